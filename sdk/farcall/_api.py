@@ -19,9 +19,12 @@ from farcall_common.errors import DeserializationError, Forbidden
 
 Json = dict[str, Any]
 
+#: Limit of requests about several tasks.
+IDS_PER_REQUEST: Final = 500
+
 
 class Api:
-    """The API as functions. Every method raises what :meth:`Http.call` raises."""
+    """The routes of the API. Every method raises the errors of :meth:`Http.call`."""
 
     def __init__(self, http: Http) -> None:
         self.http = http
@@ -55,7 +58,7 @@ class Api:
         return answer
 
     def reference_of(self, function: str | uuid.UUID) -> str:
-        """What calls of a function are submitted by; an alias is looked up for that."""
+        """The reference under which calls of a function are submitted; looks up an alias."""
         return as_reference(function) or str(self.find_function(str(function))["reference"])
 
     def list_versions(self, function_id: str, *, limit: int) -> list[Json]:
@@ -143,11 +146,21 @@ class Api:
     def batch_status(
         self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None
     ) -> dict[str, Json]:
-        """Tasks by id. An answer has a largest size: what did not fit is left out, and may be asked for again."""
+        """Tasks by id. An answer leaves out tasks beyond its largest size; they may be requested again."""
         answer = self.http.call(
             "POST", "/v2/batch_status", body={"task_ids": task_ids}, patience_s=patience_s, stop=stop
         )
         return dict(answer["results"])
+
+    def all_status(self, task_ids: Sequence[str]) -> dict[str, Json]:
+        """Tasks by id, in as many requests as that takes."""
+        found: dict[str, Json] = {}
+        for start in range(0, len(task_ids), IDS_PER_REQUEST):
+            missing = task_ids[start : start + IDS_PER_REQUEST]
+            while missing and (answer := self.batch_status(missing)):
+                found |= answer
+                missing = [task_id for task_id in missing if task_id not in found]
+        return found
 
     def page_of_tasks(self, query: Json) -> Json:
         """``tasks``, and with ``next`` there may be more: the query again with that as ``before``."""
@@ -196,7 +209,7 @@ class Api:
         return answer
 
     def open_stream(self, public_key: str) -> Json:
-        """Asked once: whoever wants a stream has a fall-back meanwhile, and its own idea of when to ask again."""
+        """Not repeated here: the caller polls meanwhile, and has its own back-off."""
         answer: Json = self.http.call("POST", "/v3/stream", body={"public_key": public_key}, patience_s=0)
         return answer
 
@@ -205,8 +218,8 @@ def _given(query: Json) -> Json:
     return {name: value for name, value in query.items() if value is not None}
 
 
-#: Payloads up to this size travel inside the submit. The API puts those over 64 KiB into the blob store by itself,
-#: which spares the client two requests.
+#: Payloads up to this size travel inside the submit. The API puts those over 64 KiB into the blob store, which
+#: saves the client two requests.
 INLINE_BYTES: Final = 256 * 1024
 
 _REMEMBERED: Final = 4096
@@ -238,7 +251,7 @@ class Blobs:
     def upload(self, data: bytes) -> BlobRef:
         """Put bytes into the blob store, unless equal bytes are there or on their way already.
 
-        :raises FarcallError: what the API or the network has against it.
+        :raises FarcallError: if the API or the network refuses it.
         """
         sha256 = hashlib.sha256(data).hexdigest()
         with self._lock:
@@ -261,16 +274,16 @@ class Blobs:
             self._uploads.pop(sha256, None)
 
     def download(self, ref: BlobRef, url: str) -> memoryview:
-        """Fetch bytes from a pre-signed address and check that they are the right ones. They are the caller's to use:
-        what is read from them may stay in them.
+        """Fetch bytes from a pre-signed address and verify their hash. The caller owns the memory: values that
+        are read from it may keep it.
 
         :raises DeserializationError: if they are not.
-        :raises FarcallError: what the store or the network has against it.
+        :raises FarcallError: if the store or the network refuses it.
         """
         data = self._api.http.get(url, most_bytes=ref.size_bytes)
         if len(data) != ref.size_bytes or hashlib.sha256(data).hexdigest() != ref.sha256:
             raise DeserializationError(
-                f"The bytes of blob {ref.blob_key} are not those that were stored.", hint="Ask for the result again."
+                f"The bytes of blob {ref.blob_key} are not those that were stored.", hint="Request the result again."
             )
         return memoryview(data)
 
@@ -282,7 +295,7 @@ class Blobs:
                 blob_key = self._put(data, sha256)
             upload.set_result(BlobRef(blob_key, len(data), sha256))
         except BaseException as error:
-            self.forget(sha256)  # the next one to come tries again
+            self.forget(sha256)  # the next caller tries again
             upload.set_exception(error)
             raise
 

@@ -8,7 +8,7 @@ from farcall_common.errors import Unsupported
 
 
 def as_reference(value: str | uuid.UUID) -> str | None:
-    """A function's id in its canonical form, with ``@`` and a version if it has one; None for what may be an alias."""
+    """A function's id in its canonical form, with ``@`` and a version if it has one; None if it may be an alias."""
     function_id, at, version = str(value).partition("@")
     try:
         return f"{uuid.UUID(function_id)}{at}{version}"
@@ -19,7 +19,7 @@ def as_reference(value: str | uuid.UUID) -> str | None:
 def as_id(value: str | uuid.UUID) -> str:
     """A UUID in its canonical form.
 
-    :raises ValueError: if it is none.
+    :raises ValueError: if it is not a UUID.
     """
     try:
         return str(uuid.UUID(str(value)))
@@ -28,9 +28,9 @@ def as_id(value: str | uuid.UUID) -> str:
 
 
 def refuse(name: str, value: object, *, hint: str) -> None:
-    """Refuse an argument that was given.
+    """Refuse an argument that is not supported.
 
-    :raises Unsupported: unless the value is None or False, which is the same as not asking.
+    :raises Unsupported: unless the value is None or False.
     """
     if value is not None and value is not False:
-        raise Unsupported(f"{name}={value!r} cannot be honoured here", hint=hint)
+        raise Unsupported(f"{name} is not supported", hint=hint)

@@ -184,7 +184,7 @@ class Batch:
         :param function_id: an id, ``<id>@<version>``, or an alias of yours, which is looked up now.
 
         :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with str keys.
-        :raises SerializationError: if an argument cannot be sent; it says which.
+        :raises SerializationError: if an argument cannot be sent; the message names it.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
         values, named = checked_call(args, kwargs)

@@ -62,12 +62,11 @@ class SourceCode:
         )
 
 
-#: Entries that the API gives at once.
+#: Entries of one page.
 _PAGE: Final = 1000
 
 
 _PARALLEL_TRANSFERS: Final = 4
-_IDS_PER_REQUEST: Final = 500
 _GROUPS_PER_REQUEST: Final = 1000
 _FIRST_POLL_S: Final = 0.02
 _LONGEST_POLL_S: Final = 2.0
@@ -85,26 +84,26 @@ class Connection:
 class Client(SourceCode):
     """Talks to the API of a deployment. May be used from any thread, and in forked children.
 
-    Requests that fail for want of a network, or because the API asks to come again later, are repeated with a random
-    back-off. Repeating is harmless: tasks carry ids that are made here.
+    Requests that fail because of the network, or because the API is busy, are repeated with a random back-off. That
+    never runs a task twice: its id is made here.
 
     :param api_url: address of the API; else ``FARCALL_API_URL``, else ``config.toml`` (see :class:`Settings`).
-    :param token: bearer token; else ``FARCALL_TOKEN``, else that of `farcall login`, which is renewed by itself.
+    :param token: bearer token; else ``FARCALL_TOKEN``, else that of `farcall login`, which is renewed automatically.
     :param timeout_s: how long one attempt at a request may wait for the network, in seconds.
     :param patience_s: how long a request is repeated before its error is raised, in seconds.
-    :param code_serialization_strategy: how functions travel, instead of the fastest way that works: a strategy, its
-        name, or one of Globus Compute's.
+    :param code_serialization_strategy: the strategy for functions, instead of the fastest one that works: a strategy,
+        its name, or one of Globus Compute's.
     :param data_serialization_strategy: the same for arguments.
-    :param authorizer: a ``globus_sdk`` authorizer, which says who is calling instead of ``token``.
-    :param do_version_check: ask the API for its version at once, and so whether it can be reached.
-    :param environment: only None, as the next two: what ``globus_compute_sdk`` has them for is said by ``api_url``,
-    :param local_compute_services: by a local tier,
-    :param app: and by ``authorizer``.
+    :param authorizer: a ``globus_sdk`` authorizer, which provides the credentials instead of ``token``.
+    :param do_version_check: request the version of the API now, which fails if it cannot be reached.
+    :param environment: only None; use ``api_url``.
+    :param local_compute_services: only False; start a local tier.
+    :param app: only None; use ``authorizer``.
     :param transport: replaces the network, for tests.
-    :raises ConfigurationError: if address or token are not to be found.
-    :raises Unsupported: for an argument that cannot be honoured.
+    :raises ConfigurationError: if the address or the token is missing.
+    :raises Unsupported: for an argument that is not supported.
 
-    Every method raises :class:`FarcallError`: the subclass says what is wrong, ``hint`` what to do about it.
+    Every method raises :class:`FarcallError`: the subclass is the problem, ``hint`` the way to fix it.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Client(SourceCode):
         app: object = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        refuse("environment", environment, hint="Say with api_url, or FARCALL_API_URL, which deployment you mean.")
+        refuse("environment", environment, hint="Choose the deployment with api_url or FARCALL_API_URL.")
         refuse("local_compute_services", local_compute_services, hint="`farcall local up` starts a local tier.")
         refuse("app", app, hint="Pass authorizer=app.get_authorizer(...) with the resource server of the deployment.")
         settings = Settings.resolve(api_url, token if authorizer is None else bearer_token(authorizer))
@@ -131,7 +130,7 @@ class Client(SourceCode):
             from farcall_common.login import KeptLogin
 
             authorizer = KeptLogin(settings.login, environ=os.environ)
-        # Imported at the first use: the network stack takes longer to load than the rest of the package together.
+        # Imported here: the network stack takes longer to load than the rest of the package together.
         from farcall._api import Api, Blobs
         from farcall._compatibility import CompatibilityChecker
         from farcall._functions import as_serializer
@@ -159,31 +158,31 @@ class Client(SourceCode):
         return f"Client({self.api_url!r})"
 
     def close(self) -> None:
-        """Give back the connections."""
+        """Close the connections."""
         self._api.http.close()
 
     def version_check(self) -> Json:
-        """Ask the API for its version and those of the oldest SDK and endpoint that it serves."""
+        """Return the version of the API, and the oldest versions of the SDK and the endpoint that it supports."""
         return self._api.version()
 
     def whoami(self) -> Json:
-        """``identity_id, username, linked`` (your other identities), ``provider`` (who vouches for you), ``limits``."""
+        """``identity_id, username, linked`` (your other identities), ``provider`` (of your identity), ``limits``."""
         return self._api.whoami()
 
     def get_result_amqp_url(self) -> Json:
-        """There is no message broker: results come over the forwarder's stream, to an :class:`Executor`.
+        """Not supported: an :class:`Executor` receives results over the forwarder's stream.
 
         :raises Unsupported: always.
         """
         raise Unsupported("there is no message broker", hint="An Executor gets its results pushed.")
 
     def logout(self) -> None:
-        """Forget who is calling.
+        """Not supported: the client takes its token from an argument, the environment or a file.
 
-        :raises Unsupported: always: this client was told, by argument, environment or file, and logged nobody in.
+        :raises Unsupported: always.
         """
         raise Unsupported(
-            "nobody was logged in here", hint="`farcall logout` forgets a login; FARCALL_TOKEN is yours to take away."
+            "this client did not log in", hint="`farcall logout` deletes a login; FARCALL_TOKEN must be unset."
         )
 
     # -- submitting ----------------------------------------------------------------------------------------------------
@@ -201,10 +200,10 @@ class Client(SourceCode):
 
         :param function_id: an id, ``<id>@<version>``, or an alias of yours.
         :param memoize: as :attr:`Executor.memoize`.
-        :param container: id or name of a container of yours to run in. A function that takes arguments of one of these
-            names is called by way of :meth:`create_batch`.
+        :param container: id or name of a container of yours to run in. A function with arguments of one of these
+            names is called through :meth:`create_batch`.
 
-        :raises SerializationError: if an argument cannot be sent; it says which.
+        :raises SerializationError: if an argument cannot be sent; the message names it.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
         batch = self.create_batch(memoize=memoize, container=container)
@@ -213,7 +212,7 @@ class Client(SourceCode):
         return task_id
 
     def get_worker_hardware_details(self, endpoint_id: str | uuid.UUID) -> str:
-        """Ask a worker of an endpoint for its machine: the id of a task whose result is the answer as text."""
+        """Submit a report of a worker about its machine, and return the id of the task; its result is text."""
         from farcall._functions import hardware_source
 
         return self.run(endpoint_id=endpoint_id, function_id=self.register_source_code(*hardware_source()))
@@ -227,10 +226,10 @@ class Client(SourceCode):
         result_serializers: Iterable[object] | None = None,
         **options: Unpack[OwnOptionsDict],
     ) -> Batch:
-        """A batch to :meth:`Batch.add` calls to; the arguments hold for all of them (see :class:`Executor`).
+        """A batch to :meth:`Batch.add` calls to; the arguments apply to all of them (see :class:`Executor`).
 
         :param options: the options of tasks that an :class:`Executor` takes, too.
-        :raises Unsupported: for ``create_websocket_queue``: there are none, an :class:`Executor` listens by itself.
+        :raises Unsupported: for ``create_websocket_queue``: an :class:`Executor` receives results without one.
         """
         from farcall._batch import Batch
         from farcall._functions import strategy_names
@@ -254,8 +253,8 @@ class Client(SourceCode):
     def batch_run(self, endpoint_id: str | uuid.UUID, batch: Batch) -> Json:
         """Submit a batch: ``request_id, task_group_id, endpoint_id, tasks`` (ids by function id, in order).
 
-        Large batches go out in several requests. If one fails, the error is raised and the batch may be run again:
-        tasks that were taken already are not taken twice.
+        Large batches are sent in several requests. If one fails, the error is raised and the batch may be run again:
+        tasks that were taken already are not run twice.
 
         :raises EndpointIncompatible: if the endpoint could not read an argument; nothing is sent then.
         """
@@ -290,7 +289,7 @@ class Client(SourceCode):
         return info
 
     def get_result(self, task_id: str | uuid.UUID, *, wait_s: float = 0.0) -> Any:
-        """What a task returned, waiting up to ``wait_s`` seconds for it.
+        """The value that a task returned, waiting up to ``wait_s`` seconds for it.
 
         :raises TaskPending: if it has not ended by then.
         :raises TaskFailed, TaskCancelled, TaskLost: if it did not succeed; with the remote traceback.
@@ -305,21 +304,13 @@ class Client(SourceCode):
             time.sleep(min(left_s, polling.next_s()))
 
     def get_batch_result(self, task_ids: Iterable[str | uuid.UUID]) -> dict[str, TaskInfo]:
-        """All of these tasks as they are now, in the order asked for, whatever they ended with.
+        """These tasks as they are now, in the given order, in any state.
 
-        A task that failed, is unknown, or has a result that cannot be read here is there like any other: its
-        :meth:`TaskInfo.result` raises, and ``exception`` says why.
+        For a task that failed, is unknown, or has a result that cannot be read here, :meth:`TaskInfo.result` raises
+        ``exception``.
         """
         wanted = list(dict.fromkeys(map(str, task_ids)))
-        found: dict[str, Json] = {}
-        for start in range(0, len(wanted), _IDS_PER_REQUEST):
-            asked = wanted[start : start + _IDS_PER_REQUEST]
-            while asked:  # an answer has a largest size; what it left out is asked for again
-                answer = self._api.batch_status(asked)
-                if not answer:
-                    break
-                found |= answer
-                asked = [task_id for task_id in asked if task_id not in found]
+        found = self._api.all_status(wanted)
         with ThreadPoolExecutor(_PARALLEL_TRANSFERS, thread_name_prefix="farcall-download") as pool:
             infos = pool.map(self._info, found.values())
             known = dict(zip(found, infos, strict=True))
@@ -343,14 +334,14 @@ class Client(SourceCode):
         return [str(task["id"]) for task in self._api.list_group(str(task_group_id))]
 
     def why(self, task_id: str | uuid.UUID) -> Why:
-        """Why a task is where it is: what it waits for, its place in the queue, and how its endpoint is.
+        """Why a task is in its state: the reason, its position in the queue, and the state of its endpoint.
 
         :raises TaskUnknown: if you have no such task.
         """
         return Why.from_json(self._api.why(str(task_id)))
 
     def cancel(self, task_id: str) -> Json:
-        """Cancel a task: ``outcome`` is "cancelled" (it never runs), "requested" (its endpoint was told to stop it)
+        """Cancel a task: ``outcome`` is "cancelled" (it never runs), "requested" (its endpoint will stop it)
         or "finished" (too late).
 
         :raises TaskUnknown: if you have no such task.
@@ -361,10 +352,12 @@ class Client(SourceCode):
         return outcome
 
     def cancel_many(self, task_ids: Sequence[str]) -> dict[str, Json]:
-        """Cancel tasks; what :meth:`cancel` returns, by id. Tasks that are not yours have the outcome "unknown"."""
+        """Cancel tasks; the answers of :meth:`cancel` by id. Tasks that are not yours have the outcome "unknown"."""
+        from farcall._api import IDS_PER_REQUEST
+
         outcomes: dict[str, Json] = {}
-        for start in range(0, len(task_ids), _IDS_PER_REQUEST):
-            outcomes |= self._api.cancel(task_ids[start : start + _IDS_PER_REQUEST])
+        for start in range(0, len(task_ids), IDS_PER_REQUEST):
+            outcomes |= self._api.cancel(task_ids[start : start + IDS_PER_REQUEST])
         return outcomes
 
     def get_tasks(self, *, state: str | None = None, limit: int = 100) -> list[Json]:
@@ -383,8 +376,8 @@ class Client(SourceCode):
         """Your tasks that were submitted from ``since`` to before ``until``, newest first, without results: all of
         them, read page by page.
 
-        In the state ``dead-lettered``, those that were not discarded; with ``endpoint_id``, those of everybody there if
-        the endpoint is yours.
+        In the state ``dead-lettered``, those that were not discarded; with ``endpoint_id``, those of all users if the
+        endpoint is yours.
         """
         query = {
             "state": state,
@@ -412,15 +405,15 @@ class Client(SourceCode):
         return str(self._api.retry(str(task_id), as_task_id=new_task_id())["task_id"])
 
     def discard(self, task_id: str | uuid.UUID) -> None:
-        """Forget a dead letter: it is listed no more, and its arguments are gone. Doing it again is harmless.
+        """Discard a dead letter: it is not listed any more, and its arguments are deleted. May be repeated.
 
         :raises TaskUnknown: if you have no such task.
-        :raises Conflict: if it is no dead letter.
+        :raises Conflict: if it is not a dead letter.
         """
         self._api.discard(str(task_id))
 
     def iter_audit(self, *, since: Moment | None = None, until: Moment | None = None) -> Iterator[Json]:
-        """What you did, and what others did to what is yours, oldest first: ``at`` (epoch seconds), ``identity_id``,
+        """Your actions, and actions of others on your objects, oldest first: ``at`` (epoch seconds), ``identity_id``,
         ``action``, ``object_id``, ``owner_id``, ``detail``."""
         query = {"since": _epoch_s(since), "until": _epoch_s(until), "limit": _PAGE}
         return _pages(lambda cursor: self._api.page_of_audit(query | {"after": cursor}), "entries")
@@ -441,12 +434,12 @@ class Client(SourceCode):
     ) -> str:
         """Register a function and return its id. ``description`` is the docstring unless given.
 
-        :param memoize: answer equal calls from memory unless they say otherwise (see :attr:`Executor.memoize`).
-        :param group: only None, as ``ha_endpoint_id``: functions are shared with everybody or with nobody.
+        :param memoize: whether equal calls are memoized by default (see :attr:`Executor.memoize`).
+        :param group: only None, as ``ha_endpoint_id``: a function is public or private.
         :raises SerializationError: if the function cannot be sent.
-        :raises Unsupported: for sharing that could not be enforced.
+        :raises Unsupported: for other sharing, which is not enforced.
         """
-        refuse("group", group, hint="A function is its owner's alone, or public.")
+        refuse("group", group, hint="A function is private or public.")
         refuse("ha_endpoint_id", ha_endpoint_id, hint="Let the endpoint allow this function only.")
         from farcall._functions import registration
 
@@ -474,9 +467,9 @@ class Client(SourceCode):
     ) -> int:
         """Change a function of yours, and return the number of its newest version.
 
-        Another ``function`` or ``metadata`` make a new version, which calls by the id run from then on; the old ones
-        stay, and are called by ``<id>@<version>``. Name, description and sharing are those of all versions. What is
-        None stays as it is.
+        Another ``function`` or ``metadata`` make a new version, which later calls by the id run; old versions stay, and
+        are called by ``<id>@<version>``. Name, description and sharing are the same for all versions. An argument that
+        is None changes nothing.
 
         :raises SerializationError: if the function cannot be sent.
         """
@@ -502,8 +495,8 @@ class Client(SourceCode):
         return self._api.list_functions(search=search, limit=limit)
 
     def find_function(self, function: str | uuid.UUID) -> Json:
-        """What an id, ``<id>@<version>`` or an alias of yours means: ``function_uuid, version, reference`` (what calls
-        are submitted by), ``function_name``, ``metadata`` and so on."""
+        """The function of an id, ``<id>@<version>`` or an alias of yours: ``function_uuid, version, reference`` (for
+        submits), ``function_name``, ``metadata`` and so on."""
         return self._api.find_function(str(function))
 
     def get_function_versions(self, function_id: str | uuid.UUID, *, limit: int = 100) -> list[Json]:
@@ -511,13 +504,13 @@ class Client(SourceCode):
         return self._api.list_versions(str(function_id), limit=limit)
 
     def delete_function(self, function_id: str | uuid.UUID) -> None:
-        """Forget a function with its versions and aliases. Tasks whose endpoint has it keep running."""
+        """Delete a function with its versions and aliases. Tasks whose endpoint has it keep running."""
         self._api.delete_function(str(function_id))
 
     def set_alias(self, name: str, function_id: str | uuid.UUID, *, version: int | None = None) -> None:
-        """Give a function a name of yours, to be called by; without ``version``, whichever is the newest.
+        """Set an alias of yours for a function; without ``version``, for its newest version.
 
-        The name may have named something else before.
+        Replaces an alias of the same name.
         """
         self._api.put_alias({"name": name, "function_id": as_id(function_id), "version": version})
 
@@ -526,23 +519,23 @@ class Client(SourceCode):
         return self._api.list_aliases()
 
     def delete_alias(self, name: str) -> None:
-        """Take a name away. The function stays."""
+        """Delete an alias. The function stays."""
         self._api.delete_alias(name)
 
     # -- containers ----------------------------------------------------------------------------------------------------
 
     def register_container(self, location: str, container_type: str, name: str = "", description: str = "") -> str:
-        """Register an environment and return its id: ``location`` is what ``container_type`` (docker, apptainer, ...)
-        calls the image. Images are made and kept elsewhere.
+        """Register an environment and return its id: ``location`` is the image, in the form of ``container_type``
+        (docker, apptainer, ...). Images are built and stored elsewhere.
 
-        :param name: what to call it in :meth:`Client.run` and elsewhere; else its id.
+        :param name: its name in :meth:`Client.run` and elsewhere; else its id.
         """
         body = {"name": name, "type": container_type, "location": location, "description": description or None}
         return self._api.register_container(body)
 
     def get_container(self, container_uuid: str | uuid.UUID, container_type: str | None = None) -> Json:
         """``container_uuid, name, type, location, description, created_at`` of a container of yours, by id or name;
-        with ``container_type``, only if it is of that."""
+        with ``container_type``, only of that type."""
         if container_type is None:
             return self._api.find_container(str(container_uuid))
         return self._api.get_container(as_id(container_uuid), container_type)
@@ -559,7 +552,7 @@ class Client(SourceCode):
         return self._api.list_containers(limit=limit)
 
     def delete_container(self, container: str | uuid.UUID) -> None:
-        """Forget a container of yours, by id or name. Its image stays where it is."""
+        """Delete a container of yours, by id or name. Its image stays."""
         self._api.delete_container(str(container))
 
     # -- endpoints -----------------------------------------------------------------------------------------------------
@@ -585,15 +578,15 @@ class Client(SourceCode):
     ) -> Json:
         """Register an endpoint, or change the one with ``endpoint_id``: its ``endpoint_id`` and how to reach it.
 
-        What is None stays as it is. `farcall-endpoint start` registers its own endpoint by itself.
+        An argument that is None changes nothing. `farcall-endpoint start` registers its own endpoint.
 
-        :param public: let everybody use it.
+        :param public: whether all users may use it.
         :param allowed_functions: ids of the only functions that it runs.
-        :param auth_policy: only None, as ``high_assurance`` and ``admins``: a protection that is not enforced is none.
+        :param auth_policy: only None, as ``high_assurance`` and ``admins``, which are not enforced.
         :raises Unsupported: for those.
         """
-        for asked, value in (("auth_policy", auth_policy), ("high_assurance", high_assurance), ("admins", admins)):
-            refuse(asked, value, hint="An endpoint is its owner's alone, or public.")
+        for name_of, value in (("auth_policy", auth_policy), ("high_assurance", high_assurance), ("admins", admins)):
+            refuse(name_of, value, hint="An endpoint is private or public.")
         body = {
             "endpoint_name": name,
             "metadata": metadata,
@@ -607,10 +600,10 @@ class Client(SourceCode):
         return self._api.put_endpoint(None if endpoint_id is None else as_id(endpoint_id), given)
 
     def get_endpoint(self, endpoint_id: str | uuid.UUID) -> Json:
-        """What is registered of an endpoint."""
+        """The registration of an endpoint."""
         return self._api.get_endpoint(str(endpoint_id))
 
-    #: What ``globus_compute_sdk`` calls it.
+    #: Its name in ``globus_compute_sdk``.
     get_endpoint_metadata = get_endpoint
 
     def get_endpoint_status(self, endpoint_id: str | uuid.UUID) -> Json:
@@ -622,17 +615,17 @@ class Client(SourceCode):
         return self._api.get_allowed_functions(str(endpoint_id))
 
     def delete_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
-        """Forget an endpoint of yours."""
+        """Delete an endpoint of yours."""
         self._api.delete_endpoint(str(endpoint_id))
 
     def stop_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
-        """Not from here: an endpoint is stopped where it runs.
+        """Not supported: an endpoint is stopped on its machine.
 
         :raises Unsupported: always.
         """
         raise Unsupported(
             f"endpoint {endpoint_id} cannot be stopped from here",
-            hint="`farcall-endpoint stop` on its machine does that.",
+            hint="Run `farcall-endpoint stop` on its machine.",
         )
 
     def _info(self, task: Json) -> TaskInfo:
@@ -669,12 +662,12 @@ def _unknown(task_id: str) -> TaskInfo:
     return TaskInfo(task_id, None, exception=TaskUnknown(f"there is no task {task_id}"))
 
 
-def _pages(ask: Callable[[str | None], Json], name: str) -> Iterator[Json]:
-    """The entries of an answer and of all that follow it."""
-    answer = ask(None)
+def _pages(request: Callable[[str | None], Json], name: str) -> Iterator[Json]:
+    """The entries of an answer and of all later pages."""
+    answer = request(None)
     yield from answer[name]
     while (cursor := answer.get("next")) is not None:
-        answer = ask(cursor)
+        answer = request(cursor)
         yield from answer[name]
 
 

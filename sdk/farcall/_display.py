@@ -14,8 +14,8 @@ _short.maxstring = _short.maxother = _short.maxlong = _LONGEST
 
 
 def card(heading: str, fields: Mapping[str, object]) -> str:
-    """HTML that shows a heading and what is known; None and empty text are left out."""
-    import html  # here, for those few who have a notebook
+    """HTML with a heading and fields; None and empty text are left out."""
+    import html  # here: only notebooks need it
 
     rows = "".join(
         f'<tr><th style="text-align:left">{html.escape(name)}</th>'
@@ -27,7 +27,7 @@ def card(heading: str, fields: Mapping[str, object]) -> str:
 
 
 def shortened(value: Any) -> str:
-    """A value as Python shows it, of a bearable length."""
+    """The repr of a value, shortened."""
     return _short.repr(value)
 
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 def track(
     work: Iterable[T], description: str = "working", *, total: int | None = None, show: bool | None = None
 ) -> Iterator[T]:
-    """Go through futures as they complete, or through any other iterable in its own order, under a progress bar.
+    """Iterate over futures as they complete, or through any other iterable in its own order, under a progress bar.
 
     ::
 
@@ -45,8 +45,8 @@ def track(
             use(future.result())
         results = list(track(executor.map(f, xs), "simulating", total=len(xs)))
 
-    :param total: how many there will be; needed for iterables that do not know their length.
-    :param show: whether to draw; else it is drawn if standard error is a terminal or a notebook.
+    :param total: number of items; needed for iterables without a length.
+    :param show: whether to draw the bar; default: if standard error is a terminal or a notebook.
     """
     if isinstance(work, list | tuple | set | frozenset) and all(
         isinstance(each, concurrent.futures.Future) for each in work

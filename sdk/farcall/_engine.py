@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from farcall._api import INLINE_BYTES, Api
+from farcall._api import IDS_PER_REQUEST, INLINE_BYTES, Api
 from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payload, encode_submit, request_bytes
 from farcall._client import Connection
 from farcall._compatibility import CompatibilityChecker
@@ -46,7 +46,6 @@ _logger = logging.getLogger(__name__)
 
 #: A cancellation is sent on a best-effort basis, and repeated for less time than a submit.
 _CANCEL_PATIENCE_S: Final = 10.0
-_IDS_PER_CANCEL: Final = 500
 #: Errors of the whole request. Any other may be caused by one task, and must not fail the others of the batch.
 _WHOLE_REQUEST: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, ProtocolError, Unsupported)
 _PARALLEL_UPLOADS: Final = 4
@@ -96,7 +95,7 @@ class MemoryBudget:
 class OutgoingTask(TaskRecord):
     """A task of this executor (see :class:`farcall._batch.TaskToSubmit`).
 
-    ``payload`` is JSON, and empty before it is packed and after the API took the task; ``requirements`` are those of
+    ``payload`` is JSON, and empty before the call is packed and after it was sent; ``requirements`` are those of
     its arguments; ``reserved_bytes`` is the memory that it counts for until it was sent.
     """
 
@@ -213,27 +212,27 @@ class Sender:
         return True
 
     def _send_batch(self) -> None:
-        batch: list[OutgoingTask] = []
+        taken: list[OutgoingTask] = []
         others: list[OutgoingTask] = []
         context = self._calls[0].context
         room, reserved_bytes = MAX_BYTES, 0
-        while self._calls and len(batch) < self.batch_size:
+        while self._calls and len(taken) < self.batch_size:
             task = self._calls[0]
             if task.context is not context and task.context != context:
                 others.append(self._calls.popleft())
                 continue
             room -= request_bytes(task.payload)
-            if batch and room < 0:
+            if taken and room < 0:
                 break
-            self._calls.popleft()
+            taken.append(self._calls.popleft())
             reserved_bytes += task.reserved_bytes
             task.sent = True  # set before `cancelled` is read: ComputeFuture.cancel() does it in the opposite order
-            if not task.cancelled:
-                batch.append(task)
         self._calls.extendleft(reversed(others))
-        batch = self._registered(self._readable(batch))
+        batch = self._registered(self._readable([task for task in taken if not task.cancelled]))
         if batch:
             self._submit(batch)
+        for task in taken:
+            task.payload = b""  # the record lives as long as its future
         if reserved_bytes:
             self._on_sent(reserved_bytes)
 
@@ -291,7 +290,7 @@ class Sender:
         now, now_mono = time.time(), time.monotonic()
         self.accepted += len(batch)
         for task in batch:
-            task.accepted_at, task.accepted_mono, task.payload = now, now_mono, b""
+            task.accepted_at, task.accepted_mono = now, now_mono
         self._collector.take_polled(answer.get("results", {}).values())  # memoized results
         if answer.get("results_left_out"):
             self._on_gap()
@@ -302,10 +301,10 @@ class Sender:
 
     def _send_cancellations(self) -> None:
         task_ids, self._cancelled = self._cancelled, []
-        for start in range(0, len(task_ids), _IDS_PER_CANCEL):
+        for start in range(0, len(task_ids), IDS_PER_REQUEST):
             try:
                 self._api.cancel(
-                    task_ids[start : start + _IDS_PER_CANCEL], patience_s=_CANCEL_PATIENCE_S, stop=self._stop
+                    task_ids[start : start + IDS_PER_REQUEST], patience_s=_CANCEL_PATIENCE_S, stop=self._stop
                 )
             except TaskUnknown:
                 pass  # the submit of the task failed

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 _Future = concurrent.futures.Future[Any]
-#: What is a value only when the call is sent.
+#: Arguments that become values when the call is sent.
 _Later = _Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future]
 
 
@@ -59,10 +59,9 @@ class _Option(Generic[T]):
 
 
 class Submitter(concurrent.futures.Executor):
-    """What runs functions on an endpoint: an :class:`Executor`, or a view of one (see :meth:`options`).
+    """Runs functions on an endpoint: an :class:`Executor`, or a view of one (see :meth:`options`).
 
-    Every attribute that says where and how calls run may be set at any time; each call takes along what is set when it
-    is submitted.
+    The attributes that control where and how calls run may be set at any time, and apply to later calls.
     """
 
     #: Set where a submitter is made. As parameters they would be public types, with all that they refer to.
@@ -72,7 +71,7 @@ class Submitter(concurrent.futures.Executor):
     def __repr__(self) -> str:
         return f"<Submitter to endpoint {self.endpoint_id}, {self._context.options}>"
 
-    # -- the terms of calls to come ------------------------------------------------------------------------------------
+    # -- options of later calls ----------------------------------------------------------------------------------------
 
     @property
     def endpoint_id(self) -> str | None:
@@ -85,7 +84,7 @@ class Submitter(concurrent.futures.Executor):
 
     @property
     def task_group_id(self) -> str:
-        """The group under which tasks are filed."""
+        """The group of the tasks."""
         return self._context.task_group_id
 
     @task_group_id.setter
@@ -124,9 +123,9 @@ class Submitter(concurrent.futures.Executor):
     """Whether a call that was made before may be answered with the result that it had; None = as registered.
 
     Only successes of your own tasks are remembered. Two calls are the same if the bytes of function and arguments
-    are: equal plain data (what JSON knows), arrays and objects of the same making are, however keyword arguments
-    are ordered. Equal values are not when they are written differently: sets and dictionaries in another order, 1
-    and 1.0, an object that occurs twice and two that are equal, functions and classes of a script that changed.
+    are: that holds for equal plain data (JSON types), arrays, and objects that were built in the same way, in any
+    order of keyword arguments. Equal values that are written differently are different calls: sets and dictionaries
+    in another order, 1 and 1.0, one object twice and two equal ones, functions and classes of a script that changed.
     """
 
     container: _Option[str | None] = _Option()
@@ -136,8 +135,8 @@ class Submitter(concurrent.futures.Executor):
     """The same as :attr:`container`."""
 
     resource_specification: _Option[Mapping[str, Any] | None] = _Option()
-    """What a task asks of the endpoint, as Globus Compute's programs say it: ``num_nodes``, ``memory_bytes`` and the
-    like mean the options of these names, the rest is for the endpoint's own template."""
+    """Resources of a task, in Globus Compute's form: ``num_nodes``, ``memory_bytes`` and the like are the options of
+    these names, the rest is for the endpoint's own template."""
 
     user_endpoint_config: _Option[Mapping[str, Any] | None] = _Option()
     """Values for the endpoint's own template. Endpoints that take none refuse the call."""
@@ -153,12 +152,12 @@ class Submitter(concurrent.futures.Executor):
 
     @property
     def raise_original(self) -> bool:
-        """What ``result()`` raises when the function raised.
+        """Whether ``result()`` raises the exception of the function itself.
 
-        If false, a :class:`TaskFailed` that is also an instance of the nearest built-in class of what was raised:
-        ``except ValueError`` and ``except TaskFailed`` both catch a ValueError. What the function raised is its
-        ``__cause__`` where it can be read here. If true, that exception itself, as a process pool does, for code that
-        catches classes of its own; a :class:`TaskFailed` where it cannot be read.
+        If false, it raises a :class:`TaskFailed` that is also an instance of the nearest built-in class of the
+        exception: ``except ValueError`` and ``except TaskFailed`` both catch a ValueError. The exception itself is the
+        ``__cause__`` if it can be read here. If true, the exception itself is raised, as a process pool does, for code
+        that catches its own classes; a :class:`TaskFailed` if it cannot be read.
         """
         return self._context.raise_original
 
@@ -183,7 +182,7 @@ class Submitter(concurrent.futures.Executor):
     ) -> Submitter:
         """A view of this executor with other options: ``executor.options(walltime_s=60).submit(f, x)``.
 
-        What is not given is as it is here now. The view uses this executor's connections and ends with it.
+        Other options are as they are here now. The view uses this executor's connections and ends with it.
 
         :param container_id: another name of the option ``container``.
         :param changes: any of the options that are attributes here.
@@ -206,7 +205,7 @@ class Submitter(concurrent.futures.Executor):
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ComputeFuture[T]: ...
 
-    @overload  # mypy takes all functions for one another's equals here, and still tells their arguments apart
+    @overload  # for mypy all functions match here; it still checks their arguments
     def submit(  # type: ignore[overload-cannot-match]
         self, fn: Callable[..., T], first: _Later, /, *args: Any, **kwargs: Any
     ) -> ComputeFuture[T]: ...
@@ -220,11 +219,11 @@ class Submitter(concurrent.futures.Executor):
         """Call ``fn(*args, **kwargs)`` on the endpoint and return the future of its result. Does not wait.
 
         Futures among the arguments, also directly inside of a list, tuple, set or dictionary, are replaced by their
-        results, and the call is sent when all of them are done; they may be anybody's. If one fails or is cancelled,
-        the call is never made: its future raises :class:`InputFailed`, caused by that failure. Type checkers know the
-        function's arguments, and let futures stand for the first two.
+        results, and the call is sent when all of them are done; any executor may have made them. If one fails or is
+        cancelled, the call is never made: its future raises :class:`InputFailed`, caused by that failure. Type checkers
+        verify the function's arguments, and accept futures in place of the first two.
 
-        :raises SerializationError: if the function or an argument cannot be sent; it says which.
+        :raises SerializationError: if the function or an argument cannot be sent; the message names it.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         :raises RuntimeError: after :meth:`shutdown`.
         """
@@ -257,10 +256,10 @@ class Submitter(concurrent.futures.Executor):
         :param timeout: seconds from now until the last result must be there; None = no limit.
         :param chunksize: how many calls make one task. More means less overhead for short calls; a call that raises
             takes the rest of its chunk with it.
-        :param buffersize: how many tasks are submitted ahead of what is consumed, so that the iterables may be
-            endless; None = everything is submitted at once.
-        :raises TimeoutError: from the iterator, after ``timeout``. What is not done then is cancelled, as it is when
-            the iterator is closed early or a call raised.
+        :param buffersize: how many tasks are submitted ahead of the results that were consumed, so that the
+            iterables may be endless; None = everything is submitted at once.
+        :raises TimeoutError: from the iterator, after ``timeout``. Calls that are not done then are cancelled, as
+            they are when the iterator is closed early or a call raised.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be at least 1")
@@ -295,32 +294,32 @@ class Executor(Submitter, SourceCode):
             squares = list(executor.map(square, range(100), chunksize=10))
 
     Calls are sent in batches that grow with the load, results come back as they happen. Arguments and results over
-    64 KiB travel through the blob store by themselves; over 10 MiB they are refused. A function is registered at its
-    first use. Network trouble is waited out; a call that was submitted is not run twice by it.
+    64 KiB are sent through the blob store automatically; over 10 MiB they are refused. A function is registered at its
+    first use. Requests are repeated after network failures; that never runs a call twice.
 
     :param endpoint_id: where to run. May be set later, and changed for the calls to come.
-    :param client: the way to the API; else one is made from the environment, and closed at the end.
-    :param task_group_id: a UUID under which the tasks are filed; else a new one.
-    :param resource_specification: what a task asks of the endpoint (see :attr:`resource_specification`).
+    :param client: else one is made from the environment, and closed at the end.
+    :param task_group_id: the UUID of the group of the tasks; else a new one.
+    :param resource_specification: resources of a task (see :attr:`resource_specification`).
     :param user_endpoint_config: values for the endpoint's own template; endpoints that take none refuse the call.
     :param label: the name of the executor's threads.
-    :param batch_size: how many calls at most go into one request (1,000 at most).
-    :param api_burst_limit: with this, submits are paced: so many requests within ``api_burst_window_s`` seconds, then
-        one each ``api_burst_window_s / api_burst_limit`` seconds. Not needed: when the API says that it is busy, the
-        executor waits for as long as it is told to.
-    :param serializer: what turns functions and arguments into bytes; else the client's.
+    :param batch_size: maximum number of calls in a request (1,000 at most).
+    :param api_burst_limit: limits submits to this many requests within ``api_burst_window_s`` seconds, then one each
+        ``api_burst_window_s / api_burst_limit`` seconds. Not needed: when the API is busy, the executor waits for as
+        long as its answer requests.
+    :param serializer: serializes functions and arguments; else the client's.
     :param result_serializers: strategies that the worker tries in turn on a result, by class, object or name.
     :param patience_s: for how many seconds the API may be out of reach before futures fail.
     :param amqp_port: only None: results do not come from a message broker.
-    :param funcx_client: what ``client`` was once called.
-    :param container_id: what the option ``container`` was once called.
-    :param raise_original: whether futures raise what the function raised, not a :class:`TaskFailed` (see
+    :param funcx_client: former name of ``client``.
+    :param container_id: former name of the option ``container``.
+    :param raise_original: whether futures raise the function's own exception, not a :class:`TaskFailed` (see
         :attr:`raise_original`).
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`num_nodes`, :attr:`ranks_per_node`,
         :attr:`num_ranks`, :attr:`keep_output`, :attr:`memoize`, :attr:`container`.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
-    :raises Unsupported: for an argument that cannot be honoured.
+    :raises Unsupported: for an argument that is not supported.
     :raises TypeError: for an option that does not exist.
     :raises ValueError: for a value that an option cannot have.
 
@@ -349,7 +348,7 @@ class Executor(Submitter, SourceCode):
         **options: Unpack[OwnOptionsDict],
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
-        # The engine and what it needs (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
+        # The engine and its imports (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
         from farcall._batch import SubmitContext
         from farcall._engine import Engine
         from farcall._functions import as_serializer, strategy_names
@@ -371,8 +370,8 @@ class Executor(Submitter, SourceCode):
         )
         _check_batch_size(batch_size)
         burst = BurstLimit(api_burst_limit, api_burst_window_s)
-        given = client or funcx_client
-        self.client: Client = given or Client()
+        passed = client or funcx_client
+        self.client: Client = passed or Client()
         connection = connection_of(self.client)
         self._api = connection.api
         self.label = label
@@ -386,7 +385,7 @@ class Executor(Submitter, SourceCode):
             label=label,
             serializer=self.client.fx_serializer if serializer is None else as_serializer(serializer),
             burst=burst,
-            on_ended=_nothing if given else self.client.close,
+            on_ended=_nothing if passed else self.client.close,
         )
         # An executor that is forgotten ends when its last future is done, as those of the standard library do.
         weakref.finalize(self, self._engine.close).atexit = False
@@ -404,12 +403,12 @@ class Executor(Submitter, SourceCode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Shut down, waiting for what is open. After Ctrl-C, cancel what is open instead."""
+        """Shut down and wait for open futures. After Ctrl-C, cancel them instead."""
         self.shutdown(wait=True, cancel_futures=kind is not None and issubclass(kind, KeyboardInterrupt))
 
     @property
     def batch_size(self) -> int:
-        """How many calls at most go into one request."""
+        """Maximum number of calls in a request."""
         return self._engine.sender.batch_size
 
     @batch_size.setter
@@ -419,12 +418,12 @@ class Executor(Submitter, SourceCode):
 
     @property
     def _max_workers(self) -> int:
-        """How many calls to keep under way, for programs that ask a pool for its size, as dask does."""
+        """How many calls to keep in flight, for programs that read the size of a pool, as Dask does."""
         return self.batch_size
 
     @property
     def api_burst_limit(self) -> int | None:
-        """How many submits may go out unpaced; None = all."""
+        """How many submits are sent without delay; None = all."""
         return self._engine.sender.burst.limit
 
     @api_burst_limit.setter
@@ -433,7 +432,7 @@ class Executor(Submitter, SourceCode):
 
     @property
     def api_burst_window_s(self) -> float:
-        """In which window submits are counted, in seconds."""
+        """The window in which submits are counted, in seconds."""
         return self._engine.sender.burst.window_s
 
     @api_burst_window_s.setter
@@ -442,7 +441,7 @@ class Executor(Submitter, SourceCode):
 
     @property
     def serializer(self) -> Serializer:
-        """What turns functions and arguments into bytes."""
+        """Serializes functions and arguments."""
         return self._engine.serializer
 
     @serializer.setter
@@ -476,9 +475,9 @@ class Executor(Submitter, SourceCode):
         public: bool = False,
         memoize: bool = False,
     ) -> str:
-        """Register a function now, under these terms, and use that registration for every call of it from now on.
+        """Register a function now, and use that registration for every later call of it.
 
-        With ``function_id``, nothing is registered: calls of the function are calls of what has that id already.
+        With ``function_id``, nothing is registered: calls of the function use the function with that id.
 
         :raises SerializationError: if the function cannot be sent.
         """
@@ -499,10 +498,10 @@ class Executor(Submitter, SourceCode):
         return function_id
 
     def reload_tasks(self, task_group_id: str | uuid.UUID | None = None) -> list[ComputeFuture[Any]]:
-        """Futures of all tasks of a group, whoever submitted them and when, in the order of their submission.
+        """Futures of all tasks of a group, of any program, in the order of their submission.
 
-        A program that was restarted waits for what it submitted before like this. Tasks that this executor waits for
-        keep the futures that they have.
+        With this a program that was restarted waits for the tasks that it submitted before. Tasks that this executor
+        waits for keep their futures.
 
         :param task_group_id: the group, which becomes the executor's; else the one that is set.
         :raises TaskGroupUnknown: if you have no task in that group.
@@ -513,7 +512,7 @@ class Executor(Submitter, SourceCode):
         return self._engine.adopt(task_ids, dataclasses.replace(self._context, endpoint_id=None))
 
     def get_worker_hardware_details(self) -> str:
-        """What a worker of the endpoint says of its machine: Python, system, processors, memory. Waits for it."""
+        """A report of a worker about its machine: Python, system, processors, memory. Waits for it."""
         from farcall._functions import hardware_source
 
         function_id = self.register_source_code(*hardware_source())
@@ -522,9 +521,9 @@ class Executor(Submitter, SourceCode):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls.
 
-        :param wait: return when every future is done. If false, return at once; results still come in.
-        :param cancel_futures: cancel every future that is not done. Unlike pools of the standard library, this ends
-            the tasks that run, too: how far a task is on its endpoint is not known here when it is cancelled.
+        :param wait: return when every future is done. If false, return at once; futures are still settled.
+        :param cancel_futures: cancel every future that is not done. Unlike pools of the standard library, this
+            stops running tasks, too: their state on the endpoint is not known here when they are cancelled.
         """
         self._shut_down = True
         unsettled = self._engine.unsettled()
@@ -537,7 +536,7 @@ class Executor(Submitter, SourceCode):
             self._engine.join()
 
     def _get_result_watcher(self) -> Executor:
-        """What waits for results: the executor itself. Parsl's executor for Globus Compute shuts it down, too."""
+        """The receiver of results: the executor itself. Parsl's executor for Globus Compute shuts it down, too."""
         return self
 
 
@@ -547,7 +546,7 @@ def _check_batch_size(value: int) -> None:
 
 
 def _nothing() -> None:
-    """The client was given to us: it is not ours to close."""
+    """The caller of the executor passed the client, and closes it."""
 
 
 def leave(executor: Executor, *, flush_s: float) -> None:

@@ -81,12 +81,12 @@ def pack_call(
     serializer: Serializer = DEFAULT_SERIALIZER,
     reads_binary: Callable[[], bool] | None = None,
 ) -> PackedCall:
-    """The payload of a call, and what it requires of its reader.
+    """The payload of a call, and its requirements.
 
     :param reads_binary: whether the endpoint reads large arguments as bytes; called when there are any. None: they are
         written as text.
-    :raises SerializationError: if an argument cannot be serialised; it says which.
-    :raises PayloadTooLarge: if the arguments take more than 10 MiB; it says which is the largest.
+    :raises SerializationError: if an argument cannot be serialized; the message names it.
+    :raises PayloadTooLarge: if the arguments take more than 10 MiB; the message names the largest.
     """
     is_default = serializer is DEFAULT_SERIALIZER
     if is_default and not args and not kwargs:

@@ -29,17 +29,17 @@ from farcall_common.errors import (
 from farcall_common.http_errors import error_from_response
 
 _logger = logging.getLogger(__name__)
-# httpx logs every address at INFO, the signatures of pre-signed ones included: not unless somebody asked for it.
+# httpx logs every address at INFO, the signatures of pre-signed ones included: not unless the program enables it.
 if logging.getLogger("httpx").level == logging.NOTSET:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
-#: Our own server's "something went wrong": worth a few more tries, but not an hour of them.
+#: An internal error of the API is retried a few times, but not for an hour.
 _INTERNAL_PATIENCE_S: Final = 15.0
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
 _PIECE_BYTES: Final = 256 * 1024
-#: Environment proxies are for the world outside: a tier on this machine is reached directly.
+#: Environment proxies are for other machines: a tier on this machine is reached directly.
 _DIRECT: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 _instances: weakref.WeakSet[Http] = weakref.WeakSet()
@@ -57,7 +57,7 @@ class Http:
     :param timeout_s: how long one attempt may wait for the network, in seconds.
     :param patience_s: how long a request is tried again before its last error is raised, in seconds.
     :param backoff: makes the back-off of one request.
-    :param authorizer: says who is calling, request by request; else the settings' token does.
+    :param authorizer: provides the credentials of each request, instead of the settings' token.
     :param transport: replaces the network, for tests.
     """
 
@@ -96,7 +96,7 @@ class Http:
     ) -> Any:
         """Call the API. ``body`` is encoded as JSON unless it is bytes; the answer's JSON is returned.
 
-        Network failures and retryable answers are tried again, after what the API asks for or a random back-off,
+        Network failures and retryable answers are repeated, after the delay that the API requests or a random back-off,
         until ``patience_s`` (the client's, unless given) is over or ``stop`` is set.
 
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
@@ -104,34 +104,32 @@ class Http:
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         url = self.settings.api_url + path
 
-        def ask() -> httpx.Response:
+        def request() -> httpx.Response:
             headers = self._headers()
             return self._request(
                 method, url, content=content, query=query, headers=headers, patience_s=patience_s, stop=stop
             )
 
         try:
-            response = ask()
+            response = request()
         except Unauthenticated:
             if self._authorizer is None or not self._authorizer.handle_missing_authorization():
                 raise
-            response = ask()
+            response = request()
         if not response.content:
             return None
         try:
             return msgspec.json.decode(response.content)
         except msgspec.DecodeError as error:
-            raise ProtocolError(
-                f"{method} {path} answered something that is not JSON", hint=_UNREACHABLE_HINT
-            ) from error
+            raise ProtocolError(f"{method} {path} did not answer with JSON", hint=_UNREACHABLE_HINT) from error
 
     def put(self, url: str, data: bytes, *, headers: Mapping[str, str]) -> None:
-        """Upload to a pre-signed address. The token stays here: that address is another party's."""
+        """Upload to a pre-signed address. The token is not sent: that address is another party's."""
         self._request("PUT", url, content=data, headers=headers)
 
     def get(self, url: str, *, most_bytes: int) -> bytearray:
         """Download from a pre-signed address, into memory that is used for nothing else. The bytes are those that were
-        stored, whatever encoding the answer claims; what goes beyond ``most_bytes`` is not read to its end."""
+        stored, whatever encoding the answer declares; not more than about ``most_bytes`` are read."""
         received = bytearray()
         self._request("GET", url, content=None, headers={}, received=received, most_bytes=most_bytes)
         return received
@@ -145,7 +143,7 @@ class Http:
         }
 
     def close(self) -> None:
-        """Give back the connections. Harmless when called twice; the object can be used again."""
+        """Close the connections. May be called twice; the object can be used again."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -178,7 +176,7 @@ class Http:
                 most_s = min(patience_s, _INTERNAL_PATIENCE_S) if broken else patience_s
                 if not error.record.retryable or outage.failed(now=self._clock()) + delay_s > most_s:
                     raise
-                _logger.debug("%s %s: %s; again in %.2f s", method, url.partition("?")[0], error, delay_s)
+                _logger.debug("%s %s: %s; retrying in %.2f s", method, url.partition("?")[0], error, delay_s)
                 if (stop or self._never).wait(delay_s):
                     raise
 
@@ -211,7 +209,7 @@ class Http:
                         if len(received) > most_bytes:
                             break
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ConfigurationError(f"not an address that can be called: {error}") from error
+            raise ConfigurationError(f"not a valid address: {error}") from error
         except httpx.TransportError as error:
             address = url.partition("?")[0]
             message = f"{method} {address}: {str(error) or type(error).__name__}"
@@ -255,6 +253,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 
 def _in_pieces(content: bytes) -> Iterator[bytes]:
-    """A large body bit by bit: the layers below copy what the socket has not taken yet, again and again."""
+    """A large body in pieces: the layers below would copy the unsent rest again and again."""
     for start in range(0, len(content), _PIECE_BYTES):
         yield content[start : start + _PIECE_BYTES]

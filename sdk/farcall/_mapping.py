@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 def by_chunk(function: Callable[..., T], *, name: str) -> Callable[..., list[T]]:
-    """A function of that name that makes many calls. Being nested it travels by value: workers need not have this
-    package."""
+    """A function of that name that makes many calls. It is nested, and so sent by value: workers need no package of
+    ours."""
 
     def call_each(*rows: Sequence[Any]) -> list[T]:
         return [function(*row) for row in rows]
@@ -38,9 +38,9 @@ def results_in_order(
     timeout_s: float | None,
     ahead: int | None,
 ) -> Generator[T, None, None]:
-    """Submit ``calls``, all of them now or ``ahead`` of what is consumed, and yield the results in order.
+    """Submit ``calls``, all of them now or ``ahead`` of the consumed results, and yield the results in order.
 
-    What is not done when the iterator ends, by an error, a timeout or because it is closed, is cancelled.
+    When the iterator ends, by an error, a timeout or because it is closed, calls that are not done are cancelled.
 
     :raises TimeoutError: from the iterator, once ``timeout_s`` seconds from now are over.
     """
@@ -62,7 +62,7 @@ def results_in_order(
     def results() -> Generator[T, None, None]:
         try:
             while futures:
-                yield next_result()  # not kept in a variable here: it is the caller's to hold
+                yield next_result()  # in no variable: no reference is kept to a result that was yielded
         finally:
             _cancel(futures)
 
@@ -70,11 +70,11 @@ def results_in_order(
 
 
 def flattened(chunks: Generator[list[T], None, None]) -> Generator[T, None, None]:
-    """The results in chunks of results. Closing it closes what is under it."""
+    """The results in chunks of results. Closing it closes the inner iterator."""
     with contextlib.closing(chunks):
         for chunk in chunks:
             chunk.reverse()
-            while chunk:  # what was yielded is the caller's to hold
+            while chunk:  # no reference is kept to a result that was yielded
                 yield chunk.pop()
 
 

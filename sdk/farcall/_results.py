@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, Final
 
-from farcall._api import Api, BlobRef, Blobs
+from farcall._api import IDS_PER_REQUEST, Api, BlobRef, Blobs
 from farcall._functions import unpack_result
 from farcall._future import ComputeFuture, record_of, settle_cancelled, settle_failed
 from farcall._pacing import OutageTimer, PollSchedule
@@ -43,7 +43,6 @@ _CLASSES: Final[Mapping[TaskState, type[TaskError]]] = {
     TaskState.DEAD_LETTERED: TaskDeadLettered,
 }
 _PARALLEL_DOWNLOADS: Final = 4
-_IDS_PER_REQUEST: Final = 500
 #: The stream may still push the result of a task that is younger than this.
 _SAMPLE_AGE_S: Final = 1.0
 #: Futures fail after a token was refused for this long.
@@ -375,23 +374,23 @@ class Poller:
         known = self._collector.accepted(before=time.monotonic() - _SAMPLE_AGE_S)
         if self._sampled >= len(known):
             self._sampled = 0
-        sample = known[self._sampled : self._sampled + _IDS_PER_REQUEST]
+        sample = known[self._sampled : self._sampled + IDS_PER_REQUEST]
         self._sampled += len(sample)
         return sample
 
     def _poll(self, task_ids: Sequence[str]) -> int:
         """Request the states of tasks and settle those that ended. Returns how many did."""
         ended = 0
-        for start in range(0, len(task_ids), _IDS_PER_REQUEST):
-            asked = task_ids[start : start + _IDS_PER_REQUEST]
-            while asked and not self._stop.is_set():
-                found = self._api.batch_status(asked, patience_s=0, stop=self._stop)
+        for start in range(0, len(task_ids), IDS_PER_REQUEST):
+            missing = task_ids[start : start + IDS_PER_REQUEST]
+            while missing and not self._stop.is_set():
+                found = self._api.batch_status(missing, patience_s=0, stop=self._stop)
                 ended += self._collector.take_polled(found.values())
                 if not found:  # an answer leaves out tasks beyond its largest size, but never all of them
-                    ended += len(asked)
-                    self._collector.fail(asked, TaskUnknown(f"the API does not know {len(asked)} tasks"))
+                    ended += len(missing)
+                    self._collector.fail(missing, TaskUnknown(f"the API does not know {len(missing)} tasks"))
                     break
-                asked = [task_id for task_id in asked if task_id not in found]
+                missing = [task_id for task_id in missing if task_id not in found]
         return ended
 
     def _give_up_after_outage(self, error: FarcallError, outage_s: float) -> None:

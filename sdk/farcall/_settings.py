@@ -9,28 +9,28 @@ from farcall_common.errors import Unauthenticated
 
 
 class Settings(Credentials):
-    """What a client must know: the API to call, and the token to call it with. The repr leaves out the token.
+    """Settings of a client: the address of the API, and the token. The repr leaves out the token.
 
-    :param login: the file of a login at this API, whose token is used and renewed instead of ``token``.
+    :param login: file of a login at this API; its token is used and renewed instead of ``token``.
     """
 
 
 class Authorizer(Protocol):
-    """What makes the header of each request: every ``globus_sdk`` authorizer is one."""
+    """Provides the credentials of each request, as every ``globus_sdk`` authorizer does."""
 
     def get_authorization_header(self) -> str | None:
         """The value of the header ``Authorization``."""
 
     def handle_missing_authorization(self) -> bool:
-        """The last header was refused. Whether asking for another one can help."""
+        """The last header was refused. Returns whether a new one may be accepted."""
 
 
 def bearer_token(authorizer: Authorizer) -> str:
-    """The token that an authorizer gives now.
+    """The current token of an authorizer.
 
-    :raises Unauthenticated: if it gives none.
+    :raises Unauthenticated: if it has none.
     """
     scheme, _, token = (authorizer.get_authorization_header() or "").partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise Unauthenticated("the authorizer gives no bearer token", hint="Log in with it first.")
+        raise Unauthenticated("the authorizer has no bearer token", hint="Log in with it first.")
     return token

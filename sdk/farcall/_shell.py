@@ -1,4 +1,4 @@
-"""Command lines as functions: what runs on an endpoint need not be Python."""
+"""Shell functions: command lines that run on an endpoint as functions."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class ShellFunction(Generic[R]):
         result = executor.submit(count, path="/data/run7.log").result()
         print(result.returncode, result.stdout)
 
-    It travels as source text: workers need bash, a Python of any version, and nothing of ours.
+    It is sent as source text: workers need bash, any version of Python, and no package of ours.
 
-    :param cmd: the command line, run by bash. What is in braces is replaced by the keyword arguments of the call, as
-        :meth:`str.format` does it: arguments are not quoted, and braces of the shell are doubled.
+    :param cmd: the command line, run by bash. Fields in braces are replaced by the keyword arguments of the call, as
+        by :meth:`str.format`: arguments are not quoted, and braces of the shell are doubled.
     :param stdout: a file on the worker's machine to which standard output is appended; else it is kept for as long as
         the command runs.
     :param stderr: the same for standard error.
-    :param walltime: after how many seconds the command and all that it started are ended; its return code is 124 then.
+    :param walltime: after how many seconds the command and its children are stopped; its return code is 124 then.
     :param snippet_lines: how many lines of each stream come back, the last ones (and at most 4 MiB).
-    :param name: what the function is called in lists; a Python identifier.
+    :param name: name of the function in lists; a Python identifier.
     :param return_dict: return a dictionary with the result's fields instead: plain JSON.
     :param run_in_sandbox: run in a directory of the task's own, below the one that workers run in.
-    :raises ValueError: for a name that is no identifier, or a negative walltime.
+    :raises ValueError: for a name that is not an identifier, or a negative walltime.
     """
 
     _mpi: ClassVar[bool] = False
@@ -86,7 +86,7 @@ class ShellFunction(Generic[R]):
     ) -> None:
         name = name or type(self).__name__
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise ValueError(f"name must be a Python identifier, and {name!r} is none")
+            raise ValueError(f"name must be a Python identifier, not {name!r}")
         if walltime is not None and walltime < 0:
             raise ValueError("walltime must not be negative")
         self.cmd = cmd
@@ -99,7 +99,7 @@ class ShellFunction(Generic[R]):
         self.__name__ = name
 
     def __call__(self, **kwargs: Any) -> R:
-        """Run the command line here and now. An executor does the same on its endpoint."""
+        """Run the command line in this process. An executor runs it on its endpoint."""
         return cast("R", _shell_remote.run(self.cmd.format(**kwargs), **self._settings()))
 
     def __str__(self) -> str:
@@ -158,8 +158,8 @@ class ShellFunction(Generic[R]):
 class MPIFunction(ShellFunction[R]):
     """A command line that is started by the endpoint's MPI launcher; otherwise a :class:`ShellFunction`.
 
-    How many nodes and ranks it gets is said by the executor's options: ``num_nodes``,
-    ``ranks_per_node``, ``num_ranks``. The launcher stands in front of the first line of the command only.
+    The executor's options set its nodes and ranks: ``num_nodes``, ``ranks_per_node``,
+    ``num_ranks``. The launcher stands in front of the first line of the command only.
     """
 
     _mpi = True

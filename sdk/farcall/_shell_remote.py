@@ -1,5 +1,5 @@
-"""Runs a command line and tells how it ended. The text of this module travels to workers as it stands: it may use the
-standard library only, and nothing of ours."""
+"""Runs a command line on a worker. The text of this module is sent to workers: it may import the standard library
+only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-#: After a walltime a command is asked to end, and so many seconds later it is made to.
+#: Seconds between SIGTERM, after the walltime, and SIGKILL.
 GRACE_S = 5.0
 #: ``timeout`` of the GNU coreutils ends with this code, too.
 WALLTIME_CODE = 124
-#: However long its lines are, of a stream so much comes back.
+#: Limit of each stream in the result.
 MAX_SNIPPET_BYTES = 4 * 1024 * 1024
 
 
 class ShellResult:
-    """How a command line ended.
+    """Result of a command line.
 
     ``cmd`` is the command as it ran, ``stdout`` and ``stderr`` are the last lines that it wrote, ``returncode`` is its
     exit code (124 after the walltime), ``exception_name`` is None for 0.
@@ -47,7 +47,7 @@ class ShellResult:
         return shown
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker that has only this text cannot name the class; whoever asked for the result can.
+        # A worker that has only this text cannot import the class; the reader of the result can.
         fields = (self.cmd, self.stdout, self.stderr, self.returncode, self.exception_name)
         return eval, ("__import__('farcall').ShellResult(*fields)", {"fields": fields})
 
@@ -65,12 +65,12 @@ def run(
 ) -> ShellResult | dict[str, Any]:
     """Run a command line under bash and wait for it, at most ``walltime`` seconds.
 
-    :raises RuntimeError: for ``mpi`` where no launcher is set, or the task asked for no nodes.
+    :raises RuntimeError: for ``mpi`` where no launcher is set, or the task has no nodes.
     """
     if mpi:
         if not os.environ.get("PARSL_MPI_PREFIX"):
             raise RuntimeError(
-                "PARSL_MPI_PREFIX is not set: the executor's options must say num_nodes or num_ranks, "
+                "PARSL_MPI_PREFIX is not set: the executor's options must set num_nodes or num_ranks, "
                 "and the endpoint must have an MPI launcher"
             )
         cmd = f"$PARSL_MPI_PREFIX {cmd}"
@@ -110,7 +110,7 @@ def _place(run_in_sandbox: bool) -> Path:
 
 @contextlib.contextmanager
 def _opened(name: str | None, place: Path) -> Iterator[IO[bytes]]:
-    """A file to append to, or one that is gone when it is closed."""
+    """A file to append to, or a temporary one."""
     if name is None:
         with tempfile.TemporaryFile() as file:
             yield file
@@ -123,7 +123,7 @@ def _opened(name: str | None, place: Path) -> Iterator[IO[bytes]]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Make sure that the command and what it started have ended, unless it has by itself."""
+    """Stop the command and its child processes, unless it has ended."""
     if process.poll() is not None:
         return
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
@@ -133,11 +133,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience_s)
             break
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what ignored the first signal and is not the shell itself
+        os.killpg(process.pid, signal.SIGKILL)  # child processes that ignored SIGTERM
 
 
 def _last_lines(file: IO[bytes], start: int, lines: int) -> str:
-    """The last lines of what was written since ``start``."""
+    """The last lines of the output since ``start``."""
     end = file.seek(0, os.SEEK_END)
     first = max(start, end - MAX_SNIPPET_BYTES)
     file.seek(first)
@@ -146,7 +146,7 @@ def _last_lines(file: IO[bytes], start: int, lines: int) -> str:
 
 
 def _tail(text: str, name: str) -> str:
-    """What is shown of a stream: its last ten lines."""
+    """The last ten lines of a stream."""
     text = text.lstrip("\n").rstrip()
     shown = "\n".join(text[-1024:].splitlines()[-10:])
     return shown if shown == text else f"[... truncated; see .{name} for full output ...]\n{shown}"

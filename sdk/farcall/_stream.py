@@ -42,23 +42,23 @@ _logger = logging.getLogger(__name__)
 
 #: How long a forwarder may take from the first packet to StreamOpened.
 _OPEN_TIMEOUT_S: Final = 10.0
-#: How many messages are read before the clock is looked at again.
+#: Number of messages that are read between two checks of the deadlines.
 _MESSAGES_PER_TURN: Final = 100
 _FIRST_WAIT_S: Final = 0.2
 _LONGEST_WAIT_S: Final = 15.0
-#: Messages that wait here while the program keeps this thread from reading. More wait at the forwarder, which ends a
-#: stream that stays behind; the API has the record.
+#: Messages that wait here while the program keeps this thread from reading. More wait at the forwarder, which closes
+#: the stream of a slow consumer; the API has the results.
 _HIGH_WATER_MARK: Final = 10_000
 _LINGER_MS: Final = 200
 
 
 class Stream:
-    """Keeps a stream open for task groups, and hands what it brings to a collector.
+    """Keeps a stream open for task groups, and passes results to a collector.
 
-    A cut is noticed at once by the socket's own events, a silent peer by the missing heartbeats. Then the stream is
-    opened again, with a random back-off, where the last one ended (``cursor``).
+    Socket events report a lost connection at once, missing heartbeats a silent peer. Then the stream is opened again
+    after a random back-off, at the position of the last one (``cursor``).
 
-    :param on_gap: called when ends may have passed unseen: somebody should ask the API for them.
+    :param on_gap: called when results may have been missed and must be polled.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Stream:
         self._cursor: str | None = None
         self._wake_notices = WakeNotices()
         self._public_key, self._secret_key = zmq.curve_keypair()
-        self._woken, self._waker = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
 
     def is_open(self) -> bool:
-        """Whether ends come in by themselves now."""
+        """Whether a forwarder pushes results now."""
         return self._open
 
     def subscribe(self, task_group_id: str) -> None:
-        """Listen for the ends of one more group too. May be called from any thread."""
+        """Receive the results of one more group too. May be called from any thread."""
         self._groups.append(task_group_id)
         self._wake()
 
@@ -98,44 +98,44 @@ class Stream:
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it has returned already
-            self._waker.send(b"!")
+            self._wake_sender.send(b"!")
 
     def run(self) -> None:
         """Keep the stream open until :meth:`stop`. The body of a thread, which owns the socket."""
-        with self._woken, self._waker, zmq.Context() as context:
+        with self._wake_receiver, self._wake_sender, zmq.Context() as context:
             while not self._stopping:
                 wait_s = 0.0
                 try:
-                    wait_s = self._open_and_follow(context)
+                    wait_s = self._run_once(context)
                 except FarcallError as error:
                     _logger.debug("the result stream is down: %s", error)
                     if isinstance(error, ForwarderWaking):
-                        _tell(self._wake_notices.on_waking(now=time.monotonic()))
+                        _warn(self._wake_notices.on_waking(now=time.monotonic()))
                     wait_s = error.record.retry_after_s or 0.0
                 if self._open:
                     self._open = False
                     self._backoff.reset()
                     self._on_gap()
                 if not self._stopping:
-                    self._woken.settimeout(wait_s + self._backoff.next_s())
+                    self._wake_receiver.settimeout(wait_s + self._backoff.next_s())
                     with contextlib.suppress(TimeoutError, BlockingIOError):
-                        self._woken.recv(1)
+                        self._wake_receiver.recv(1)
 
-    def _open_and_follow(self, context: zmq.Context[zmq.Socket[bytes]]) -> float:
-        """Open a stream at the first forwarder that lets us in, and follow it to its end.
+    def _run_once(self, context: zmq.Context[zmq.Socket[bytes]]) -> float:
+        """Open a stream at the first forwarder that accepts it, and receive until it ends.
 
-        Returns how long the forwarder wants us to stay away, in seconds.
+        Returns the delay that the forwarder requests before the next attempt, in seconds.
 
-        :raises FarcallError: if there is none, or it was cut.
+        :raises FarcallError: if there is none, or the connection was lost.
         """
-        way = self._api.open_stream(self._public_key.decode())
-        error: FarcallError = Unavailable("no forwarder was named")
-        for forwarder in way["forwarders"]:
+        grant = self._api.open_stream(self._public_key.decode())
+        error: FarcallError = Unavailable("the API named no forwarder")
+        for forwarder in grant["forwarders"]:
             try:
                 with self._connected(context, forwarder) as (dealer, monitor):
-                    return self._follow(dealer, monitor, ticket=way["ticket"], heartbeat_s=way["heartbeat_s"])
-            except FarcallError as why:
-                error = why
+                    return self._receive(dealer, monitor, ticket=grant["ticket"], heartbeat_s=grant["heartbeat_s"])
+            except FarcallError as failure:
+                error = failure
                 if self._open or self._stopping:
                     break
         raise error
@@ -163,7 +163,7 @@ class Stream:
             finally:
                 dealer.disable_monitor()
 
-    def _follow(
+    def _receive(
         self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes], *, ticket: str, heartbeat_s: float
     ) -> float:
         session = Session(Role.CLIENT, heartbeat_s=heartbeat_s, now=time.monotonic())
@@ -184,7 +184,7 @@ class Stream:
         )
         open_by = time.monotonic() + _OPEN_TIMEOUT_S
         poller = zmq.Poller()
-        for readable in (dealer, monitor, self._woken):
+        for readable in (dealer, monitor, self._wake_receiver):
             poller.register(readable, zmq.POLLIN)
         while True:
             now = time.monotonic()
@@ -194,34 +194,34 @@ class Stream:
                 send(Goodbye(reason="done"))
                 return 0.0
             if ready - {dealer, monitor}:
-                self._fall_asleep()
+                self._drain_wake_ups()
             if dealer in ready:
                 for envelope in _received(dealer):
                     session.received(envelope.message, now=time.monotonic())
                     if isinstance(envelope.message, Redirect):
                         send(Goodbye(reason="moving"))
                         return envelope.message.retry_after_s
-                    self._take(envelope)
-            elif monitor in ready:  # what came before the cut has been read by now
+                    self._handle(envelope)
+            elif monitor in ready:  # messages that arrived before have been read by now
                 raise Unavailable(CONNECTION_LOST[parse_monitor_message(monitor.recv_multipart())["event"]])
             if self._open and len(self._groups) > len(groups):
                 added = tuple(self._groups[len(groups) :])
                 groups += added
                 send(Subscribe(task_group_ids=added))
-                self._on_gap()  # what ended before we asked may not be told any more
+                self._on_gap()  # results from before the subscription may not be pushed
             now = time.monotonic()
             if session.is_dead(now=now) or (not self._open and now >= open_by):
                 raise Unavailable("the forwarder is silent")
             if session.heartbeat_due(now=now):
                 send(Heartbeat(at=time.time()))
 
-    def _fall_asleep(self) -> None:
-        """Take note of what woke us."""
-        self._woken.settimeout(0)
+    def _drain_wake_ups(self) -> None:
+        """Discard the bytes of :meth:`_wake`."""
+        self._wake_receiver.settimeout(0)
         with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
+            self._wake_receiver.recv(4096)
 
-    def _take(self, envelope: Envelope) -> None:
+    def _handle(self, envelope: Envelope) -> None:
         match envelope.message:
             case ResultsReady(cursor=cursor, results=results):
                 self._collector.take_pushed(results, envelope.frames)
@@ -229,7 +229,7 @@ class Stream:
             case StreamOpened(cursor=cursor, resumed=resumed):
                 self._cursor = cursor
                 self._open = True
-                _tell(self._wake_notices.on_awake(now=time.monotonic()))
+                _warn(self._wake_notices.on_awake(now=time.monotonic()))
                 if not resumed:
                     self._on_gap()
             case Refused(error=error):
@@ -238,15 +238,15 @@ class Stream:
                 pass  # a heartbeat: the session has noted it
 
 
-def _tell(news: str | None) -> None:
-    """Tell people something, if there is something: as a warning, which Python shows on standard error where nobody has
-    set up logging, in a notebook or a shell for instance. A program that seems to hang looks broken."""
-    if news is not None:
-        _logger.warning(news)
+def _warn(notice: str | None) -> None:
+    """Log a notice as a warning, which Python writes to standard error if logging is not set up, as in a notebook or a
+    shell: a program that prints nothing for a minute looks broken."""
+    if notice is not None:
+        _logger.warning(notice)
 
 
 def _received(dealer: zmq.Socket[bytes]) -> Iterator[Envelope]:
-    """What waits in the socket, up to a turn's worth."""
+    """The messages that wait in the socket, up to a limit."""
     for _ in range(_MESSAGES_PER_TURN):
         try:
             frames = dealer.recv_multipart(zmq.NOBLOCK)

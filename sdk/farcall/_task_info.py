@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Why:
-    """What a task waits for, or that it does not. ``str()`` of it is the sentence.
+    """Why a task is in its state. ``str()`` of it is one sentence.
 
     ``reason`` is for programs: ENDED, RUNNING, STARTING, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE,
     ENDPOINT_PROBLEM, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API), WAITING_FOR_INPUTS, NOT_SENT
     (of this side); there may be more. ``state`` is the task's state, which it has been in for ``state_age_s`` seconds.
     If it has not started at ``expires_at`` (epoch seconds), it ends as failed.
     ``queue_position`` is how many of your tasks go first, None when it is not in the endpoint's queue, in which
-    ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. What is known of the endpoint is its
-    name, whether it is online, when it was seen last (epoch seconds), how many workers it has and how many of those are
-    idle, and ``problem``: what is wrong with it, in its own words.
+    ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. The fields of the endpoint are its
+    name, whether it is online, when it was last seen (epoch seconds), its workers and how many of them are idle, and
+    ``problem``, as the endpoint reports it.
     """
 
     task_id: str
@@ -55,7 +55,7 @@ class Why:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Why:
-        """Read the API's answer; what a newer API adds is ignored."""
+        """Read the API's answer; unknown fields are ignored."""
         endpoint: Mapping[str, Any] = answer.get("endpoint") or {}
         details: Mapping[str, Any] = endpoint.get("details") or {}
         return cls(
@@ -81,12 +81,12 @@ class Why:
 
 @dataclasses.dataclass(frozen=True)
 class TaskInfo(Mapping[str, Any]):
-    """A task as it was when asked for. Instants and ``timings`` are epoch seconds.
+    """A task at the time of the request. Instants and ``timings`` are epoch seconds.
 
-    ``state`` is None for a task that does not exist. ``exception`` is what :meth:`result` raises: a
-    :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one tries again.
+    ``state`` is None for a task that does not exist. ``exception`` is raised by :meth:`result`: a
+    :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats.
 
-    Programs for Globus Compute look into a dictionary, and may: ``info["status"]``, ``info["pending"]`` and
+    It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
     ``info["exception"]`` once the task has ended.
     """
@@ -137,11 +137,11 @@ class TaskInfo(Mapping[str, Any]):
         return known
 
     def result(self) -> Any:
-        """What the task returned.
+        """The value that the task returned.
 
         :raises TaskPending: if it has not ended.
         :raises TaskFailed, TaskCancelled, TaskLost: if it did not succeed.
-        :raises TaskUnknown: if there is no such task.
+        :raises TaskUnknown: if the task does not exist.
         :raises DeserializationError: if the result cannot be read here.
         """
         if self.exception is not None:

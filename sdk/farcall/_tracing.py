@@ -36,7 +36,7 @@ _CLOUD: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
-    """A part of a task's way. Times are epoch seconds; ``shift_s`` was added to both, to make up for a clock."""
+    """A part of a task's path. Times are epoch seconds; ``shift_s`` was added to both, to correct a clock."""
 
     name: str
     start_at: float
@@ -78,7 +78,7 @@ def trace_call(future: ComputeFuture[Any], record: TaskRecord, function_name: st
 
 
 def hops(timings: Mapping[str, float]) -> list[Hop]:
-    """The parts of a task's way, as far as their times are known (see :attr:`ComputeFuture.timings`)."""
+    """The parts of a task's path, as far as their times are known (see :attr:`ComputeFuture.timings`)."""
     found = [Hop("submit", *times)] if (times := _times(timings, "client_submitted_at", "client_accepted_at")) else []
     cloud = [(name, *times) for name, start, end in _CLOUD if (times := _times(timings, start, end))]
     if not cloud:
@@ -92,14 +92,14 @@ def hops(timings: Mapping[str, float]) -> list[Hop]:
 
 
 def _at_endpoint(timings: Mapping[str, float], shift_s: float) -> Iterator[Hop]:
-    """Inside of the endpoint's part: until it had the task on its disk, and the function itself."""
+    """Within the endpoint's part: delivery, until the task was on its disk, and execution."""
     leased_at, returned_at = timings["leased_at"] + shift_s, timings["returned_at"] + shift_s
     accepted_at = min(timings.get("accepted_at", timings["leased_at"]) + shift_s, returned_at)
     if "accepted_at" in timings:
         yield Hop("delivery", leased_at, accepted_at, shift_s)
     if times := _times(timings, "started_at", "ended_at"):
         started_at, ended_at = times
-        # A short task may be over before its receipt is here.
+        # A short task may end before its receipt arrives.
         own_s = _shift(started_at, ended_at, (leased_at, returned_at))
         yield Hop("execution", started_at + own_s, ended_at + own_s, own_s)
 
@@ -112,13 +112,13 @@ def _times(timings: Mapping[str, float], start: str, end: str) -> tuple[float, f
 
 
 def _shift(start_at: float, end_at: float, within: tuple[float, float]) -> float:
-    """The least that must be added to an interval for it to lie within another; if it is longer, to begin with it."""
+    """The smallest shift that moves an interval inside another; one that is longer starts with it."""
     earliest, latest = within[0] - start_at, within[1] - end_at
     return max(earliest, min(0.0, latest))
 
 
 def _end(span: Span, call: ComputeFuture[Any], done: Future[Any]) -> None:
-    """The future is done: the spans of its way, and the end of its own."""
+    """The future is done: record the child spans, and end the span of the call."""
     from opentelemetry import trace
 
     _record(hops(call.timings), trace.set_span_in_context(span))

@@ -207,7 +207,7 @@ def test_repeating_a_submit_is_harmless_and_reusing_an_id_is_not(cloud: Cloud) -
     assert len(client.get_tasks()) == 1
 
 
-def test_a_task_says_why_it_waits(cloud: Cloud) -> None:
+def test_why_a_task_waits(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide)
     first, second = (client.run(1, n, endpoint_id=cloud.endpoint_id, function_id=function_id) for n in (1, 2))
@@ -248,7 +248,7 @@ def test_cancelling(cloud: Cloud) -> None:
         client.get_result(task_id)
 
 
-def test_calls_are_remembered_when_that_is_asked_for(cloud: Cloud) -> None:
+def test_memoized_calls(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide)
 
@@ -298,7 +298,7 @@ def test_a_task_that_has_ended_runs_again_as_a_new_one(cloud: Cloud) -> None:
         cloud.client.retry(str(uuid.uuid4()))
 
 
-def test_tasks_and_what_was_done_are_read_to_any_size(cloud: Cloud) -> None:
+def test_tasks_and_audit_entries_are_paged(cloud: Cloud) -> None:
     function_id = cloud.client.register_function(divide)
     ids = [cloud.client.run(n, 1, endpoint_id=cloud.endpoint_id, function_id=function_id) for n in range(5)]
     assert {task["task_id"] for task in cloud.client.iter_tasks(page=2)} == set(ids)

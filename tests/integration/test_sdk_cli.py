@@ -86,7 +86,7 @@ def test_why_a_task_waits(cloud: FakeCloud, script: str, run: Run, capsys: Outpu
     assert run("tasks", "why", str(uuid.uuid4())) == 66
 
 
-def test_run_shows_what_the_function_returns(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+def test_run_shows_the_result(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
     assert run("run", f"{script}:greet", "world", "--kwargs", '{"punctuation": "?"}') == 0
     assert capsys.readouterr().out == "hello world?\n"
     assert run("run", f"{script}:count", "[1, 2, 3]", "--endpoint", "fake") == 0
@@ -131,7 +131,7 @@ def test_errors_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Ou
         (("nowhere.py:f",), 65, "no file nowhere.py"),
         (("{script}:missing",), 65, "no function 'missing'"),
         (("{script}:answer",), 65, "no function 'answer'"),
-        (("{script}",), 65, "names no function"),
+        (("{script}",), 65, "is not FILE.py:FUNCTION"),
         (("no_such_module:f",), 65, "cannot be imported"),
         (("{script}:greet", "--kwargs", "[1]"), 65, "not a JSON object"),
         (("{script}:greet", "--endpoint", "elsewhere"), 66, "no endpoint named 'elsewhere'"),
@@ -236,7 +236,7 @@ def test_help_lists_commands_and_exit_codes(run: Run, capsys: Output) -> None:
     assert run("nonsense") == 2
 
 
-def test_without_the_local_package_its_command_says_how_to_get_it(
+def test_without_the_local_package_its_command_shows_how_to_install_it(
     run: Run, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: importlib.metadata.EntryPoints())

@@ -1,4 +1,4 @@
-"""The command line as a process: pipes that end early, Ctrl-C, terminals."""
+"""The command line as a process: closed pipes, Ctrl-C, terminals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_interruption_leaves_a_task_running_and_tells_its_id(
     with cloud.client() as client:
         (task,) = client.get_tasks()
     assert task["status"] == "received"
-    assert f"Going on without you: {task['task_id']}\n" in errors
+    assert f"Still running: {task['task_id']}\n" in errors
     assert f"farcall groups wait {task['task_group_id']}" in errors
 
 
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_the_waiting_for_a_group_and_nothing_else(start: Start, clou
     assert states(cloud) == ["received"]
 
 
-def test_a_reader_that_goes_away_ends_a_list_without_a_word(start: Start, cloud: FakeCloud) -> None:
+def test_a_closed_pipe_ends_a_list_without_output(start: Start, cloud: FakeCloud) -> None:
     start("map", "script.py:same", *map(str, range(900)), "--no-wait").communicate(timeout=WAIT_S)
     program = start("tasks", "ls", "--limit", "900", "--json")
     assert program.stdout is not None
@@ -143,7 +143,7 @@ def test_a_reader_that_is_not_there_gets_no_help_and_hears_nothing(environ: dict
     assert (program.returncode, program.stderr) == (141, b"")
 
 
-def test_a_reader_that_goes_away_ends_a_map_and_leaves_its_tasks(start: Start, cloud: FakeCloud) -> None:
+def test_a_closed_pipe_ends_a_map_and_its_tasks_continue(start: Start, cloud: FakeCloud) -> None:
     text = json.dumps("x" * 20_000)
     program = start("map", "script.py:same", *[text] * 50)
     wait_until(lambda: len(states(cloud)) == 50, "not all tasks were submitted")
@@ -169,9 +169,7 @@ def test_a_terminal_gets_a_bar_on_standard_error_and_a_pipe_only_results(start: 
 
 
 @pytest.mark.parametrize("at_terminal", [True, False])
-def test_a_forwarder_that_sleeps_is_told_of_on_standard_error(
-    start: Start, cloud: FakeCloud, at_terminal: bool
-) -> None:
+def test_a_starting_forwarder_is_reported_on_standard_error(start: Start, cloud: FakeCloud, at_terminal: bool) -> None:
     asked = list[None]()
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -223,7 +221,7 @@ def test_a_terminal_shows_results_above_the_bar(environ: dict[str, str], cloud: 
     screen.close()
 
 
-def test_a_token_is_asked_for_and_never_shown(environ: dict[str, str], cloud: FakeCloud, tmp_path: Path) -> None:
+def test_the_token_prompt_has_no_echo(environ: dict[str, str], cloud: FakeCloud, tmp_path: Path) -> None:
     del environ["FARCALL_TOKEN"]
     screen = Screen()
     program = screen.sit_down(environ, "login")

@@ -1,4 +1,4 @@
-"""Logging in from the command line, at providers that speak HTTP, and renewing what that left behind."""
+"""Login from the command line with providers over HTTP, and renewal of tokens."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_code_for_another_login_is_not_taken(
     [("FARCALL_CLIENT_ID", "FARCALL_CLIENT_SECRET"), ("GLOBUS_COMPUTE_CLIENT_ID", "GLOBUS_COMPUTE_CLIENT_SECRET")],
 )
 @pytest.mark.parametrize("way", [("--provider", "globus", "--scope", SCOPE), ("--issuer",)])
-def test_a_client_with_a_secret_asks_nobody(
+def test_a_client_with_a_secret_logs_in_without_a_prompt(
     provider: IdentityProvider,
     farcall: Farcall,
     path: Path,
@@ -209,13 +209,13 @@ def test_a_client_with_a_secret_asks_nobody(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--provider", "oidc"), "the issuer is not said"),
-        (("--issuer", "{issuer}"), "which client logs in is not said"),
+        (("--provider", "oidc"), "the issuer is missing"),
+        (("--issuer", "{issuer}"), "the client id is missing"),
         (("--issuer", "{issuer}/elsewhere", "--client-id", "x"), "does not describe the issuer"),
-        (("--provider", "globus", "--client-id", "x"), "the deployment's scope is not said"),
+        (("--provider", "globus", "--client-id", "x"), "the scope of the deployment is missing"),
     ],
 )
-def test_what_has_to_be_said_first(
+def test_missing_login_options(
     provider: IdentityProvider, farcall: Farcall, path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     result = farcall("login", *(each.format(issuer=provider.issuer) for each in arguments))
@@ -432,7 +432,7 @@ def test_a_broken_file_is_told_of(farcall: Farcall, path: Path) -> None:
     assert "login.json cannot be read" in result.stderr
 
 
-def test_nobody_waits_for_a_browser_for_ever(
+def test_waiting_for_the_browser_times_out(
     provider: IdentityProvider, farcall: Farcall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_oidc, "_PATIENCE_S", 0.05)

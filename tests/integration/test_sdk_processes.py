@@ -1,4 +1,4 @@
-"""How programs that use the SDK end."""
+"""Exit of programs that use the SDK."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def start(cloud: FakeCloud, tmp_path: Path) -> Iterator[Start]:
             process.communicate()
 
 
-def test_what_was_submitted_is_sent_before_the_process_ends(start: Start, cloud: FakeCloud) -> None:
+def test_submitted_calls_are_sent_before_the_process_exits(start: Start, cloud: FakeCloud) -> None:
     program = start("for n in range(100): executor.submit(pow, 2, n)")
     _, errors = program.communicate(timeout=WAIT_S)
     assert (program.returncode, errors) == (0, "")
@@ -53,7 +53,7 @@ def test_what_was_submitted_is_sent_before_the_process_ends(start: Start, cloud:
         assert [task["status"] for task in client.get_tasks()] == ["received"] * 100
 
 
-def test_ctrl_c_cancels_what_is_open_and_ends(start: Start, cloud: FakeCloud) -> None:
+def test_ctrl_c_cancels_open_futures(start: Start, cloud: FakeCloud) -> None:
     program = start(
         "with executor:\n"
         "    futures = [executor.submit(pow, 2, n) for n in range(10)]\n"

@@ -1,4 +1,4 @@
-"""Results over a CURVE socket: pushed, cut, resumed, missed, doubled; and polled when there is no stream."""
+"""Result stream over a CURVE socket: lost, resumed, missed and duplicate results; polling without a stream."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_moving_forwarder_is_left_with_a_goodbye(
         assert future.result(WAIT_S) == 8
 
 
-def test_a_forwarder_that_sleeps_is_told_of_and_used_when_it_is_awake(
+def test_a_starting_forwarder_is_reported_and_used_once_it_is_awake(
     cloud: StreamingCloud, forwarder: ScriptedForwarder, caplog: pytest.LogCaptureFixture
 ) -> None:
     cloud.asleep = 3
@@ -292,7 +292,7 @@ def test_garbage_ends_the_stream_and_not_the_executor(
     assert future.result(WAIT_S) == 8
 
 
-def test_a_refused_stream_is_asked_for_again(executor: Executor, forwarder: ScriptedForwarder) -> None:
+def test_a_refused_stream_is_opened_again(executor: Executor, forwarder: ScriptedForwarder) -> None:
     future = executor.submit(pow, 2, 3)
     forwarder.send(Refused(error=RemoteFailure("not you").record.to_json()))
     forwarder.wait_for(lambda it: it.streams_opened == 2)
@@ -312,7 +312,7 @@ def test_a_silent_forwarder_is_given_up() -> None:
         cloud.client.close()
 
 
-def test_a_way_that_is_cut_in_its_middle_is_noticed_and_another_found() -> None:
+def test_a_lost_connection_is_detected_and_opened_again() -> None:
     with ScriptedForwarder(heartbeat_s=0.1) as lost, ScriptedForwarder() as other:
         cloud = StreamingCloud(lost)
         with cloud.executor() as executor:
@@ -336,7 +336,7 @@ def test_both_sides_show_that_they_are_alive() -> None:
         cloud.client.close()
 
 
-def test_an_address_where_nobody_listens_means_polling() -> None:
+def test_without_a_listening_forwarder_results_are_polled() -> None:
     with socket.socket() as reserved, ScriptedForwarder() as forwarder:
         reserved.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         cloud = StreamingCloud(forwarder)
@@ -362,7 +362,7 @@ def test_a_wrong_server_key_means_polling(forwarder: ScriptedForwarder, cloud: S
         cloud.cloud.close()
 
 
-def test_what_ended_before_the_stream_was_open_is_asked_for(cloud: StreamingCloud) -> None:
+def test_results_from_before_the_stream_are_polled(cloud: StreamingCloud) -> None:
     cloud.cloud.start()
     with cloud.executor() as executor:
         assert executor.submit(pow, 2, 3).result(WAIT_S) == 8  # the scripted forwarder pushed nothing

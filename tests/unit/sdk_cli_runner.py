@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from farcall import Client
 from farcall.cli._app import app
-from farcall.cli._connect import Surroundings
+from farcall.cli._connect import CommandEnvironment
 from farcall.testing import FakeCloud
 
 
@@ -20,7 +20,9 @@ class Farcall:
         self._runner = CliRunner()
 
     def __call__(self, *arguments: str, input: str | None = None) -> Any:  # noqa: A002 - as the runner calls it
-        return self._runner.invoke(app, arguments, input=input, obj=Surroundings(self._connect), prog_name="farcall")
+        return self._runner.invoke(
+            app, arguments, input=input, obj=CommandEnvironment(self._connect), prog_name="farcall"
+        )
 
     def lines(self, *arguments: str) -> list[list[str]]:
         """The cells of what a command that succeeds writes into a pipe."""

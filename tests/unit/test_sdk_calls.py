@@ -80,7 +80,7 @@ def test_a_function_that_closes_over_too_much_is_refused() -> None:
         registration(size)
 
 
-def test_a_registration_says_what_it_is() -> None:
+def test_registration_metadata() -> None:
     body = registration(double, metadata={"project": "X"})
     assert body["function_name"] == "double"
     assert body["description"] == "Twice as much.\n\n    And no more.\n    "
@@ -91,7 +91,7 @@ def test_a_registration_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("value", [3, None, "f"])
-def test_only_what_can_be_called_can_be_registered(value: Any) -> None:
+def test_only_callables_can_be_registered(value: Any) -> None:
     with pytest.raises(SerializationError, match="cannot be called"):
         registration(value)
 
@@ -102,7 +102,7 @@ def test_a_plain_function_has_one_handle() -> None:
     assert table.handle(len) is not table.handle(double)
 
 
-def test_what_carries_state_is_known_by_its_bytes() -> None:
+def test_functions_with_state_are_known_by_their_bytes() -> None:
     table = FunctionTable()
     scale = Scale(2)
     before = table.handle(scale)

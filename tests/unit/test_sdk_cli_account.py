@@ -56,8 +56,8 @@ def test_a_token_that_the_api_does_not_know_is_not_kept(farcall: Farcall, config
     [
         ((), "secret\n", "the address of the API is not set"),
         (("--api-url", "ftp://x"), "secret\n", "not an http(s) address"),
-        (("--api-url", "http://x"), "\n", "no token was given"),
-        (("--api-url", "http://x", "--provider", "globus"), "", "which client logs in is not said"),
+        (("--api-url", "http://x"), "\n", "the token is empty"),
+        (("--api-url", "http://x", "--provider", "globus"), "", "the client id is missing"),
     ],
 )
 def test_logins_that_cannot_be(
@@ -110,7 +110,7 @@ def test_settings(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatc
     assert farcall("config", "get", "endpoint", "--json").exit_code == 78
 
 
-def test_what_else_is_in_the_file_stays(config: Path) -> None:
+def test_other_settings_of_the_file_stay(config: Path) -> None:
     config.parent.mkdir()
     config.write_text('# mine\n[other]\ntoken = "x"  # not this one\n\n[default]\n# here\n token = "old"\n\n[last]\n')
     write_settings(config.parent, {"token": "new", "api_url": "http://x"})

@@ -1,4 +1,4 @@
-"""The command line as a whole: its help, and what it costs to start."""
+"""The command line as a whole: help, usage errors, start-up cost, completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TALKERS = ("httpx", "zmq", "dill", "asyncio")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_says_what_they_say_themselves(name: str) -> None:
+def test_listed_help_is_the_help_of_the_command(name: str) -> None:
     said = COMMANDS[name].help.rstrip(".")
     assert said
     assert (COMMANDS[name].load(name).help or "").startswith(said)
@@ -42,12 +42,12 @@ def test_every_command_has_json(name: str) -> None:
         (("tasks", "ls", "--state", "asleep"), "'asleep'"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_the_way_to_the_help(arguments: tuple[str, ...], message: str) -> None:
+def test_a_usage_error_is_one_line_with_a_hint(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(app, arguments, prog_name="farcall")
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: [COMMAND_LINE] ")
     assert message in result.stderr
-    assert "--help` says" in result.stderr
+    assert "--help` lists the options" in result.stderr
     assert result.stderr.count("\n") == 1
     told = CliRunner().invoke(app, ["--debug", *arguments, "--json"], prog_name="farcall").stderr
     assert json.loads(told)["error"]["code"] == "COMMAND_LINE"

@@ -1,4 +1,4 @@
-"""The commands that ask the API, against a cloud in memory."""
+"""Commands that call the API, against a cloud in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from farcall import Client
 from farcall.cli._app import app
 from farcall.cli._arguments import completes
-from farcall.cli._connect import Surroundings
+from farcall.cli._connect import CommandEnvironment
 from farcall.testing import FakeCloud
 from farcall_common.wire import new_task_id
 from tests.unit.sdk_cli_runner import Farcall
@@ -81,7 +81,7 @@ def test_map_reads_a_file_or_standard_input(cloud: FakeCloud, script: str, tmp_p
     assert farcall("map", f"{script}:half", "-", input="").stdout == ""
 
 
-def test_map_goes_on_when_a_call_fails(cloud: FakeCloud, script: str) -> None:
+def test_map_continues_after_a_failed_call(cloud: FakeCloud, script: str) -> None:
     farcall = Farcall(cloud)
     result = farcall("map", "math:sqrt", "4", "-1", "9")
     assert result.exit_code == 2  # a negative number looks like an option
@@ -128,7 +128,7 @@ def test_results_that_json_does_not_have_are_written_all_the_same(cloud: FakeClo
     assert json.loads(second) == [{"(1, 2)": [3]}, 2**100, "eA==", [None, "(1+2j)"], {"4": None}]
 
 
-def test_map_cancels_what_is_late(offline: FakeCloud, script: str) -> None:
+def test_map_cancels_late_tasks(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     result = farcall("map", f"{script}:half", "1", "2", "3", "--timeout", "0.05")
     assert result.exit_code == 75
@@ -139,7 +139,7 @@ def test_map_cancels_what_is_late(offline: FakeCloud, script: str) -> None:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_nobody_waited_for(offline: FakeCloud, script: str) -> None:
+def test_a_group_submitted_without_waiting(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     group_id = farcall("map", f"{script}:half", "4", "6", "--no-wait").stdout.strip()
     ((listed, _, count, states),) = farcall.lines("groups", "ls")
@@ -217,7 +217,7 @@ def test_a_task_that_ended_runs_again(offline: FakeCloud, script: str) -> None:
 def test_a_dead_letter_is_listed_until_it_is_discarded(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     task_id = farcall("run", f"{script}:half", "3", "--no-wait").stdout.strip()
-    offline.bury(task_id)
+    offline.dead_letter(task_id)
     shown = farcall("tasks", "show", task_id)
     assert f"farcall tasks retry {task_id}" in shown.stdout
     assert "1. killed by SIGKILL" in shown.stdout
@@ -302,7 +302,7 @@ def test_endpoints_with_and_without_their_state(cloud: FakeCloud) -> None:
     assert listed["status"] == "online"
 
 
-def test_an_endpoint_is_removed_only_if_that_was_said(cloud: FakeCloud) -> None:
+def test_removing_an_endpoint_needs_a_confirmation(cloud: FakeCloud) -> None:
     farcall = Farcall(cloud)
     refused = farcall("endpoints", "rm", "fake")
     assert refused.exit_code == 65
@@ -332,7 +332,7 @@ def test_a_configured_endpoint_needs_no_option(cloud: FakeCloud, script: str) ->
     assert farcall("run", f"{script}:half", "4", "-e", "fake").stdout == "2.0\n"
 
 
-def test_errors_of_ours_are_one_line_unless_asked_for_more(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_are_one_line_without_debug(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("something")
 
@@ -355,7 +355,7 @@ def test_nothing_answers_at_the_address() -> None:
     def connect(api_url: str | None, token: str | None) -> Client:
         return Client("http://farcall.test", "token", patience_s=0, transport=httpx.MockTransport(refuse))
 
-    result = CliRunner().invoke(app, ["tasks", "ls"], obj=Surroundings(connect))
+    result = CliRunner().invoke(app, ["tasks", "ls"], obj=CommandEnvironment(connect))
     assert result.exit_code == 69
     assert result.stderr.startswith("Error: [UNAVAILABLE]")
     assert result.stderr.count("\n") == 1

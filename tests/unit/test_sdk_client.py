@@ -115,7 +115,7 @@ def test_running_a_batch_again_is_harmless(client: Client, cloud: FakeCloud) -> 
     assert len(client.get_tasks()) == 1
 
 
-def test_a_batch_of_many_goes_out_in_several_requests(cloud: FakeCloud) -> None:
+def test_a_large_batch_is_sent_in_several_requests(cloud: FakeCloud) -> None:
     seen: list[httpx.Request] = []
     with spied(cloud, seen) as client:
         function_id = client.register_function(divide)
@@ -134,7 +134,7 @@ def test_a_batch_of_many_goes_out_in_several_requests(cloud: FakeCloud) -> None:
         assert [info.result() for info in client.get_batch_result(ids).values()] == list(range(2500))
 
 
-def test_an_answer_that_leaves_results_out_is_asked_for_the_rest(cloud: FakeCloud) -> None:
+def test_results_that_an_answer_left_out_are_requested_again(cloud: FakeCloud) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         response = cloud.transport.handle_request(request)
         if request.url.path == "/v2/batch_status":
@@ -200,7 +200,7 @@ def test_a_failed_upload_is_tried_again_by_the_next(cloud: FakeCloud) -> None:
         assert connection_of(client).blobs.upload(b"data").size_bytes == 4
 
 
-def test_an_upload_address_that_expired_is_asked_for_again(cloud: FakeCloud) -> None:
+def test_an_expired_upload_address_is_requested_again(cloud: FakeCloud) -> None:
     cut = httpx.ReadError("cut, and then nothing for an hour")
     answers: list[Exception | httpx.Response] = [cut, httpx.Response(403, text="<Code>AccessDenied</Code>")]
     asked: list[str] = []
@@ -227,7 +227,7 @@ def test_damaged_downloads_are_noticed(cloud: FakeCloud, client: Client) -> None
         blobs.download(ref, f"http://blobs.farcall.test/{ref.blob_key}")
 
 
-def test_an_expired_download_address_is_asked_for_again(cloud: FakeCloud) -> None:
+def test_an_expired_download_address_is_requested_again(cloud: FakeCloud) -> None:
     gets: list[str] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -245,7 +245,7 @@ def test_an_expired_download_address_is_asked_for_again(cloud: FakeCloud) -> Non
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_result_whose_time_is_over_is_said_to_be_gone(cloud: FakeCloud, status: int) -> None:
+def test_a_deleted_result_is_blob_unknown(cloud: FakeCloud, status: int) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "blobs.farcall.test" and request.method == "GET":
             return httpx.Response(status, text="<Error><Code>NoSuchKey</Code></Error>")
@@ -313,7 +313,7 @@ def test_endpoints_can_be_found(client: Client, cloud: FakeCloud) -> None:
         client.get_endpoint(str(uuid.uuid4()))
 
 
-def test_a_wrong_token_is_said_at_once(cloud: FakeCloud) -> None:
+def test_a_wrong_token_is_raised_at_once(cloud: FakeCloud) -> None:
     with Client("http://farcall.test", "wrong", transport=cloud.transport) as client:
         with pytest.raises(Unauthenticated) as caught:
             client.version_check()

@@ -1,4 +1,4 @@
-"""What programs written for ``globus_compute_sdk`` use: argument names, attributes, methods, and what is refused."""
+"""Compatibility with ``globus_compute_sdk``: argument names, attributes, methods, and unsupported ones."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_names_are_there(cloud: FakeCloud) -> None:
         assert [name for name in [*CLIENT_METHODS, "fx_serializer"] if not hasattr(client, name)] == []
 
 
-def test_an_executor_refuses_what_it_cannot_honour(client: Client) -> None:
+def test_an_executor_refuses_unsupported_arguments(client: Client) -> None:
     with pytest.raises(Unsupported, match="amqp_port") as caught:
         Executor(client=client, amqp_port=443)
     assert caught.value.hint
@@ -129,12 +129,12 @@ def test_an_executor_refuses_what_it_cannot_honour(client: Client) -> None:
     [{"environment": "production"}, {"local_compute_services": True}, {"app": object()}],
     ids=lambda each: next(iter(each)),
 )
-def test_a_client_refuses_what_it_cannot_honour(argument: dict[str, Any]) -> None:
+def test_a_client_refuses_unsupported_arguments(argument: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match=next(iter(argument))):
         Client("http://farcall.test", "token", **argument)
 
 
-def test_methods_that_have_no_meaning_here_say_so(client: Client, cloud: FakeCloud) -> None:
+def test_unsupported_methods_raise(client: Client, cloud: FakeCloud) -> None:
     with pytest.raises(Unsupported, match="farcall-endpoint stop"):
         client.stop_endpoint(cloud.endpoint_id)
     with pytest.raises(Unsupported, match="broker"):
@@ -196,12 +196,12 @@ def test_views_map_and_name_functions_too(client: Client, cloud: FakeCloud) -> N
 
 @pytest.mark.parametrize("name", ["resource_specification", "user_endpoint_config"])
 @pytest.mark.parametrize("bad", [["a list"], {"not": {object()}}])
-def test_what_is_no_json_object_is_a_type_error(client: Client, name: str, bad: Any) -> None:
+def test_a_value_that_is_not_a_json_object_is_a_type_error(client: Client, name: str, bad: Any) -> None:
     with Executor(client=client) as executor, pytest.raises(TypeError, match=name):
         setattr(executor, name, bad)
 
 
-def test_what_was_given_is_not_what_is_kept(client: Client) -> None:
+def test_options_are_copied(client: Client) -> None:
     mine = {"num_nodes": 2}
     with Executor(client=client, resource_specification=mine) as executor:
         mine["num_nodes"] = 99
@@ -252,12 +252,12 @@ def test_functions_travel_by_strategies_that_globus_compute_calls_deprecated(clo
 
 
 @pytest.mark.parametrize("bad", ["NoSuchStrategy", 5, JSONData])
-def test_what_is_no_strategy_for_functions_is_refused(bad: object) -> None:
+def test_a_strategy_for_data_is_refused_for_functions(bad: object) -> None:
     with pytest.raises(ConfigurationError):
         Client("http://farcall.test", "token", code_serialization_strategy=bad)
 
 
-def test_an_authorizer_says_who_is_calling(cloud: FakeCloud) -> None:
+def test_an_authorizer_provides_the_credentials(cloud: FakeCloud) -> None:
     class Renewing:
         """Its first tokens have expired."""
 

@@ -1,4 +1,4 @@
-"""The executor against a cloud in memory: the standard's promises, and ours."""
+"""The executor against a cloud in memory: the contract of concurrent.futures, and ours."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_big_arguments_and_results(executor: Executor) -> None:
     assert executor.submit(repeat, "ab", 2_000_000).result(WAIT_S) == "ab" * 2_000_000
 
 
-def test_what_cannot_be_sent_is_refused_by_submit(executor: Executor) -> None:
+def test_submit_refuses_unserializable_arguments(executor: Executor) -> None:
     with pytest.raises(SerializationError, match=r"[Aa]rgument 2"):
         executor.submit(divide, 1, (n for n in range(3)))  # type: ignore[call-overload]
     with pytest.raises(PayloadTooLarge, match="of len take"):
@@ -372,7 +372,7 @@ def test_an_endpoint_that_is_offline_is_waited_for(offline: FakeCloud) -> None:
         assert future.result(WAIT_S) == 2
 
 
-def test_shutdown_waits_for_what_is_open(cloud: FakeCloud) -> None:
+def test_shutdown_waits_for_open_futures(cloud: FakeCloud) -> None:
     with cloud.client() as client:
         executor = Executor(cloud.endpoint_id, client=client)
         futures = [executor.submit(divide, n) for n in range(50)]
@@ -540,7 +540,7 @@ def test_an_api_that_stays_away_fails_the_futures_in_the_end(cloud: FakeCloud) -
 
 
 @pytest.mark.parametrize("status", [503, 401])
-def test_an_api_that_goes_away_fails_what_waits_in_the_end(offline: FakeCloud, status: int) -> None:
+def test_an_unreachable_api_fails_waiting_futures_after_the_patience(offline: FakeCloud, status: int) -> None:
     away = threading.Event()
 
     def leave(request: httpx.Request) -> httpx.Response | None:
@@ -560,7 +560,7 @@ def test_an_api_that_goes_away_fails_what_waits_in_the_end(offline: FakeCloud, s
             assert "get_batch_result" in error.hint
 
 
-def test_a_token_that_ends_fails_what_was_not_taken_and_leaves_the_rest_to_go_on(offline: FakeCloud) -> None:
+def test_an_expired_token_fails_unsent_calls_and_no_others(offline: FakeCloud) -> None:
     over = threading.Event()
 
     def refuse(request: httpx.Request) -> httpx.Response | None:
@@ -617,7 +617,7 @@ def test_many_threads_may_submit(executor: Executor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_to_make_its_own(executor: Executor) -> None:
+def test_an_executor_raises_in_a_forked_child(executor: Executor) -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -662,7 +662,7 @@ def test_an_endpoint_id_must_be_one(cloud: FakeCloud) -> None:
         Executor("my-laptop", client=client)
 
 
-def test_what_a_task_printed_is_on_its_future(cloud: FakeCloud, executor: Executor) -> None:
+def test_the_output_of_a_task_is_on_its_future(cloud: FakeCloud, executor: Executor) -> None:
     sent: list[Any] = []
 
     def with_details(request: httpx.Request) -> httpx.Response | None:

@@ -1,4 +1,4 @@
-"""The executor's threads meet whatever user code and defects of ours throw at them: no future stays open."""
+"""Exceptions of user code and defects of ours in the executor's threads: no future stays open."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_who_asks_for_plain_data_gets_no_pickled_exception(cloud: FakeCloud) -> 
         assert error.record.exception_data is None
 
 
-def test_what_a_failed_task_printed_is_there_with_its_own_exception_too(cloud: FakeCloud) -> None:
+def test_output_of_a_failed_task_with_raise_original(cloud: FakeCloud) -> None:
     with (
         cloud.client() as client,
         Executor(cloud.endpoint_id, client=client, raise_original=True) as executor,

@@ -1,4 +1,4 @@
-"""Retries, and foreign failures as our errors."""
+"""HTTP client: retries, and errors mapped to ours."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_retry_after_of_the_header_completes_the_record() -> None:
     assert caught.value.hint == "do that"
 
 
-def test_patience_ends() -> None:
+def test_an_error_is_raised_after_the_patience() -> None:
     handle, seen = answers(*[httpx.ConnectError("refused")] * 2)
     with pytest.raises(Unavailable, match="refused") as caught:
         http(handle, patience_s=0).call("GET", "/x")
@@ -166,7 +166,7 @@ def test_a_set_stop_event_ends_the_retries() -> None:
         (httpx.UnsupportedProtocol("gopher"), ConfigurationError),
     ],
 )
-def test_what_will_not_pass_is_raised_at_once(response: httpx.Response | Exception, error: type[FarcallError]) -> None:
+def test_permanent_errors_are_raised_at_once(response: httpx.Response | Exception, error: type[FarcallError]) -> None:
     handle, seen = answers(response)
     with pytest.raises(error) as caught:
         http(handle).call("GET", "/x")
@@ -185,7 +185,7 @@ def test_the_token_stays_with_the_api() -> None:
     assert seen[0].headers["x-amz-checksum-sha256"] == "abc"
 
 
-def test_a_download_is_what_was_stored_and_not_what_its_encoding_makes_of_it() -> None:
+def test_a_download_ignores_the_content_encoding() -> None:
     bomb = gzip.compress(bytes(10_000_000))
     encoded = {"content-encoding": "gzip"}
     handle, _ = answers(httpx.Response(200, headers=encoded, stream=httpx.ByteStream(bomb)))

@@ -1,4 +1,4 @@
-"""``map``: order, chunks, look-ahead, and what is left when it ends early. And the pace of submits."""
+"""``map``: order, chunks, look-ahead, cancellation. And the burst limit of submits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pool:
         return future
 
 
-def test_everything_is_submitted_before_the_first_result_is_asked_for() -> None:
+def test_all_calls_are_submitted_before_the_first_result_is_read() -> None:
     pool = Pool()
     results = results_in_order(pool.submit, iter(range(5)), timeout_s=None, ahead=None)
     assert len(pool.futures) == 5
@@ -44,7 +44,7 @@ def test_with_a_buffer_endless_calls_can_be_consumed() -> None:
     results.close()
 
 
-def test_closing_cancels_what_is_not_done() -> None:
+def test_closing_cancels_unfinished_calls() -> None:
     pool = Pool(at_once=False)
     results = results_in_order(pool.submit, iter(range(3)), timeout_s=None, ahead=None)
     pool.futures[0].set_result("first")
@@ -85,7 +85,7 @@ def test_chunks_are_cut_and_put_together_again() -> None:
     assert [future.cancelled() for future in pool.futures[1:]] == [True, True]
 
 
-def test_a_burst_goes_at_once_and_the_rest_at_a_steady_pace() -> None:
+def test_a_burst_is_sent_at_once_and_the_rest_at_a_steady_rate() -> None:
     burst = BurstLimit(4, 16.0)
     assert [burst.next_delay_s(now=100.0) for _ in range(7)] == [0, 0, 0, 0, 4, 8, 12]
     assert burst.next_delay_s(now=200.0) == 0

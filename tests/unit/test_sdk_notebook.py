@@ -1,4 +1,4 @@
-"""What a notebook shows of the objects that a cell may end with."""
+"""HTML of our objects in notebooks."""
 
 from __future__ import annotations
 

@@ -75,14 +75,14 @@ def laptop() -> Iterator[Laptop]:
         laptop.close()
 
 
-def test_a_night_in_a_closed_laptop_is_no_night_without_an_answer(laptop: Laptop) -> None:
+def test_sleep_of_the_machine_is_not_an_outage(laptop: Laptop) -> None:
     laptop.unreachable = 3  # the network is not up yet
     laptop.open()
     assert laptop.future.result(WAIT_S) == 7
     assert laptop.asked == 5
 
 
-def test_one_that_sleeps_again_and_again_gives_up_in_the_end() -> None:
+def test_repeated_sleep_still_reaches_the_patience() -> None:
     with FakeCloud(workers=0) as cloud:
         laptop = Laptop(cloud, patience_s=30.0)  # less than what a sleep counts for
         laptop.unreachable = 10_000

@@ -1,4 +1,4 @@
-"""Argument, then environment, then file."""
+"""Precedence of settings: argument, environment, file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_argument_beats_the_environment_beats_the_file(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "missing"), [({}, "address"), ({"FARCALL_API_URL": "http://x"}, "token")])
-def test_what_is_missing_is_named_with_a_way_out(tmp_path: Path, given: dict[str, str], missing: str) -> None:
+def test_missing_settings_are_named_with_a_hint(tmp_path: Path, given: dict[str, str], missing: str) -> None:
     with pytest.raises(ConfigurationError, match=missing) as caught:
         Settings.resolve(environ={"FARCALL_HOME": str(tmp_path), **given})
     assert "farcall local up" in caught.value.hint

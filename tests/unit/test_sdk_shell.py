@@ -1,4 +1,4 @@
-"""Command lines as functions: what they return, how they end, and that they travel without us."""
+"""Shell functions: results, time limits, and running on workers without our packages."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_sandbox_is_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert call(ShellFunction("pwd")).stdout == f"{tmp_path / 'of-the-endpoint'}\n"
 
 
-def test_an_mpi_program_is_launched_by_what_the_endpoint_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mpi_program_is_started_by_the_launcher_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARSL_MPI_PREFIX", "echo launched:")
     result = call(MPIFunction("solver --in {path}"), path="x.in")
     assert result.stdout == "launched: solver --in x.in\n"
@@ -135,7 +135,7 @@ def test_arguments_are_checked(bad: dict[str, Any]) -> None:
         ShellFunction("true", **bad)
 
 
-def test_what_it_is_can_be_seen() -> None:
+def test_repr_and_str_of_a_shell_function() -> None:
     function = ShellFunction("echo {x}", walltime=5, name="say")
     assert function.__name__ == "say"
     assert MPIFunction("true").__name__ == "MPIFunction"

@@ -1,4 +1,4 @@
-"""The public names, and what importing them costs."""
+"""Public names, and the cost of their import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as spans: which there are, how they hang together, and that nobody pays who has none."""
+"""OpenTelemetry spans of calls, their parents, and their absence without OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def divide(a: float, b: float) -> float:
     return a / b
 
 
-def test_the_parts_of_a_way_follow_one_another() -> None:
+def test_child_spans_are_in_order() -> None:
     found = hops(CLIENT | CLOUD | WORKER | END)
     assert [(hop.name, hop.start_at, hop.end_at) for hop in found] == [
         ("submit", 100.0, 100.2),
@@ -72,7 +72,7 @@ def test_the_parts_of_a_way_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize("wrong_s", [-3600.0, 3600.0])
-def test_another_clock_is_brought_into_what_contains_it(wrong_s: float) -> None:
+def test_a_span_of_another_clock_is_shifted_into_its_parent(wrong_s: float) -> None:
     cloud = {name: at + wrong_s for name, at in (CLOUD | END).items()}
     worker = {name: at - 2 * wrong_s for name, at in WORKER.items()}
     found = {hop.name: hop for hop in hops(CLIENT | cloud | worker)}
@@ -86,7 +86,7 @@ def test_another_clock_is_brought_into_what_contains_it(wrong_s: float) -> None:
     assert endpoint.shift_s * wrong_s < 0
 
 
-def test_only_what_is_known_has_a_span() -> None:
+def test_only_known_times_have_a_span() -> None:
     assert hops({}) == []
     assert [hop.name for hop in hops({"client_submitted_at": 1.0, "client_accepted_at": 2.0})] == ["submit"]
     never_ran = CLIENT | {"submitted_at": 100.1, "enqueued_at": 100.3}
@@ -144,7 +144,7 @@ def test_a_call_that_fails_is_a_span_with_an_error(spans: InMemorySpanExporter) 
     assert (call.attributes["farcall.state"], call.attributes["error.type"]) == ("failed", "TASK_FAILED")
 
 
-def test_a_call_that_is_cancelled_is_a_span_that_says_so(spans: InMemorySpanExporter) -> None:
+def test_a_cancelled_call_is_a_span_with_that_state(spans: InMemorySpanExporter) -> None:
     with FakeCloud(workers=0) as cloud, cloud.client() as client, Executor(cloud.endpoint_id, client) as far:
         assert far.submit(divide, 1, 1).cancel()
     call = named(spans, "call divide")
@@ -165,7 +165,7 @@ def test_a_batch_takes_the_current_span_along(spans: InMemorySpanExporter) -> No
     assert mine is not None
 
 
-def test_a_submit_without_spans_has_no_word_of_them() -> None:
+def test_a_submit_without_spans_has_no_traceparents() -> None:
     plain = PreparedTask("t", "f", b'"x"')
     body, _ = encode_submit([plain], task_group_id="g", options=TaskOptions())
     assert b"traceparent" not in body

@@ -9,7 +9,7 @@ import pytest
 from farcall import track
 
 
-def test_a_bar_is_drawn_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_is_drawn_with_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(track(iter("abc"), "spelling", total=3, show=True)) == ["a", "b", "c"]
     captured = capsys.readouterr()
     assert captured.out == ""

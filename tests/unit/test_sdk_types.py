@@ -60,7 +60,7 @@ def client(cloud: FakeCloud) -> Iterator[Client]:
         yield client
 
 
-def test_a_future_has_the_type_of_what_the_function_returns(cloud: FakeCloud, client: Client) -> None:
+def test_a_future_has_the_return_type_of_the_function(cloud: FakeCloud, client: Client) -> None:
     with Executor(cloud.endpoint_id, client) as executor:
         future = executor.submit(cube, 2)
         assert_type(future, ComputeFuture[int])
@@ -113,7 +113,7 @@ def test_errors_have_records() -> None:
     assert general is error
 
 
-def test_what_is_wrong_is_an_error_for_the_checker_too(client: Client) -> None:
+def test_wrong_arguments_are_type_errors(client: Client) -> None:
     with pytest.raises(TypeError):
         Executor(client=client, batch_size="many")  # type: ignore[arg-type]
     with pytest.raises(TypeError):

@@ -21,13 +21,13 @@ from farcall_common.login_file import LOGIN_FILE
 if TYPE_CHECKING:
     from farcall_common.login import Login
 
-audit = typer.Typer(help="Who did what, and when.", no_args_is_help=True)
+audit = typer.Typer(help="Audit log.", no_args_is_help=True)
 
 _AUDIT_COLUMNS: Final = ("at", "identity_id", "action", "object_id", "owner_id", "detail")
 
 
 class Provider(enum.StrEnum):
-    """Who says who somebody is."""
+    """Identity provider."""
 
     DEV = "dev"
     GLOBUS = "globus"
@@ -41,7 +41,7 @@ def login(
     ] = None,
     provider: Annotated[
         Provider | None,
-        typer.Option(help="dev takes a token that you were given, globus and oidc get one; oidc goes without saying."),
+        typer.Option(help="dev stores a token of yours; globus and oidc request one; default with --issuer: oidc."),
     ] = None,
     issuer: Annotated[
         str | None, typer.Option(envvar="FARCALL_LOGIN_ISSUER", metavar="URL", help="The OpenID Connect issuer.")
@@ -50,20 +50,23 @@ def login(
         str | None, typer.Option(metavar="ID", help="The provider's client; else FARCALL_CLIENT_ID.")
     ] = None,
     scope: Annotated[
-        str | None, typer.Option(envvar="FARCALL_LOGIN_SCOPE", metavar="SCOPE", help="What the token is good for.")
+        str | None, typer.Option(envvar="FARCALL_LOGIN_SCOPE", metavar="SCOPE", help="Scope of the token.")
     ] = None,
     audience: Annotated[
-        str, typer.Option(envvar="FARCALL_LOGIN_AUDIENCE", metavar="NAME", help="For providers that want it said.")
+        str,
+        typer.Option(
+            envvar="FARCALL_LOGIN_AUDIENCE", metavar="NAME", help="Audience of the token, for providers that need it."
+        ),
     ] = "",
     browser: Annotated[bool, typer.Option("--browser", help="Log in with a browser on this machine.")] = False,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Ask the API whether it knows the token.")] = True,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Verify the token with the API.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Log in, or store a token.
 
-    With --issuer or --provider globus, the token is got from there, and renewed by itself from then on. If
-    FARCALL_CLIENT_SECRET is set, the client logs in itself and nobody is asked; GLOBUS_COMPUTE_CLIENT_ID and _SECRET do
-    as well. A token of your own is asked for without showing it, or read from standard input in a pipe.
+    With --issuer or --provider globus, the token comes from that provider and is renewed automatically. If
+    FARCALL_CLIENT_SECRET is set, the client logs in without a prompt; GLOBUS_COMPUTE_CLIENT_ID and _SECRET work too.
+    A token of your own is read from a prompt without echo, or from standard input.
     """
     chosen = provider or (Provider.OIDC if issuer else Provider.DEV)
     if chosen is Provider.DEV:
@@ -81,11 +84,11 @@ def login(
     else:
         typer.echo(f"Logged in at {settings.api_url}; the token is in {path}.", err=True)
     if from_environment("token", os.environ) not in (None, settings.token):
-        typer.echo("FARCALL_TOKEN is set to another token, and goes before this one.", err=True)
+        typer.echo("FARCALL_TOKEN is set to another token, which takes precedence.", err=True)
 
 
 def logout(as_json: AsJson = False) -> None:
-    """Forget the token, and have its provider end it, if it can. A token that you were given stays valid."""
+    """Delete the token, and revoke it if its provider supports that. A token that you were given stays valid."""
     home, path = find_home(os.environ), _login_path()
     has_token, revoked = "token" in read_settings(home), False
     was_stored = has_token or path.exists()
@@ -101,13 +104,13 @@ def logout(as_json: AsJson = False) -> None:
     if as_json:
         show_json({"path": str(config_path(home)), "was_logged_in": was_stored, "revoked": revoked})
     else:
-        typer.echo("Logged out." if was_stored else "Nobody was logged in.", err=True)
+        typer.echo("Logged out." if was_stored else "There was no login.", err=True)
     if from_environment("token", os.environ):
         typer.echo("FARCALL_TOKEN is still set.", err=True)
 
 
 def whoami(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show which API is called, whose token is used, and the limits in force."""
+    """Show the address of the API, your identity, and your limits."""
     settings = Settings.resolve()
     given = from_environment("token", os.environ)
     source = "FARCALL_TOKEN" if given else str(settings.login or config_path(find_home(os.environ)))
@@ -129,7 +132,7 @@ def _given_token() -> str:
     else:
         token = sys.stdin.readline()
     if not token.strip():
-        raise ConfigurationError("no token was given", hint="`farcall login < FILE` reads it from a file.")
+        raise ConfigurationError("the token is empty", hint="`farcall login < FILE` reads it from a file.")
     return token.strip()
 
 
@@ -145,8 +148,8 @@ def _log_in(
 ) -> Login:
     """A login with tokens from a provider.
 
-    :raises ConfigurationError: if something has to be said first.
-    :raises Unauthenticated, Unavailable: if the provider gives no token.
+    :raises ConfigurationError: if an option is missing.
+    :raises Unauthenticated, Unavailable: if the provider issues no token.
     """
     import time
 
@@ -154,11 +157,11 @@ def _log_in(
     from farcall_common.login import Login, client_from
 
     if provider is Provider.OIDC and not issuer:
-        raise ConfigurationError("the issuer is not said", hint="Give --issuer, or set FARCALL_LOGIN_ISSUER.")
+        raise ConfigurationError("the issuer is missing", hint="Pass --issuer, or set FARCALL_LOGIN_ISSUER.")
     known_id, secret = client_from(os.environ)
     chosen_id = client_id or known_id
     if chosen_id is None:
-        raise ConfigurationError("which client logs in is not said", hint="Give --client-id, or set FARCALL_CLIENT_ID.")
+        raise ConfigurationError("the client id is missing", hint="Pass --client-id, or set FARCALL_CLIENT_ID.")
     secret = secret if chosen_id == known_id else None
     found: Mapping[str, Any] = {}
     if provider is Provider.GLOBUS:
@@ -166,7 +169,9 @@ def _log_in(
 
         scope = scope or os.environ.get("FARCALL_GLOBUS_SCOPE")
         if not scope:
-            raise ConfigurationError("the deployment's scope is not said", hint="Give --scope; its operator knows it.")
+            raise ConfigurationError(
+                "the scope of the deployment is missing", hint="Pass --scope; the operator of the deployment has it."
+            )
         token_url, revoke_url = globus_urls()
     else:
         found = _oidc.discovered(issuer or "")
@@ -193,7 +198,7 @@ def _log_in(
 
 
 def _keep(settings: Settings, got: Login | None) -> Path:
-    """Keep a login or a token, and forget the other. Returns where."""
+    """Store a login or a token, and delete the other. Returns the path."""
     from farcall_common.login import forget, keep
 
     home = find_home(os.environ)
@@ -211,7 +216,7 @@ def _login_path() -> Path:
 
 
 def _address(url: str | None) -> str:
-    """:raises ConfigurationError: if it is not known; before anybody is asked to log in."""
+    """:raises ConfigurationError: if it is missing; before the user logs in."""
     return Settings.resolve(url, "-").api_url
 
 
@@ -221,12 +226,12 @@ def _shown(value: Any) -> Any:
 
 @audit.callback()
 def _audit() -> None:
-    """Who did what, and when."""
+    """Audit log."""
 
 
 @audit.command()
 def export(context: typer.Context, since: Since = None, until: Until = None, as_json: AsLines = True) -> None:
-    """Write what you did, and what others did to what is yours, oldest first: a JSON object a line, or CSV.
+    """Write your actions, and actions of others on your objects, oldest first: a JSON object a line, or CSV.
 
     Functions, containers, endpoints and their keys that were registered, changed or deleted; batches that were
     submitted; tasks that were cancelled, retried or discarded. Instants are epoch seconds.

@@ -1,4 +1,4 @@
-"""The ``farcall`` command: its own commands, and those that other packages add."""
+"""The ``farcall`` command line: its commands, and those of other packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from farcall._version import __version__
-from farcall.cli._connect import Surroundings, connected
+from farcall.cli._connect import CommandEnvironment, connected
 from farcall.cli._lazy import Deferred, LazyGroup
 from farcall.cli._output import AsJson, show_json
 from farcall_common.errors import ConfigurationError
@@ -19,31 +19,31 @@ from farcall_common.interruption import raise_on_sigterm
 
 _PLUGINS: Final = "farcall.cli"
 
-#: The help of each is that of its module, said here so that the list of commands needs none of them.
+#: Each has the help of its module, repeated here so that the list of commands imports none of them.
 COMMANDS: Final[Mapping[str, Deferred]] = {
-    "run": Deferred("farcall.cli._run:run", "Run a Python function on an endpoint and show what it returns."),
+    "run": Deferred("farcall.cli._run:run", "Run a Python function on an endpoint and show its result."),
     "map": Deferred("farcall.cli._run:map_", "Run a function once for each input."),
     "tasks": Deferred("farcall.cli._tasks:app", "Your tasks."),
     "groups": Deferred("farcall.cli._groups:app", "Tasks that were submitted together."),
     "functions": Deferred("farcall.cli._functions:app", "Your registered functions."),
     "containers": Deferred("farcall.cli._containers:app", "Environments for your tasks."),
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
-    "audit": Deferred("farcall.cli._account:audit", "Who did what, and when."),
+    "audit": Deferred("farcall.cli._account:audit", "Audit log."),
     "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
-    "logout": Deferred("farcall.cli._account:logout", "Forget the token, and have its provider end it, if it can."),
-    "whoami": Deferred(
-        "farcall.cli._account:whoami", "Show which API is called, whose token is used, and the limits in force."
-    ),
+    "logout": Deferred("farcall.cli._account:logout", "Delete the token, and revoke it if its provider supports that."),
+    "whoami": Deferred("farcall.cli._account:whoami", "Show the address of the API, your identity, and your limits."),
     "config": Deferred("farcall.cli._config:app", "Settings in the configuration file."),
     "version": Deferred("farcall.cli._app:version", "Show versions."),
 }
 _NO_LOCAL: Final = Deferred(
-    "farcall.cli._app:local_is_missing", "A cloud tier on this machine (needs farcall-local).", takes_anything=True
+    "farcall.cli._app:local_is_missing",
+    "A cloud tier on this machine (needs farcall-local).",
+    accepts_any_arguments=True,
 )
 
 
 class _Farcall(LazyGroup):
-    """Commands of ours, then those of other packages, whose line of help is the summary of their package."""
+    """Our commands, then those of other packages, whose help is the summary of their package."""
 
     @functools.cached_property
     def plugins(self) -> Mapping[str, Deferred]:
@@ -54,7 +54,7 @@ class _Farcall(LazyGroup):
         return list({**COMMANDS, "local": _NO_LOCAL, **self.plugins})
 
     def find(self, name: str) -> Deferred | None:
-        # Looking for plugins takes as long as a command of ours does: not for those.
+        # Looking for plugins takes as long as one of these commands.
         return COMMANDS.get(name) or self.plugins.get(name) or {"local": _NO_LOCAL}.get(name)
 
 
@@ -79,7 +79,7 @@ def _root(
         bool, typer.Option("--debug", envvar="FARCALL_DEBUG", help="Show where in Farcall an error comes from.")
     ] = False,
 ) -> None:
-    context.ensure_object(Surroundings).debug = debug
+    context.ensure_object(CommandEnvironment).debug = debug
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,7 +97,7 @@ def local_is_missing() -> None:
 
 def version(
     context: typer.Context,
-    server: Annotated[bool, typer.Option("--server", help="Ask the API for its version too.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="Show the version of the API too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show versions."""

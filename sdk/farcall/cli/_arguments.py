@@ -24,7 +24,7 @@ _KEPT: Final = 200
 
 
 def remember(kind: str, values: Iterable[str]) -> None:
-    """Keep names for :func:`completes`; the newest first. A disk that takes none is no reason to fail."""
+    """Keep names for :func:`completes`, the newest first. A failed write is ignored."""
     known = _read()
     known[kind] = list(dict.fromkeys([*values, *known.get(kind, [])]))[:_KEPT]
     with contextlib.suppress(OSError):
@@ -32,7 +32,7 @@ def remember(kind: str, values: Iterable[str]) -> None:
 
 
 def completes(kind: str) -> Callable[[str], list[str]]:
-    """What completes an argument of this kind: "endpoints", "tasks", "groups"."""
+    """The completion of an argument of this kind: "endpoints", "tasks", "groups"."""
 
     def complete(incomplete: str) -> list[str]:
         return [value for value in _read().get(kind, []) if value.startswith(incomplete)]
@@ -47,7 +47,7 @@ def _path() -> Path:
 def _read() -> dict[str, list[str]]:
     try:
         return msgspec.json.decode(_path().read_bytes(), type=dict[str, list[str]])
-    except (OSError, msgspec.DecodeError):  # there is none yet, or it is of another version
+    except (OSError, msgspec.DecodeError):  # missing, or of another version
         return {}
 
 
@@ -60,11 +60,11 @@ _MODULE_PREFIX: Final = "farcall_script_"
 def load_function(name: str) -> Callable[..., Any]:
     """The function that ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION`` names.
 
-    :raises InvalidRequest: if there is no such file, module or function, or if importing it fails.
+    :raises InvalidRequest: if the file, module or function does not exist, or importing it fails.
     """
     place, _, function_name = name.rpartition(":")
     if not place:
-        raise InvalidRequest(f"{name!r} names no function", hint="Write it as FILE.py:FUNCTION.")
+        raise InvalidRequest(f"{name!r} is not FILE.py:FUNCTION", hint="Write it as FILE.py:FUNCTION.")
     path = Path(place)
     if place.endswith(".py") and not path.is_file():
         raise InvalidRequest(f"there is no file {place}")
@@ -80,7 +80,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def _import_file(path: Path) -> Any:
-    sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE.py` does, for the modules beside it
+    sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE.py` does, for modules in the same directory
     spec = importlib.util.spec_from_file_location(_MODULE_PREFIX + path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -91,7 +91,7 @@ def _import_file(path: Path) -> Any:
 
 
 def parse_argument(text: str) -> Any:
-    """A JSON value, or the text itself if it is none."""
+    """A JSON value, or the text itself if it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -113,7 +113,7 @@ EndpointName = Annotated[
         "-e",
         envvar="FARCALL_ENDPOINT",
         metavar="NAME|ID",
-        help="Where to run; else the one in the configuration, or the only one that you have.",
+        help="Where to run; default: the configured endpoint, or your only one.",
         autocompletion=completes("endpoints"),
     ),
 ]
@@ -121,10 +121,10 @@ EndpointArgument = Annotated[str, typer.Argument(metavar="NAME|ID", autocompleti
 
 
 def resolve_endpoint(client: Client, name: str | None) -> str:
-    """The id of an endpoint that is given by id or name, is configured, or is the only one.
+    """The id of an endpoint by id or name; without one, of the configured endpoint or the only one.
 
     :raises EndpointUnknown: if none has that name.
-    :raises ConfigurationError: if several could be meant.
+    :raises ConfigurationError: if there are several, or none.
     """
     if name is None:
         name = read_settings(find_home(os.environ)).get("endpoint")

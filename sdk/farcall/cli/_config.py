@@ -21,11 +21,11 @@ from farcall_common.errors import ConfigurationError
 
 app = typer.Typer(help="Settings in the configuration file.", no_args_is_help=True)
 
-#: What can be set, and what it is.
+#: Settings and their meanings.
 _KEYS: Final[Mapping[str, str]] = {
     "api_url": "address of the API",
-    "token": "who is calling",
-    "endpoint": "where to run unless said otherwise: a name or an id",
+    "token": "your API token",
+    "endpoint": "default endpoint: a name or an id",
 }
 
 
@@ -69,7 +69,10 @@ def get(name: Name, as_json: AsJson = False) -> None:
 @app.command("set")
 def set_(
     name: Name,
-    value: Annotated[str, typer.Argument(help="Its value. Set a token by `farcall login`, which leaves no history.")],
+    value: Annotated[
+        str,
+        typer.Argument(help="Its value. Set a token with `farcall login`, which keeps it out of the shell's history."),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Set a setting."""
@@ -81,7 +84,7 @@ def set_(
 
 @app.command()
 def unset(name: Name, as_json: AsJson = False) -> None:
-    """Take a setting away."""
+    """Remove a setting."""
     _check(name)
     path = write_settings(find_home(os.environ), {name: None})
     if as_json:

@@ -17,7 +17,7 @@ from farcall._client import Client
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Whoever sits at a terminal wants to hear soon that the API is away.
+#: Short, because a user at a terminal waits for the error.
 _PATIENCE_S: Final = 15.0
 _SHOWN_AFTER_S: Final = 1.0
 
@@ -27,17 +27,17 @@ def _connect(api_url: str | None, token: str | None) -> Client:
 
 
 @dataclasses.dataclass
-class Surroundings:
-    """What a command finds when it starts: how to reach the API, and whether errors are shown with their tracebacks."""
+class CommandEnvironment:
+    """Environment of a command: how it connects to the API, and whether errors are shown with tracebacks."""
 
     connect: Callable[[str | None, str | None], Client] = _connect
     debug: bool = False
 
 
-def surroundings(context: Any) -> Surroundings:
-    """Those of a command, whose context this is or is above."""
-    found = context.find_root().ensure_object(Surroundings)
-    assert isinstance(found, Surroundings)
+def command_environment(context: Any) -> CommandEnvironment:
+    """The environment of the command of this context."""
+    found = context.find_root().ensure_object(CommandEnvironment)
+    assert isinstance(found, CommandEnvironment)
     return found
 
 
@@ -47,10 +47,10 @@ def connected(
     *,
     api_url: str | None = None,
     token: str | None = None,
-    doing: str | None = "asking the API",
+    doing: str | None = "calling the API",
 ) -> Iterator[Client]:
-    """A client, with words about what it is doing if that takes long; none with ``doing=None``."""
-    connect = surroundings(context).connect
+    """A client, with a status line if it takes long; none with ``doing=None``."""
+    connect = command_environment(context).connect
     with contextlib.nullcontext() if doing is None else waiting(doing), connect(api_url, token) as client:
         yield client
 
@@ -62,7 +62,7 @@ class _Shown(Protocol):
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show what is waited for once that has taken a second, on standard error and on a terminal only."""
+    """Show a status line after one second, on standard error, if that is a terminal."""
 
     def make() -> _Shown:
         return _console().status(text)
@@ -73,7 +73,7 @@ def waiting(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar, to be told how much is done, that shows up like :func:`waiting`."""
+    """A progress bar that shows up like :func:`waiting`; call the value with the number of items that are done."""
     done = 0
     draw: Callable[[int], None] | None = None
 
@@ -82,20 +82,20 @@ def bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # What is written to the same terminal must not run into the bar; what goes into a pipe must stay there.
+        # Output on the same terminal must not mix with the bar; output into a pipe must stay there.
         progress = Progress(*columns, console=_console(), transient=True, redirect_stdout=sys.stdout.isatty())
         drawn = progress.add_task(description, total=total, completed=done)
         draw = functools.partial(_draw, progress, drawn)
         return progress
 
-    def tell(count: int) -> None:
+    def update(count: int) -> None:
         nonlocal done
         done = count
         if draw is not None:
             draw(count)
 
     with _after_a_second(make):
-        yield tell
+        yield update
 
 
 def _draw(progress: Any, drawn: Any, count: int) -> None:
@@ -110,7 +110,7 @@ def _after_a_second(make: Callable[[], _Shown]) -> Iterator[None]:
     shown: list[_Shown] = []
 
     def show() -> None:
-        # rich is loaded here: most commands are done before it would be.
+        # rich is imported here: most commands end before.
         shown.append(make())
         shown[0].start()
 

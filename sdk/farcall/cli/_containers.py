@@ -34,10 +34,10 @@ def list_(
 @app.command()
 def register(
     context: typer.Context,
-    image: Annotated[str, typer.Argument(help="What the type calls the image: a reference, or a path.")],
+    image: Annotated[str, typer.Argument(help="The image, in the form of its type: a reference or a path.")],
     type_: Annotated[str, typer.Option("--type", help="docker, podman, apptainer, singularity, ...")] = "docker",
-    name: Annotated[str, typer.Option(help="What to call it; else its id.")] = "",
-    description: Annotated[str, typer.Option(help="What is in it.")] = "",
+    name: Annotated[str, typer.Option(help="Its name; default: its id.")] = "",
+    description: Annotated[str, typer.Option(help="Its description.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Register a container and show its id."""
@@ -62,7 +62,7 @@ def show(context: typer.Context, container: Container, as_json: AsJson = False) 
 
 @app.command("rm")
 def remove(context: typer.Context, container: Container, as_json: AsJson = False) -> None:
-    """Forget a container. Its image stays where it is."""
+    """Delete a container. Its image stays."""
     with connected(context) as client:
         client.delete_container(container)
     if as_json:

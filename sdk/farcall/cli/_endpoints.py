@@ -23,7 +23,7 @@ _PARALLEL: Final = 8
 def list_(
     context: typer.Context,
     mine: Annotated[bool, typer.Option("--mine", help="Only those that you own.")] = False,
-    status_too: Annotated[bool, typer.Option("--status", help="Ask for each whether it is online.")] = False,
+    status_too: Annotated[bool, typer.Option("--status", help="Show for each whether it is online.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List endpoints."""
@@ -42,7 +42,7 @@ def list_(
     keys = ("uuid", "name", "display_name", "owner", *(("status",) if status_too else ()))
     columns = ["endpoint", *(key.replace("_", " ") for key in keys[1:])]
     rows = [[each[key] for key in keys] for each in endpoints]
-    show_table(columns, rows, empty="There is no endpoint that you may use.")
+    show_table(columns, rows, empty="You may use no endpoint.")
 
 
 @app.command()
@@ -58,7 +58,7 @@ def show(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = F
 
 @app.command()
 def status(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = False) -> None:
-    """Show whether an endpoint is online, and what it is doing."""
+    """Show whether an endpoint is online, and its numbers of workers and tasks."""
     with connected(context) as client:
         found = client.get_endpoint_status(resolve_endpoint(client, endpoint))
     if as_json:
@@ -72,15 +72,15 @@ def status(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson =
 def remove(
     context: typer.Context,
     endpoint: EndpointArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the registration of an endpoint of yours. Its agent, if it runs, is turned away from then on."""
+    """Delete the registration of an endpoint of yours. A running agent is refused from then on."""
     with connected(context) as client:
         endpoint_id = resolve_endpoint(client, endpoint)
     if not yes:
         if not sys.stdin.isatty():
-            raise InvalidRequest(f"nobody can be asked whether to delete {endpoint_id}", hint="Say --yes.")
+            raise InvalidRequest(f"not a terminal: cannot confirm the deletion of {endpoint_id}", hint="Pass --yes.")
         if not typer.confirm(f"Delete endpoint {endpoint} ({endpoint_id})?", err=True):
             raise typer.Exit(INTERRUPTED)
     with connected(context) as client:

@@ -34,7 +34,7 @@ def list_(
 @app.command()
 def search(
     context: typer.Context,
-    text: Annotated[str, typer.Argument(help="What is in their name or description.")],
+    text: Annotated[str, typer.Argument(help="Text in their name or description.")],
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -67,10 +67,12 @@ def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) 
 def register(
     context: typer.Context,
     function: FunctionName,
-    name: Annotated[str | None, typer.Option(help="What to call it, if not by its own name.")] = None,
-    description: Annotated[str | None, typer.Option(help="What it does, if not its docstring.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Everybody may run it.")] = False,
-    memoize: Annotated[bool, typer.Option("--memoize", help="Answer equal calls from memory.")] = False,
+    name: Annotated[str | None, typer.Option(help="Its name; default: that of the function.")] = None,
+    description: Annotated[str | None, typer.Option(help="Its description; default: the docstring.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="All users may run it.")] = False,
+    memoize: Annotated[
+        bool, typer.Option("--memoize", help="Memoize: answer equal calls with the first result.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Register a function and show its id."""
@@ -91,17 +93,18 @@ def update(
     context: typer.Context,
     function_id: FunctionId,
     function: Annotated[
-        str | None, typer.Argument(metavar="FILE.py:FUNCTION", help="What it is from now on: a new version.")
+        str | None, typer.Argument(metavar="FILE.py:FUNCTION", help="The new version of the function.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What to call it.")] = None,
-    description: Annotated[str | None, typer.Option(help="What it does.")] = None,
-    public: Annotated[bool | None, typer.Option("--public/--private", help="Whether everybody may run it.")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name.")] = None,
+    description: Annotated[str | None, typer.Option(help="Its description.")] = None,
+    public: Annotated[bool | None, typer.Option("--public/--private", help="Whether all users may run it.")] = None,
     memoize: Annotated[
-        bool | None, typer.Option("--memoize/--no-memoize", help="Whether equal calls are answered from memory.")
+        bool | None,
+        typer.Option("--memoize/--no-memoize", help="Whether equal calls are answered with the first result."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a function, and show the number of its newest version. Calls of older versions go on with those."""
+    """Change a function, and show the number of its newest version. Calls of older versions still run those."""
     loaded = None if function is None else load_function(function)
     with connected(context) as client:
         version = client.update_function(
@@ -128,14 +131,14 @@ def versions(context: typer.Context, function_id: FunctionId, limit: Limit = 50,
 @app.command()
 def alias(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="What to call it by.")],
+    name: Annotated[str, typer.Argument(help="The alias.")],
     function: Annotated[
         str | None, typer.Argument(metavar="FUNCTION", help="An id, for its newest version, or ID@VERSION.")
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Take the name away instead.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the alias instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a function a name of yours, or take it away. The name may have meant another function before."""
+    """Set or delete an alias of a function. An alias of the same name is replaced."""
     if delete == (function is not None):
         raise InvalidRequest("either a function or --delete is needed", hint="`farcall functions aliases` lists names.")
     with connected(context) as client:

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 
 
 class _OnStandardError(CommandLineLoginFlowManager):
-    """Asks where nobody's output goes."""
+    """Prompts on standard error, because standard output may be a pipe."""
 
     def print_authorize_url(self, authorize_url: str) -> None:
         typer.echo(f"Open {authorize_url} and log in.", err=True)
@@ -39,7 +39,7 @@ class _OnStandardError(CommandLineLoginFlowManager):
 
 
 class _WithBrowser(LocalServerLoginFlowManager):
-    """Closes its socket, which the library's leaves to the garbage collector."""
+    """Closes its socket, which the library leaves to the garbage collector."""
 
     @contextlib.contextmanager
     def background_local_server(self) -> Iterator[Any]:
@@ -49,13 +49,13 @@ class _WithBrowser(LocalServerLoginFlowManager):
 
 
 def globus_urls() -> tuple[str, str]:
-    """Where Globus Auth gives tokens and takes them back."""
+    """Addresses at which Globus Auth issues and revokes tokens."""
     base = globus_sdk.AuthClient().base_url.rstrip("/")
     return f"{base}/v2/oauth2/token", f"{base}/v2/oauth2/token/revoke"
 
 
 def globus_tokens(login: Login, secret: str | None, *, browser: bool) -> Mapping[str, Any]:
-    """Tokens for one scope: of a client with a secret, or of whoever logs in, by a browser here or anywhere.
+    """Tokens for one scope: of a client with a secret, or of a user, who logs in with a browser on any machine.
 
     :raises Unauthenticated: if Globus Auth refuses.
     :raises Unavailable: if it cannot be reached.
@@ -71,7 +71,7 @@ def globus_tokens(login: Login, secret: str | None, *, browser: bool) -> Mapping
     except globus_sdk.AuthAPIError as error:
         if error.http_status >= 500:
             raise Unavailable(f"Globus Auth answered {error.http_status}.") from error
-        raise Unauthenticated(f"Globus Auth gives no token: {error.message}", hint="Is the code complete?") from error
+        raise Unauthenticated(f"Globus Auth issued no token: {error.message}", hint="Is the code complete?") from error
     except globus_sdk.NetworkError as error:
         raise Unavailable(f"Globus Auth cannot be reached: {error}") from error
     except (LocalServerLoginError, CommandLineLoginFlowEOFError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -22,7 +22,6 @@ app = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=Tr
 
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 2.0
-_IDS_PER_REQUEST: Final = 500
 _ENDED: Final = frozenset(map(str, TERMINAL_STATES))
 
 GroupId = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=completes("groups"))]
@@ -52,7 +51,7 @@ def show(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> 
     """Show the tasks of a group in the order of their submission."""
     with connected(context) as client:
         ids = client.get_task_group(group_id)
-        found = _look(client, ids)
+        found = connection_of(client).api.all_status(ids)
     remember("tasks", ids)
     if as_json:
         tasks = [{"task_id": id_, "status": found[id_]["status"], "attempt": _attempt(found[id_])} for id_ in ids]
@@ -66,13 +65,13 @@ def show(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> 
 def wait(
     context: typer.Context,
     group_id: GroupId,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait at most so long.")] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait at most this long.")] = None,
     results: Annotated[
-        bool, typer.Option("--results", help="Then write what each task returned, as `farcall map` does.")
+        bool, typer.Option("--results", help="Then write the result of each task, as `farcall map` does.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until all tasks of a group have ended. Nothing is cancelled, whatever happens to the waiting."""
+    """Wait until all tasks of a group have ended. Nothing is cancelled, also if this command is interrupted."""
     with connected(context, doing=None) as client:
         ids = client.get_task_group(group_id)
         states = _wait(client, ids, timeout)
@@ -95,12 +94,12 @@ def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[s
     give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
     ended: dict[str, str] = {}
     polling = Backoff(first_s=_FIRST_POLL_S, most_s=_LONGEST_POLL_S)
-    with bar("waiting", len(ids)) as tell:
+    with bar("waiting", len(ids)) as update:
         while True:
-            found = _look(client, [id_ for id_ in ids if id_ not in ended])
+            found = connection_of(client).api.all_status([id_ for id_ in ids if id_ not in ended])
             fresh = {id_: task["status"] for id_, task in found.items() if task["status"] in _ENDED}
             ended |= fresh
-            tell(len(ended))
+            update(len(ended))
             if len(ended) == len(ids):
                 return ended
             if fresh:
@@ -124,18 +123,6 @@ def _show_results(client: Client, ids: Sequence[str], *, as_json: bool) -> None:
             show_line({"index": index, "task_id": task_id, "result": info.value})
         else:
             show_line({"index": index, "task_id": task_id, "error": record.to_json()})
-
-
-def _look(client: Client, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Tasks as they are now, results not downloaded."""
-    wanted = list(ids)
-    found: dict[str, dict[str, Any]] = {}
-    for start in range(0, len(wanted), _IDS_PER_REQUEST):
-        asked = wanted[start : start + _IDS_PER_REQUEST]
-        while asked and (answer := connection_of(client).api.batch_status(asked)):
-            found |= answer
-            asked = [id_ for id_ in asked if id_ not in found]  # an answer has a largest size
-    return found
 
 
 def _attempt(task: dict[str, Any]) -> int:

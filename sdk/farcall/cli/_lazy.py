@@ -14,22 +14,22 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from farcall.cli._connect import surroundings
+from farcall.cli._connect import command_environment
 from farcall.cli._output import internal, show_error
 from farcall_common.errors import ErrorRecord, FarcallError, Fault
 from farcall_common.exit_codes import BROKEN_PIPE, exit_code
 from farcall_common.interruption import exit_status
 
-_MISUSE: Final = "COMMAND_LINE"
+_USAGE_ERROR: Final = "COMMAND_LINE"
 
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-    """A command or group that is loaded when it is called: ``place`` is MODULE:NAME of a function or a Typer."""
+    """A command or group that is imported when it is called: ``place`` is MODULE:NAME of a function or a Typer."""
 
     place: str
     help: str
-    takes_anything: bool = False
+    accepts_any_arguments: bool = False
 
     def load(self, name: str) -> Any:
         module, _, attribute = self.place.partition(":")
@@ -39,27 +39,27 @@ class Deferred:
             group.name = name
             return group
         alone = typer.Typer(add_completion=False)
-        anything = {"allow_extra_args": True, "ignore_unknown_options": True} if self.takes_anything else None
+        anything = {"allow_extra_args": True, "ignore_unknown_options": True} if self.accepts_any_arguments else None
         alone.command(name, context_settings=anything)(found)
         return typer.main.get_command(alone)
 
 
 class LazyGroup(TyperGroup):
-    """The root of the command line: it also turns what goes wrong under it into words and an exit code."""
+    """The root of the command line. It reports errors of commands and maps them to exit codes."""
 
     def names(self) -> Sequence[str]:
-        """What there is, in the order of the help text."""
+        """The names of the commands, in the order of the help text."""
         raise NotImplementedError
 
     def find(self, name: str) -> Deferred | None:
-        """What has this name."""
+        """The command with this name."""
         raise NotImplementedError
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - as in the base class
         return list(self.names())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as in the base class
-        """A stand-in that knows its line of help, which is all that is asked of it here."""
+        """A placeholder with the line of help, which is enough for listings."""
         found = self.find(cmd_name)
         return None if found is None else TyperCommand(cmd_name, callback=None, help=found.help)
 
@@ -70,49 +70,49 @@ class LazyGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[__name__] = _wants_json(args)
-        with _ending_well(ctx):
+        with _reporting_errors(ctx):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _ending_well(ctx):
+        with _reporting_errors(ctx):
             answer = super().invoke(ctx)
-            sys.stdout.flush()  # a reader that went away is noticed here and not while the interpreter ends
+            sys.stdout.flush()  # a closed pipe raises here and not while the interpreter exits
             return answer
 
 
 @contextlib.contextmanager
-def _ending_well(context: Any) -> Iterator[None]:
+def _reporting_errors(context: Any) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
         _drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich's way to end then
+    except SystemExit as exit_:
+        if isinstance(exit_.__context__, BrokenPipeError):  # rich exits so in that case
             raise typer.Exit(BROKEN_PIPE) from None
         raise
     except KeyboardInterrupt as interruption:
         raise typer.Exit(exit_status(interruption)) from None
     except Exception as error:
         if isinstance(error, typer.Abort) and isinstance(error.__context__, KeyboardInterrupt):
-            raise typer.Exit(exit_status(error.__context__)) from None  # instead of an answer to a question
+            raise typer.Exit(exit_status(error.__context__)) from None  # at a prompt
         if type(error).__module__.startswith(("typer.", "click.")):
-            _show_misuse(error, as_json=context.meta[__name__])
-            raise  # an end of its own: help was asked for, or a question was answered with no
-        if surroundings(context).debug:
+            _show_usage_error(error, as_json=context.meta[__name__])
+            raise  # --help, or a prompt that was answered with no
+        if command_environment(context).debug:
             traceback.print_exception(error)
         known = error if isinstance(error, FarcallError) else internal(error)
         show_error(known, as_json=context.meta[__name__])
         raise typer.Exit(exit_code(known)) from None
 
 
-def _show_misuse(error: Any, *, as_json: bool) -> None:
-    """:raises typer.Exit: if the error says that the command line is wrong."""
+def _show_usage_error(error: Any, *, as_json: bool) -> None:
+    """:raises typer.Exit: if the error is a usage error."""
     if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
         return
     context = getattr(error, "ctx", None)
-    hint = f"`{context.command_path} --help` says what can be said." if context else ""
-    known = FarcallError("", record=ErrorRecord(_MISUSE, error.format_message(), hint, Fault.CALLER))
+    hint = f"`{context.command_path} --help` lists the options." if context else ""
+    known = FarcallError("", record=ErrorRecord(_USAGE_ERROR, error.format_message(), hint, Fault.CALLER))
     show_error(known, as_json=as_json)
     raise typer.Exit(error.exit_code) from None
 
@@ -123,7 +123,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def _drop_output() -> None:
-    """What is still to be flushed goes nowhere: nobody reads it, and nobody wants to hear of that."""
+    """Discard buffered output: its reader is gone, and flushing it would raise again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

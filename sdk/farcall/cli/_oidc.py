@@ -1,4 +1,4 @@
-"""Logging in at any OpenID Connect provider: by a device code, by a browser on this machine, or as a client.
+"""OpenID Connect login: with a device code, with a browser on this machine, or as a client.
 
 RFC 8628 (devices), RFC 7636 and RFC 8252 (a code for a program on one's own machine, with PKCE), RFC 6749 (the rest).
 """
@@ -27,14 +27,14 @@ _TIMEOUT_S: Final = 20.0
 _DEVICE: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _INTERVAL_S: Final = 5.0
 _SLOWER_S: Final = 5.0
-#: How long somebody may take to log in, where the provider does not say.
+#: Time for the user to log in, unless the provider sets it.
 _PATIENCE_S: Final = 300.0
 
 
 def discovered(issuer: str) -> Json:
-    """The document in which an issuer says where its endpoints are.
+    """The discovery document of an issuer.
 
-    :raises ConfigurationError: if there is no such document there.
+    :raises ConfigurationError: if there is none.
     :raises Unavailable: if it cannot be reached.
     """
     address = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -43,7 +43,7 @@ def discovered(issuer: str) -> Json:
         answer = httpx.get(address, timeout=_TIMEOUT_S)
         document = answer.json() if answer.is_success else None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
-        raise ConfigurationError(f"{issuer} is no issuer: {error}", hint=hint) from error
+        raise ConfigurationError(f"{issuer} is not an issuer: {error}", hint=hint) from error
     except httpx.TransportError as error:
         raise Unavailable(f"{address} cannot be reached: {error}") from error
     if not isinstance(document, dict) or document.get("issuer") != issuer or "token_endpoint" not in document:
@@ -52,14 +52,14 @@ def discovered(issuer: str) -> Json:
 
 
 def tokens_of_client(login: Login, secret: str) -> Json:
-    """Log in as a client with a secret of its own, as which programs run that nobody watches."""
+    """Log in as a client with a secret, for unattended programs."""
     return request_token(login.token_url, client_form(login), client_id=login.client_id, secret=secret)
 
 
 def tokens_by_device(login: Login, provider: Json) -> Json:
-    """Show a code, to be typed in wherever there is a browser, and wait until that was done.
+    """Show a code, which the user enters in any browser, and wait for that.
 
-    :raises Unauthenticated: if that is refused, or takes too long.
+    :raises Unauthenticated: if it is refused, or takes too long.
     """
     wanted = {"client_id": login.client_id, "scope": login.scope, "audience": login.audience}
     try:
@@ -75,7 +75,7 @@ def tokens_by_device(login: Login, provider: Json) -> Json:
     except httpx.TransportError as error:
         raise Unavailable(f"the provider cannot be reached: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise Unauthenticated("the provider gives no device code", hint="Try --browser.") from error
+        raise Unauthenticated("the provider issued no device code", hint="Try --browser.") from error
     typer.echo(f"Open {codes.get('verification_uri_complete') or address} and confirm the code {code}.", err=True)
     give_up_at = time.monotonic() + patience_s
     form = {"grant_type": _DEVICE, "device_code": device}
@@ -91,16 +91,16 @@ def tokens_by_device(login: Login, provider: Json) -> Json:
                     interval_s += min(_SLOWER_S, interval_s)
                 case _:
                     raise
-    raise Unauthenticated("nobody confirmed the code in time", hint="Run the command again.")
+    raise Unauthenticated("the code was not confirmed in time", hint="Run the command again.")
 
 
 def tokens_by_browser(login: Login, provider: Json) -> Json:
-    """Open a browser on this machine, and let it come back with a code.
+    """Open a browser on this machine, which is redirected here with a code.
 
     :raises Unauthenticated: if the login is refused, or takes too long.
     """
     if "authorization_endpoint" not in provider:
-        raise Unauthenticated("the provider lets nobody log in by a browser", hint="Leave --browser out.")
+        raise Unauthenticated("the provider does not support logins with a browser", hint="Omit --browser.")
     verifier, state = secrets.token_urlsafe(48), secrets.token_urlsafe(16)
     challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
     with _Listener(("127.0.0.1", 0), _Answer) as listener:
@@ -117,7 +117,7 @@ def tokens_by_browser(login: Login, provider: Json) -> Json:
         }
         given = {name: value for name, value in query.items() if value}
         address = f"{provider['authorization_endpoint']}?{urlencode(given)}"
-        typer.echo(f"Open {address} in a browser on this machine, if it does not open by itself.", err=True)
+        typer.echo(f"Open {address} in a browser on this machine, if it does not open automatically.", err=True)
         webbrowser.open(address)
         found = listener.wait(_PATIENCE_S)
     if "code" not in found or not secrets.compare_digest(found.get("state", ""), state):
@@ -132,12 +132,12 @@ def tokens_by_browser(login: Login, provider: Json) -> Json:
 
 
 class _Listener(HTTPServer):
-    """Waits for the browser to come back."""
+    """Waits for the browser's redirect."""
 
     found: dict[str, str]
 
     def wait(self, patience_s: float) -> dict[str, str]:
-        """What the browser brought; nothing if it did not come."""
+        """The query of the redirect; empty if there was none."""
         self.found = {}
         give_up_at = time.monotonic() + patience_s
         while not self.found and (left_s := give_up_at - time.monotonic()) > 0:
@@ -147,7 +147,7 @@ class _Listener(HTTPServer):
 
 
 class _Answer(BaseHTTPRequestHandler):
-    #: Of one connection: whoever connects and says nothing must not keep the browser out for long.
+    #: Of one connection: one that sends nothing must not block the browser for long.
     timeout = 5
 
     def do_GET(self) -> None:

@@ -18,7 +18,7 @@ from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
-#: How states look on a terminal.
+#: Colors of states on a terminal.
 _STYLES: Final[Mapping[str, str]] = {
     "success": "green",
     "online": "green",
@@ -32,7 +32,7 @@ _STYLES: Final[Mapping[str, str]] = {
 
 
 def show_json(value: Any) -> None:
-    """Write a value as JSON; what JSON does not have is written as text."""
+    """Write a value as JSON; values of other types are written as text."""
     typer.echo(msgspec.json.format(_encoded(value), indent=2))
 
 
@@ -43,7 +43,7 @@ def show_line(value: Any) -> None:
 
 
 def show_value(value: object) -> None:
-    """Write what a function returned: text as it is, anything else as Python shows it."""
+    """Write the value of a function: text as it is, anything else as its repr."""
     if isinstance(value, str):
         typer.echo(value)
     elif sys.stdout.isatty():
@@ -70,7 +70,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empt
 
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in table.columns:
-        column.overflow = "fold"  # an id that was cut is good for nothing
+        column.overflow = "fold"  # ids must not be truncated
     for line in lines:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in line))
     Console(highlight=False).print(table)
@@ -94,7 +94,7 @@ def _encoded(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What the standard library's encoder takes where it is more particular."""
+    """A form that the standard library's encoder accepts."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -105,12 +105,12 @@ def _plain(value: Any) -> Any:
 def internal(error: Exception) -> FarcallError:
     """An unexpected exception as an error that can be shown."""
     message = f"{type(error).__name__}: {error}"
-    record = ErrorRecord(FarcallError.code, message, "This is a mistake in Farcall; `farcall --debug ...` shows where.")
+    record = ErrorRecord(FarcallError.code, message, "This is a bug in Farcall; `farcall --debug ...` shows where.")
     return FarcallError(message, record=record)
 
 
 def show_error(error: FarcallError, *, as_json: bool) -> None:
-    """Write an error to standard error: what happened on the worker, if it did, then one line."""
+    """Write an error to standard error: the remote traceback, if there is one, then one line."""
     if as_json:
         typer.echo(msgspec.json.encode({"error": error.record.to_json()}).decode(), err=True)
         return
@@ -122,14 +122,14 @@ def show_error(error: FarcallError, *, as_json: bool) -> None:
 
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
-_WHEN: Final = "A date like 2026-11-01, a time like 2026-11-01T09:30, or so long ago, like 30m, 12h, 7d, 4w."
+_WHEN: Final = "A date like 2026-11-01, a time like 2026-11-01T09:30, or an age like 30m, 12h, 7d, 4w."
 Since = Annotated[str | None, typer.Option(metavar="WHEN", help=f"Only from then on. {_WHEN}")]
 Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only before then.")]
 AsLines = Annotated[bool, typer.Option("--json/--csv", help="A JSON object a line, or CSV with a heading.")]
 
 
 def moment(text: str | None, *, now: dt.datetime | None = None) -> dt.datetime | None:
-    """An instant as people write it; local time unless it says otherwise.
+    """An instant in ISO 8601 or relative form; local time unless it has an offset.
 
     :raises InvalidRequest: for anything else.
     """
@@ -141,11 +141,11 @@ def moment(text: str | None, *, now: dt.datetime | None = None) -> dt.datetime |
             return (now or dt.datetime.now(dt.UTC)) - dt.timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         return dt.datetime.fromisoformat(text).astimezone(dt.UTC)
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{text!r} is no time", hint=_WHEN) from error
+        raise InvalidRequest(f"{text!r} is not a time", hint=_WHEN) from error
 
 
 def write(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Write rows as they come. In CSV an object is JSON in its cell."""
+    """Write rows one by one. In CSV an object is JSON in its cell."""
     if as_json:
         for row in rows:
             show_line(row)

@@ -14,15 +14,15 @@ _BEGIN: Final = "<!-- written by `python -m farcall.cli._reference docs/cli.md`,
 _END: Final = "<!-- to here -->"
 
 
-def written_into(page: str) -> str:
-    """The page with everything between its two marks written anew."""
+def with_reference(page: str) -> str:
+    """The page with a new text between its two markers."""
     before, _, rest = page.partition(_BEGIN)
     after = rest.partition(_END)[2]
     return "\n".join([f"{before}{_BEGIN}", "", *_exit_codes(), *_commands(), f"{_END}{after}"])
 
 
 def _exit_codes() -> Iterator[str]:
-    yield from ("## Exit codes", "", "| code | says |", "|---|---|")
+    yield from ("## Exit codes", "", "| code | meaning |", "|---|---|")
     yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items())
     yield ""
 
@@ -77,9 +77,9 @@ def _value(option: Any) -> str:
 
 
 def main() -> None:
-    """Write the page that is named on the command line anew."""
+    """Write the page that is named on the command line again."""
     page = Path(sys.argv[1])
-    page.write_text(written_into(page.read_text()))
+    page.write_text(with_reference(page.read_text()))
 
 
 if __name__ == "__main__":

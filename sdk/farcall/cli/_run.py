@@ -34,15 +34,15 @@ from farcall_common.interruption import exit_status
 if TYPE_CHECKING:
     from farcall._batch import Batch
 
-_IDS_TOLD: Final = 10
+_IDS_SHOWN: Final = 10
 _FLUSH_S: Final = 10.0
 
 Future = ComputeFuture[Any]
 Arguments = tuple[list[Any], dict[str, Any]]
 
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for what it returns, or show ids and end.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result, or show ids and exit.")]
 Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Wait at most so long, then cancel what has not ended.")
+    float | None, typer.Option(metavar="SECONDS", help="Wait at most this long, then cancel unfinished tasks.")
 ]
 Walltime = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop a task that runs longer.")]
 
@@ -53,7 +53,7 @@ def run(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="ARGUMENT", help="JSON values; what is not JSON is text. Write -- before negative numbers."
+            metavar="ARGUMENT", help="JSON values; anything else is text. Write -- before negative numbers."
         ),
     ] = None,
     kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments: a JSON object.")] = "{}",
@@ -63,7 +63,7 @@ def run(
     walltime: Walltime = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a Python function on an endpoint and show what it returns."""
+    """Run a Python function on an endpoint and show its result."""
     called = load_function(function)
     args, named = [parse_argument(each) for each in arguments or ()], parse_kwargs(kwargs)
     with connected(context, doing=None) as client:
@@ -104,9 +104,9 @@ def map_(
     walltime: Walltime = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a function once for each input, and write what each returns as a line of JSON, in the order of the inputs.
+    """Run a function once for each input, and write each result as a line of JSON, in the order of the inputs.
 
-    The line of a call that failed is null; the error is told on standard error. With --json each line is an object
+    The line of a call that failed is null; its error is written to standard error. With --json each line is an object
     with index, task_id and either result or error.
     """
     called = load_function(function)
@@ -130,7 +130,7 @@ def map_(
 
 
 def _endpoint_id(client: Client, name: str | None) -> str:
-    with waiting("asking the API"):
+    with waiting("calling the API"):
         return resolve_endpoint(client, name)
 
 
@@ -138,14 +138,14 @@ def _endpoint_id(client: Client, name: str | None) -> str:
 def _executor(
     client: Client, endpoint_id: str, walltime_s: float | None, *, as_json: bool
 ) -> Iterator[tuple[Executor, list[Future]]]:
-    """An executor, and the list for its futures. When nobody waits any more (Ctrl-C, a reader that went away), what
-    was submitted goes on, and Ctrl-C tells its ids."""
+    """An executor, and the list for its futures. After Ctrl-C or a closed pipe, submitted tasks continue, and Ctrl-C
+    shows their ids."""
     executor, futures = Executor(endpoint_id, client=client, walltime_s=walltime_s), list[Future]()
     try:
         yield executor, futures
     except KeyboardInterrupt as interruption:
         leave(executor, flush_s=_FLUSH_S)
-        _tell_what_goes_on([each for each in futures if not each.done()], as_json=as_json)
+        _show_unfinished([each for each in futures if not each.done()], as_json=as_json)
         raise typer.Exit(exit_status(interruption)) from None
     except BrokenPipeError:
         leave(executor, flush_s=_FLUSH_S)
@@ -157,31 +157,31 @@ def _executor(
         executor.shutdown()
 
 
-def _tell_what_goes_on(futures: Sequence[Future], *, as_json: bool) -> None:
+def _show_unfinished(futures: Sequence[Future], *, as_json: bool) -> None:
     ids = [future.task_id for future in futures]
     if as_json:
-        told = {"code": "INTERRUPTED", "task_group_id": futures[0].task_group_id if futures else None, "task_ids": ids}
-        typer.echo(msgspec.json.encode({"error": told}).decode(), err=True)
+        shown = {"code": "INTERRUPTED", "task_group_id": futures[0].task_group_id if futures else None, "task_ids": ids}
+        typer.echo(msgspec.json.encode({"error": shown}).decode(), err=True)
         return
     if not futures:
         return
     group_id = futures[0].task_group_id
     remember("groups", [group_id])
-    more = f" and {len(ids) - _IDS_TOLD} more" if len(ids) > _IDS_TOLD else ""
-    typer.echo(f"\nGoing on without you: {' '.join(ids[:_IDS_TOLD])}{more}", err=True)
-    typer.echo(f"`farcall groups wait {group_id}` waits for them, `farcall tasks cancel` ends them.", err=True)
+    more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
+    typer.echo(f"\nStill running: {' '.join(ids[:_IDS_SHOWN])}{more}", err=True)
+    typer.echo(f"`farcall groups wait {group_id}` waits for them, `farcall tasks cancel` cancels them.", err=True)
 
 
 def _show_results(futures: Sequence[Future], timeout_s: float | None, *, as_json: bool) -> int:
-    """Write results in order as they come; returns how many calls failed."""
+    """Write results in order as they arrive; returns how many calls failed."""
     give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
     failed, done = 0, list[object]()
 
     def count(future: object) -> None:
         done.append(future)
-        tell(len(done))
+        update(len(done))
 
-    with bar("waiting", len(futures)) as tell:
+    with bar("waiting", len(futures)) as update:
         for future in futures:
             future.add_done_callback(count)
         for index, future in enumerate(futures):
@@ -204,14 +204,14 @@ def _show_failure(index: int, future: Future, error: FarcallError, *, as_json: b
         return
     show_line(None)
     record = error.record
-    told = ErrorRecord(record.code, f"input {index + 1}: {record.message}", f"farcall tasks show {future.task_id}")
-    show_error(FarcallError(told.message, record=told), as_json=False)
+    shown = ErrorRecord(record.code, f"input {index + 1}: {record.message}", f"farcall tasks show {future.task_id}")
+    show_error(FarcallError(shown.message, record=shown), as_json=False)
 
 
 def _submitted(
     client: Client, endpoint_id: str, called: Any, calls: Sequence[Arguments], walltime_s: float | None
 ) -> Batch:
-    """Calls of a function that nobody waits for here."""
+    """Submit calls of a function without waiting for results."""
     with waiting("submitting"):
         function_id = client.register_function(called)
         batch = client.create_batch(walltime_s=walltime_s)
@@ -244,7 +244,7 @@ def _result(future: Future) -> Any:
 
 
 def _values(inputs: Sequence[str]) -> list[Any]:
-    """The inputs that a command line names.
+    """The inputs of a command line.
 
     :raises InvalidRequest: if a file cannot be read, or a line of it is not JSON.
     """

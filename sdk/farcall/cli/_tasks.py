@@ -60,8 +60,8 @@ def list_(
 ) -> None:
     """List tasks, newest first.
 
-    With --state dead-lettered, what took down each worker that it ran in, until it is discarded; with --endpoint too,
-    that of everybody, if the endpoint is yours.
+    With --state dead-lettered, tasks that ended the worker in each attempt, until they are discarded; with --endpoint
+    too, those of all users, if the endpoint is yours.
     """
     with connected(context) as client:
         found = client.iter_tasks(state=state and str(state), endpoint_id=endpoint, page=min(limit, 1000))
@@ -89,7 +89,7 @@ def list_(
 
 @app.command()
 def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show a task, and what it returned or raised."""
+    """Show a task, and its result or error."""
     with connected(context) as client:
         task = client.get_batch_result([task_id])[task_id]
     if task.state is None:
@@ -121,7 +121,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
 
 @app.command()
 def events(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show what happened to a task, in order."""
+    """Show the events of a task, in order."""
     with connected(context) as client:
         history = client.get_task_events(task_id)
     if as_json:
@@ -133,7 +133,7 @@ def events(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> 
 
 @app.command()
 def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Say why a task is where it is: its place in the queue, and how its endpoint is."""
+    """Show why a task is in its state: its position in the queue, and the state of its endpoint."""
     with connected(context) as client:
         answer = client.why(task_id)
     if as_json:
@@ -158,7 +158,7 @@ def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> Non
 
 @app.command()
 def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show the last output of a task: what it wrote to standard output, and on standard error the rest.
+    """Show the last output of a task: its standard output, and on standard error its standard error.
 
     It is kept of a task that failed, and of one that succeeded if it was submitted with keep_output=True.
     """
@@ -218,9 +218,9 @@ def discard(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
     as_json: AsJson = False,
 ) -> None:
-    """Forget dead letters: they are listed no more, and their arguments are gone.
+    """Discard dead letters: they are not listed any more, and their arguments are deleted.
 
-    A dead letter is a task each of whose attempts took down its worker, or the endpoint.
+    A dead letter is a task that ended its worker, or the endpoint, in each attempt.
     """
     with connected(context) as client:
         for task_id in dict.fromkeys(task_ids):

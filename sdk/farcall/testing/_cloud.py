@@ -1,4 +1,4 @@
-"""The API in memory, behind an httpx transport, with an endpoint that runs calls in this process."""
+"""Fake cloud: the API in memory, behind an httpx transport, with an endpoint that runs calls in this process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FakeCloud:
         :meth:`run_waiting`.
     """
 
-    token: Final = "fake-token"  # noqa: S105 - it opens nothing
+    token: Final = "fake-token"  # noqa: S105 - not a secret
 
     def __init__(self, *, workers: int = 4) -> None:
         self.transport: Final = httpx.MockTransport(self._answer)
@@ -118,7 +118,7 @@ class FakeCloud:
 
     @property
     def runtime(self) -> Json:
-        """What the endpoint says of its workers; a test may claim another Python, although calls run in this one."""
+        """The runtime that the endpoint reports; a test may set another Python, although calls run in this one."""
         return self._endpoint.runtime
 
     @runtime.setter
@@ -130,7 +130,7 @@ class FakeCloud:
         return Client(_API_URL, self.token, transport=self.transport)
 
     def start(self, *, workers: int = 4) -> None:
-        """Bring the endpoint online: it runs what waits, and what comes from now on."""
+        """Bring the endpoint online: it runs waiting and later tasks."""
         with self._lock:
             self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fake-worker")
             self._endpoint.is_online = True
@@ -139,14 +139,14 @@ class FakeCloud:
                     self._pool.submit(self._run, task)
 
     def run_waiting(self) -> None:
-        """Run the tasks that wait, here and now, and return when they have ended. For an endpoint that is offline."""
+        """Run the waiting tasks in this thread, and return when they have ended. For an endpoint that is offline."""
         with self._lock:
             waiting = [task for task in self._tasks.values() if not task.state.is_terminal]
         for task in waiting:
             self._run(task)
 
-    def bury(self, task_id: str) -> None:
-        """End a task that waits as a dead letter, as if it had taken down its worker in each of its attempts."""
+    def dead_letter(self, task_id: str) -> None:
+        """End a waiting task as a dead letter, as if it had ended its worker in each attempt."""
         with self._lock:
             task = self._task(task_id)
             hint = f"`farcall tasks retry {task_id}` runs it again; `farcall tasks discard {task_id}` forgets it."
@@ -156,7 +156,7 @@ class FakeCloud:
             task.move(TaskState.DEAD_LETTERED, Reporter.FORWARDER)
 
     def close(self) -> None:
-        """Let the calls that run end; those that wait never start."""
+        """Let running calls end; waiting ones never start."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -251,7 +251,7 @@ class FakeCloud:
                 elif (known.function_id, known.payload) != (function_id, task.payload):
                     raise TaskIdReused(f"task id {task_id} names another task already")
         for task in tasks:
-            source = self._remembered(task)
+            source = self._memoized(task)
             self._tasks[task.task_id] = task
             task.timings["submitted_at"] = time.time()
             task.move(TaskState.RECEIVED, Reporter.API)
@@ -264,7 +264,7 @@ class FakeCloud:
         answer = {"request_id": str(uuid.uuid4()), "task_group_id": group_id, "endpoint_id": endpoint_id, "tasks": ids}
         return answer | ({"results": results} if results else {})
 
-    def _remembered(self, task: Task) -> Task | None:
+    def _memoized(self, task: Task) -> Task | None:
         equal = (each for each in self._tasks.values() if task.memo_key and each.memo_key == task.memo_key)
         return next((each for each in equal if each.state is TaskState.SUCCESS), None)
 
@@ -398,7 +398,7 @@ class FakeCloud:
 
 
 def _exception_data(task: Task, error: BaseException) -> str | None:
-    """What a call raised, written as its submitter wants results."""
+    """The exception of a call, in the strategies of its submitter."""
     names = task.result_serializers
     if not names or PickleOutOfBand().id in names:
         return pack_exception(error)
@@ -406,5 +406,5 @@ def _exception_data(task: Task, error: BaseException) -> str | None:
 
 
 def _no_such_key() -> httpx.Response:
-    """What an object store answers."""
+    """The answer of an object store."""
     return httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")

@@ -1,4 +1,4 @@
-"""The one endpoint of the cloud in memory, as the API shows it."""
+"""The endpoint of the fake cloud, as the API shows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farcall_common.errors import EndpointUnknown
 
 Json = dict[str, Any]
 
-_NOTHING_SAID: Final = (
+_UNSET: Final = (
     "display_name",
     "description",
     "hostname",
@@ -23,9 +23,9 @@ _NOTHING_SAID: Final = (
 
 
 class Endpoint:
-    """What is known of it, and the routes for that.
+    """State of the endpoint, and its routes.
 
-    :param tasks: all of them are its own.
+    :param tasks: all of them run on it.
     """
 
     def __init__(self, tasks: Mapping[str, Task], *, owner_id: str) -> None:
@@ -38,7 +38,7 @@ class Endpoint:
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
-        """Method, pattern of the path, and what answers."""
+        """Method, pattern of the path, and handler."""
         return (
             ("GET", "/v2/endpoints", self._list),
             ("GET", "/v2/endpoints/([^/]+)", self._get),
@@ -53,7 +53,7 @@ class Endpoint:
             raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
 
     def status(self) -> Json:
-        """Whether it is online, and what it has to do."""
+        """Whether it is online, and its numbers of workers and tasks."""
         waiting = sum(not task.state.is_terminal for task in self._tasks.values())
         workers = int(self.is_online)
         details = {"managers": workers, "total_workers": workers, "idle_workers": int(self.is_online and not waiting)}
@@ -71,7 +71,7 @@ class Endpoint:
 
     def _get(self, _: Json, endpoint_id: str) -> Json:
         self.check(endpoint_id)
-        said = {
+        shown = {
             "uuid": endpoint_id,
             "name": "fake",
             "multi_user": False,
@@ -81,7 +81,7 @@ class Endpoint:
             "user_config_schema": {},
             "subscription_uuid": None,
         }
-        return said | dict.fromkeys(_NOTHING_SAID) | ({"runtime": self.runtime} if self.runtime else {})
+        return shown | dict.fromkeys(_UNSET) | ({"runtime": self.runtime} if self.runtime else {})
 
     def _get_status(self, _: Json, endpoint_id: str) -> Json:
         self.check(endpoint_id)

@@ -1,4 +1,4 @@
-"""What the cloud in memory tells of many tasks at once."""
+"""Task lists, groups and the audit log of the fake cloud."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Json = dict[str, Any]
 
 
 class Listings:
-    """Reads tasks, in the order of their submission, and the routes for it.
+    """Lists tasks in the order of their submission, and has the routes for that.
 
-    :param owner_id: whose they all are.
+    :param owner_id: the owner of all of them.
     """
 
     def __init__(self, tasks: dict[str, Task], *, owner_id: str) -> None:
@@ -24,7 +24,7 @@ class Listings:
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
-        """Method, pattern of the path, and what answers."""
+        """Method, pattern of the path, and handler."""
         return (
             ("GET", "/v3/tasks", self._list_tasks),
             ("GET", "/v3/groups", self._list_groups),

@@ -1,4 +1,4 @@
-"""Functions and containers of the cloud in memory."""
+"""Functions and containers of the fake cloud."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class Registry:
-    """What is registered, and the routes for it."""
+    """Registered objects, and their routes."""
 
     def __init__(self) -> None:
         #: Versions of each function, the oldest first.
@@ -24,7 +24,7 @@ class Registry:
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
-        """Method, pattern of the path, and what answers."""
+        """Method, pattern of the path, and handler."""
         return (
             ("POST", "/v[23]/functions", self._register_function),
             ("GET", "/v3/functions", self._list_functions),
@@ -61,7 +61,7 @@ class Registry:
             raise EndpointIncompatible(f"The tasks ask for {wanted}, and endpoint fake runs no containers.")
 
     def quotas(self) -> Json:
-        """How much of each quota is used."""
+        """Use of each quota."""
         used = {"functions": len(self._functions), "endpoints": 1, "containers": len(self._containers)}
         return {name: {"used": count, "limit": 1000} for name, count in used.items()}
 

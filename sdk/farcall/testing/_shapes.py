@@ -1,4 +1,4 @@
-"""What the fake cloud holds, and how answers about it look."""
+"""Task records and JSON answers of the fake cloud."""
 
 from __future__ import annotations
 
