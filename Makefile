@@ -108,9 +108,13 @@ bench-engine-papers: setup
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
-# What a change must pass. test-all adds what takes longer: the whole suite on each profile.
-test: test-unit test-integration test-e2e test-chaos-short test-localstack test-docs
+# What a change must pass. Deployments on LocalStack wait more than they compute: the other suites with real processes
+# run beside them, one after another. Output comes when a suite ends.
+test: test-unit test-integration
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target PROFILES="$(PROFILES)" SMOKE_PROFILES="$(SMOKE_PROFILES)" \
+		test-localstack test-e2e test-docs test-chaos-short
 
+# It adds what takes longer: the whole suite on each profile.
 test-all: SMOKE_PROFILES :=
 test-all: PROFILES := facility lab hobby
 test-all: test test-slurm
@@ -118,10 +122,10 @@ test-all: test test-slurm
 test-unit: setup .venv-globus/.made
 	$(PYTEST) tests/unit tests/contract -n 2
 
-# The files that may take longest come first (conftest.py): by itself xdist begins with those of many tests, and ends with
-# one worker that has a LocalStack before it. Three workers on two processors: tests with a LocalStack wait a lot.
+# The files that take longest come first (conftest.py): without an order xdist begins with those of many tests, and ends
+# with one worker that has a LocalStack left. Four workers on two processors: each waits three quarters of its time.
 test-integration: setup .tools/cdklocal/.made
-	$(PYTEST) tests/integration -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) tests/integration -n 4 --dist loadfile --no-loadscope-reorder
 
 test-e2e: setup .venv-globus/.made
 	$(PYTEST) tests/e2e --tier local -n 2 --dist loadfile

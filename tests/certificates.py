@@ -1,4 +1,4 @@
-"""Certificates of tests: authorities that nobody else knows, and what they sign."""
+"""Certificates of tests: private authorities, and what they sign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every test: nothing that it started outlives it."""
+"""Leak checks of every test: no thread or process outlives it."""
 
 from __future__ import annotations
 

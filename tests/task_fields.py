@@ -1,4 +1,4 @@
-"""Fields of tasks as tests write them: options stand beside the others."""
+"""Fields of tasks as tests write them: options next to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long tests wait for what has to happen: the one deadline of all of them."""
+"""Waiting in tests: one deadline for all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STEP_S: Final = 0.01
 
 
 def wait_until(condition: Callable[[], object], what: str = "what was waited for") -> None:
-    """Wait for something that cannot tell when it happens; fail when it does not."""
+    """Poll a condition; fail when it does not hold in time."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"

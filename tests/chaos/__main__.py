@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_phases(names: Sequence[str], *, directory: Path, tasks: int, short: bool) -> list[PhaseResult]:
-    """Run some phases, each with a tier of its own, and keep what came out in ``directory``."""
+    """Run some phases, each each with its own tier, and keep the results in ``directory``."""
     results = []
     for name in names:
         phase, percent = PHASES[name]

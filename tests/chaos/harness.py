@@ -1,4 +1,4 @@
-"""What each phase of the chaos test uses: a local tier, endpoints, programs of users, counts of starts and ends."""
+"""Harness of the chaos test: a local tier, endpoints, programs of users, counts of starts and results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Scale:
 
 @dataclasses.dataclass
 class PhaseResult:
-    """What became of the tasks of one phase. ``broken`` says which promises were."""
+    """The tasks of one phase, counted by result. ``broken`` lists the promises that did not hold."""
 
     name: str
     accepted: int = 0
@@ -143,7 +143,7 @@ class Load:
                     self._given += own
 
     def ended(self) -> int:
-        """How many ends the programs have seen. Reads what was added since the last call: it is asked often."""
+        """How many results the programs have seen. It is called often, so it reads only what was added since."""
         for orders in self._orders:
             with contextlib.suppress(FileNotFoundError), Path(orders.ends).open("rb") as file:
                 file.seek(self._read_bytes.get(orders.ends, 0))
@@ -157,7 +157,7 @@ class Load:
         return collections.Counter(key for orders in self._orders for key in self._text(orders.starts).split())
 
     def wait_for_more(self, than: int, *, within_s: float | None = None) -> float:
-        """Wait until more ends came in than ``than``, or all; the seconds that it took. Does not fail: others count."""
+        """Wait for more results than ``than``, or all; returns the seconds. It does not fail: others count."""
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
             wait_until(
@@ -167,7 +167,7 @@ class Load:
         return time.monotonic() - began
 
     def count(self, result: PhaseResult) -> None:
-        """Wait for all ends, and add up what became of the tasks."""
+        """Wait for all results, and count them."""
         for program in self._programs:
             assert program.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -394,7 +394,7 @@ def kill(process: psutil.Process) -> None:
 
 @contextlib.contextmanager
 def stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """SIGSTOP, and SIGCONT in the end."""
+    """SIGSTOP, and SIGCONT at the end of the block."""
     try:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""The phases of the chaos test: each breaks something while tasks run, and counts what became of them."""
+"""Phases of the chaos test: each breaks something while tasks run, and counts their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network between an endpoint or a client and the local tier that can be slow, silent, or cut."""
+"""Faulty network between an endpoint or a client and the local tier: slow, silent, or cut."""
 
 from __future__ import annotations
 

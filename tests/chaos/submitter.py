@@ -1,4 +1,4 @@
-"""A user's program: submits tasks when its input says so, and writes down how each of them ended.
+"""User program of the chaos test: submits tasks on request, and records the result of each.
 
 Each line of its input is a number of tasks to submit; when the input ends, it waits for all of them. Its files (see
 :class:`Orders`): a line for each start of a task, written by the task itself, and a line for each end.
@@ -82,7 +82,7 @@ class Submitter:
             future.add_done_callback(lambda done, key=key, once=once: self._ended(key, once, done))  # type: ignore[misc]
 
     def wait(self) -> None:
-        """Wait for all ends; what is open when none came in for a while is written down as such."""
+        """Wait for all results; tasks without one after a long pause are recorded as open."""
         with self._changed:
             while self._open:
                 count = len(self._open)

@@ -1,4 +1,4 @@
-"""The chaos test, scaled down: the phases that take seconds. `make test-chaos` runs all of them in full."""
+"""Chaos test, scaled down: the phases that take seconds. `make test-chaos` runs all of them in full."""
 
 from __future__ import annotations
 

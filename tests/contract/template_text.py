@@ -63,7 +63,7 @@ def _plain(value: Any, exports: Mapping[str, str]) -> Any:
     """The value with CloudFormation's functions written as text."""
     match value:
         case {"Ref": str(name), **rest} if not rest:
-            return f"${{{name}}}"
+            return f"${{{_without_hashes(name)}}}"
         case {"Fn::GetAtt": [str(name), str(attribute)], **rest} if not rest:
             return f"${{{name}.{attribute}}}"
         case {"Fn::ImportValue": str(name), **rest} if not rest:

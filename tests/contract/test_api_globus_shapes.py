@@ -115,7 +115,7 @@ def test_registering_an_endpoint(lab: Lab) -> None:
     assert keys(lab.v3.update_endpoint(first["endpoint_id"], data).data) == keys(published(V3.update_endpoint))
 
 
-def test_a_function_that_does_not_say_its_versions_has_them_as_none(lab: Lab) -> None:
+def test_missing_versions_of_a_function_are_none(lab: Lab) -> None:
     data = {"function_name": "howdy", "function_code": "4\n01\nx"}
     function_id = str(lab.v3.register_function(data)["function_uuid"])
     assert lab.v2.get_function(function_id)["metadata"] == {"python_version": None, "sdk_version": None}
@@ -132,7 +132,7 @@ def test_reading_and_deleting_an_endpoint(lab: Lab) -> None:
     assert lab.v2.delete_endpoint(endpoint_id).data == published(V2.delete_endpoint)
 
 
-def test_submitting_as_globus_compute_does_it_today(lab: Lab) -> None:
+def test_submitting_as_globus_compute_does_today(lab: Lab) -> None:
     function_id, endpoint_id = lab.function(), lab.endpoint()
     data = {
         "create_queue": False,
@@ -150,7 +150,7 @@ def test_submitting_as_globus_compute_does_it_today(lab: Lab) -> None:
     assert len(answer["tasks"][function_id]) == 2
 
 
-def test_what_their_executor_asks_for_is_refused_at_once_with_what_to_use(lab: Lab) -> None:
+def test_their_executors_requests_are_refused_at_once_with_a_hint(lab: Lab) -> None:
     function_id, endpoint_id = lab.function(), lab.endpoint()
     refused: list[Callable[[], Any]] = [
         lambda: lab.v3.submit(endpoint_id, {"create_queue": True, "tasks": {function_id: ["a"]}}),
@@ -169,7 +169,7 @@ def test_what_their_executor_asks_for_is_refused_at_once_with_what_to_use(lab: L
     assert lab.api.call("GET", "/v3/tasks").body["tasks"] == []
 
 
-def test_submitting_as_globus_compute_once_did_it(lab: Lab) -> None:
+def test_submitting_as_earlier_globus_compute(lab: Lab) -> None:
     tasks = [[lab.function(), lab.endpoint(), "a"]]
 
     answer = lab.v2.submit({"task_group_id": str(uuid.uuid4()), "tasks": tasks}).data
@@ -178,7 +178,7 @@ def test_submitting_as_globus_compute_once_did_it(lab: Lab) -> None:
     assert {result["status"] for result in answer["results"]} == {"success"}
 
 
-def test_a_task_says_what_its_worker_runs_on(lab: Lab) -> None:
+def test_a_task_has_its_workers_platform(lab: Lab) -> None:
     task_id = lab.task()
     endpoint_id = lab.api.call("GET", f"/v2/tasks/{task_id}").body["endpoint_id"]
     packages = {"dill": "0.4.1", "farcall-endpoint": "0.1.0"}
@@ -220,7 +220,7 @@ def test_a_failure_has_an_exception_and_no_result(lab: Lab) -> None:
     assert (task["status"], task["exception"]) == ("failed", "Traceback: no")
 
 
-def test_an_end_that_globus_clients_do_not_know_is_no_endless_wait(lab: Lab) -> None:
+def test_a_state_unknown_to_globus_clients_ends_their_wait(lab: Lab) -> None:
     task_id = lab.task()
     lab.end(task_id, TaskState.CANCELLED, error=ErrorRecord("TASK_CANCELLED", "It was cancelled."))
 
@@ -240,7 +240,7 @@ def test_a_task_group(lab: Lab) -> None:
     assert re.sub(r"\d", "0", group["tasks"][0]["created_at"]) == re.sub(r"\d", "0", example)
 
 
-def test_an_error_is_one_that_the_client_understands(lab: Lab) -> None:
+def test_errors_have_the_clients_format(lab: Lab) -> None:
     with pytest.raises(globus_sdk.ComputeAPIError) as caught:
         lab.v2.get_task(uuid.uuid4())
 

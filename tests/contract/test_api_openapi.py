@@ -17,7 +17,7 @@ from farcall_lambdas.version import API_VERSION
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_committed_document_is_what_the_code_says() -> None:
+def test_the_committed_document_matches_the_code() -> None:
     committed = (ROOT / "docs" / "openapi.json").read_text()
 
     assert committed == document(), "run: make openapi"
@@ -27,7 +27,7 @@ def test_the_same_code_gives_the_same_document() -> None:
     assert document() == document()
 
 
-def test_every_route_is_in_it() -> None:
+def test_every_route_is_documented() -> None:
     resolver = rest_resolver(ApiSettings())
     routes = {
         (route.method.lower(), route.openapi_path) for route in [*resolver._static_routes, *resolver._dynamic_routes]
@@ -39,7 +39,7 @@ def test_every_route_is_in_it() -> None:
     assert len(routes) == 48
 
 
-def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
+def test_every_reference_resolves_and_every_schema_is_used() -> None:
     schemas = _document()["components"]["schemas"]
 
     used = {reference.removeprefix("#/components/schemas/") for reference in _references(_document())}
@@ -47,7 +47,7 @@ def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
     assert used == schemas.keys()
 
 
-def test_every_operation_says_how_it_fails_and_has_a_name_of_its_own() -> None:
+def test_every_operation_documents_its_errors_and_has_a_unique_name() -> None:
     operations = [operation for path in _document()["paths"].values() for operation in path.values()]
 
     names = [operation["operationId"] for operation in operations]
@@ -60,7 +60,7 @@ def test_every_operation_says_how_it_fails_and_has_a_name_of_its_own() -> None:
     assert "ErrorAnswer" in _document()["components"]["schemas"]
 
 
-def test_it_asks_for_a_bearer_token() -> None:
+def test_a_bearer_token_is_required() -> None:
     spec = _document()
 
     assert spec["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
@@ -89,6 +89,6 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(item)
 
 
-def test_no_description_speaks_of_the_code() -> None:
+def test_descriptions_do_not_name_code() -> None:
     """Docstrings become descriptions: what is markup for Python readers would show up in the document."""
     assert not re.search(r":(raises|param|class|meth)", document())

@@ -17,7 +17,7 @@ SITES = sorted((DOCS / "sites").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_the_committed_file_is_what_the_code_says(name: str) -> None:
+def test_the_committed_file_matches_the_code(name: str) -> None:
     committed = (DOCS / name).read_text(encoding="utf-8")
 
     assert committed == FILES[name](), "run: python -m farcall_endpoint.config.reference docs/endpoint"
@@ -40,7 +40,7 @@ def test_there_is_a_template_for_every_kind_of_site() -> None:
 
 
 @pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
-def test_a_template_is_a_good_file_for_the_reader_and_for_editors(path: Path) -> None:
+def test_a_template_is_valid_for_the_reader_and_for_editors(path: Path) -> None:
     read_config(path)
 
     jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), json.loads(json_schema()))

@@ -32,7 +32,7 @@ def sources() -> Iterator[Path]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """The strings of a module that somebody may be shown; what an f-string fills in stands as {}."""
+    """The strings of a module that users may see; what an f-string fills in stands as {}."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
@@ -85,11 +85,11 @@ def problem(program: str, words: list[str]) -> str:
 
 
 @pytest.mark.parametrize(("where", "program", "rest"), commands())
-def test_a_command_that_is_named_can_be_typed(where: str, program: str, rest: str) -> None:
+def test_commands_in_hints_exist(where: str, program: str, rest: str) -> None:
     assert problem(program, rest.split()) == "", f"{where} names `{program} {rest}`"
 
 
-def test_the_test_can_fail() -> None:
+def test_an_unknown_command_is_found() -> None:
     assert len(commands()) >= 20
     assert problem("farcall", ["tasks", "ls", "--state"]) == ""
     assert problem("farcall", ["tasks", "resubmit", "ID"]) == "no command resubmit"
@@ -104,7 +104,7 @@ def fields(path: Path) -> Iterator[str]:
             yield node.target.id
 
 
-def test_a_variable_that_is_named_is_read_somewhere() -> None:
+def test_variables_in_hints_are_read_by_the_code() -> None:
     """As a constant of its own, or by the name of the setting that it is."""
     named: dict[str, str] = {}
     read: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a script sends, another process can run: one that has neither the script nor the modules beside it."""
+"""Functions of scripts: another process runs them without the script and the modules next to it."""
 
 from __future__ import annotations
 

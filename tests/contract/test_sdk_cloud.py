@@ -172,7 +172,7 @@ def test_failures_keep_their_traceback(cloud: Cloud) -> None:
     assert client.get_tasks()[0]["error"]["exception_type"] == "ZeroDivisionError"
 
 
-def test_big_arguments_and_results_travel_as_blobs(cloud: Cloud) -> None:
+def test_big_arguments_and_results_are_blobs(cloud: Cloud) -> None:
     client = cloud.client
     length = client.register_function(len)
     repetition = client.register_function(repeat)
@@ -193,7 +193,7 @@ def test_an_executor_gets_its_results(cloud: Cloud) -> None:
         assert big.result(WAIT_S) == 100_000
 
 
-def test_repeating_a_submit_is_harmless_and_reusing_an_id_is_not(cloud: Cloud) -> None:
+def test_a_repeated_submit_is_harmless_and_a_reused_id_is_refused(cloud: Cloud) -> None:
     client, path = cloud.client, f"/v3/endpoints/{cloud.endpoint_id}/submit"
     function_id, task_id, group_id = client.register_function(divide), new_task_id(), str(uuid.uuid4())
     body = {"task_group_id": group_id, "tasks": {function_id: ["payload"]}, "task_ids": {function_id: [task_id]}}
@@ -207,7 +207,7 @@ def test_repeating_a_submit_is_harmless_and_reusing_an_id_is_not(cloud: Cloud) -
     assert len(client.get_tasks()) == 1
 
 
-def test_why_a_task_waits(cloud: Cloud) -> None:
+def test_a_waiting_task_has_a_reason(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide)
     first, second = (client.run(1, n, endpoint_id=cloud.endpoint_id, function_id=function_id) for n in (1, 2))
@@ -248,7 +248,7 @@ def test_cancelling(cloud: Cloud) -> None:
         client.get_result(task_id)
 
 
-def test_memoized_calls(cloud: Cloud) -> None:
+def test_calls_are_memoized_on_request(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide)
 
@@ -272,7 +272,7 @@ def test_memoized_calls(cloud: Cloud) -> None:
         assert pending.result(WAIT_S) == 2.0
 
 
-def test_a_function_can_be_remembered_for_all_its_calls(cloud: Cloud) -> None:
+def test_a_function_can_be_memoized_for_all_its_calls(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide, memoize=True)
     client.run(1, 2, endpoint_id=cloud.endpoint_id, function_id=function_id)
@@ -298,7 +298,7 @@ def test_a_task_that_has_ended_runs_again_as_a_new_one(cloud: Cloud) -> None:
         cloud.client.retry(str(uuid.uuid4()))
 
 
-def test_tasks_and_audit_entries_are_paged(cloud: Cloud) -> None:
+def test_tasks_and_audit_records_are_read_in_pages(cloud: Cloud) -> None:
     function_id = cloud.client.register_function(divide)
     ids = [cloud.client.run(n, 1, endpoint_id=cloud.endpoint_id, function_id=function_id) for n in range(5)]
     assert {task["task_id"] for task in cloud.client.iter_tasks(page=2)} == set(ids)
@@ -435,7 +435,7 @@ def test_groups(cloud: Cloud) -> None:
     assert len(client.get_task_groups(limit=1)) == 1
 
 
-def test_who_one_is(cloud: Cloud) -> None:
+def test_the_callers_identity(cloud: Cloud) -> None:
     before = cloud.client.whoami()
     cloud.client.register_function(divide)
     who = cloud.client.whoami()

@@ -1,4 +1,4 @@
-"""One suite for every tier: ``pytest tests/e2e --tier local|localstack|aws``.
+"""End-to-end suite, the same for every tier: ``pytest tests/e2e --tier local|localstack|aws``.
 
 A test that needs to kill or wipe a part of the cloud takes the ``local_tier`` fixture, and is skipped on AWS and on a
 LocalStack that is not ours.
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test waits for the tier too, and several tiers may be in the making on one machine."""
+    """The first test also waits for the tier, and several tiers may start on one machine at the same time."""
     if items:
         items[0].add_marker(pytest.mark.timeout(_FIRST_TEST_S), append=False)
 
@@ -69,7 +69,7 @@ def _tiers(
 
 
 def _deployed(environ: Mapping[str, str], directory: Path) -> Deployment:
-    """What the variables say of a deployment that exists; the run ends where they say nothing."""
+    """The deployment that the variables name; the run ends if they are not set."""
     try:
         tokens = json.loads(environ["FARCALL_E2E_TOKENS"])
         return Deployment(environ["FARCALL_API_URL"], {user: tokens[user] for user in USERS}, directory)
@@ -90,7 +90,7 @@ def cloud(_tiers: tuple[Deployment, LocalTier | Faults | None]) -> Deployment:
 def local_tier(
     _tiers: tuple[Deployment, LocalTier | Faults | None], tier_name: str, request: pytest.FixtureRequest
 ) -> Iterator[LocalTier | Faults]:
-    """The cloud tier, with hooks to break it; whole again when the test ends."""
+    """The cloud tier, with hooks to break it; all parts run again when the test ends."""
     tier = _tiers[1]
     if tier is None:
         pytest.skip("it breaks parts of the cloud, and this one is not ours")
@@ -108,14 +108,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def endpoint(cloud: Deployment, home: Path) -> Iterator[LocalEndpoint]:
-    """An endpoint of ada's that nobody breaks."""
+    """An endpoint of ada's that no test breaks."""
     with LocalEndpoint("shared", home=home, environment=cloud.environment("ada")) as shared:
         yield shared
 
 
 @pytest.fixture
 def own_endpoint(cloud: Deployment, tmp_path: Path) -> Iterator[Callable[..., LocalEndpoint]]:
-    """Makes endpoints (of ada's, unless told otherwise) that a test may break; they go when it ends."""
+    """Makes endpoints (of ada's by default) that a test may break; they are stopped when it ends."""
     with ExitStack() as stack:
 
         def make(name: str = "own", *, user: str = "ada") -> LocalEndpoint:

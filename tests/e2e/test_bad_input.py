@@ -1,4 +1,4 @@
-"""What a caller can get wrong: each ends in one clear error with a code and a hint, at once."""
+"""Invalid input: each ends in one clear error with a code and a hint, at once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_executor_at_an_unknown_endpoint_does_not_hang(client: farcall.Client
 
 
 @pytest.mark.smoke
-def test_what_belongs_to_someone_else(
+def test_another_owners_functions_endpoints_and_tasks(
     client: farcall.Client,
     stranger: farcall.Client,
     endpoint: LocalEndpoint,
@@ -101,8 +101,8 @@ def test_what_belongs_to_someone_else(
 
 @pytest.mark.smoke
 def test_wrong_token(cloud: Deployment) -> None:
-    with farcall.Client(cloud.api_url, "not-a-token") as nobody:
-        refused(lambda: nobody.register_function(hello), Unauthenticated)
+    with farcall.Client(cloud.api_url, "not-a-token") as anonymous:
+        refused(lambda: anonymous.register_function(hello), Unauthenticated)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_a_path_that_does_not_exist(web: httpx.Client) -> None:
     assert answer.json()
 
 
-def test_payload_over_the_limit_is_refused_before_it_travels(executor: farcall.Executor) -> None:
+def test_a_payload_over_the_limit_is_refused_before_it_is_sent(executor: farcall.Executor) -> None:
     refused(lambda: executor.submit(len, os.urandom(OVER_THE_LIMIT)), PayloadTooLarge)
 
 
-def test_payload_over_the_limit_is_refused_by_the_api_too(web: httpx.Client) -> None:
+def test_a_payload_over_the_limit_is_refused_by_the_api(web: httpx.Client) -> None:
     answer = web.post("/v3/blobs", json={"size_bytes": OVER_THE_LIMIT, "sha256": "0" * 64})
     assert answer.status_code == 413
     assert answer.json()["code"] == "PAYLOAD_TOO_LARGE"

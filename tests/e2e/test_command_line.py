@@ -1,4 +1,4 @@
-"""The command line as somebody types it, with what each command needs from the one before."""
+"""Command line: a user's commands in order, each with what it needs from the one before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Farcall = Callable[..., str]
 
 @pytest.fixture
 def farcall(cloud: Deployment, endpoint: LocalEndpoint, tmp_path: Path) -> Farcall:
-    """Somebody who is logged in, and has an endpoint."""
+    """A user who is logged in and has an endpoint."""
     (tmp_path / "calls.py").write_text(SCRIPT)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FARCALL_")}
     environ["FARCALL_HOME"] = str(tmp_path / "home")

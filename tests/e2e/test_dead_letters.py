@@ -1,4 +1,4 @@
-"""A task that takes down whatever runs it: given up, looked at, tried again when its cause is gone, or forgotten."""
+"""Dead letters: a task that kills its workers is given up, shown, retried when its cause is gone, or deleted."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.waiting import WAIT_S
 
 
 def kill_its_worker(place: str) -> str:
-    """Counts its starts, and survives when somebody has mended the place."""
+    """Counts its starts, and survives once the cause is fixed."""
     import os
     import pathlib
     import signal
 
     with pathlib.Path(place, "starts").open("a") as starts:
         starts.write("started\n")
-    if not pathlib.Path(place, "mended").exists():
+    if not pathlib.Path(place, "fixed").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     return "survived"
 
@@ -73,9 +73,9 @@ def test_a_task_that_kills_its_workers_ends_as_a_dead_letter(
     again = client.retry(task_id)
     assert ended(client, again).state is TaskState.DEAD_LETTERED
     assert letters(client) >= {task_id, again}
-    (tmp_path / "mended").touch()
-    mended = ended(client, client.retry(again))
-    assert (mended.result(), mended.retry_of) == ("survived", again)
+    (tmp_path / "fixed").touch()
+    retried = ended(client, client.retry(again))
+    assert (retried.result(), retried.retry_of) == ("survived", again)
     assert client.get_task(task_id).state is TaskState.DEAD_LETTERED
 
     # Forgotten, it is listed no more and cannot be tried again.

@@ -1,4 +1,4 @@
-"""An endpoint that two people share: neither's backlog holds up the other's single task."""
+"""Fair share: at an endpoint with two users, neither's backlog delays the other's single task."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _submit(client: farcall.Client, endpoint_id: str, function_id: str, calls: l
     return [str(task_id) for task_ids in answer["tasks"].values() for task_id in task_ids]
 
 
-def test_one_task_passes_a_backlog_of_short_ones(
+def test_a_single_task_overtakes_a_backlog_of_short_ones(
     shared: str, directory: str, client: farcall.Client, stranger: farcall.Client
 ) -> None:
     backlog = _submit(client, shared, client.register_function(short), [(directory, n) for n in range(BACKLOG)])
@@ -88,7 +88,7 @@ def test_one_task_passes_a_backlog_of_short_ones(
     client.cancel_many(backlog)
 
 
-def test_one_task_is_next_behind_long_ones(
+def test_a_single_task_is_next_after_running_long_ones(
     shared: str, directory: str, tmp_path: Path, client: farcall.Client, stranger: farcall.Client
 ) -> None:
     """Both workers run tasks of a backlog that also uses up the credit. The end of one lets the single task in."""

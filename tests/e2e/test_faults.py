@@ -1,4 +1,4 @@
-"""What can break while tasks are on the way: nothing is lost, nothing hangs."""
+"""Fault tolerance: parts are killed while tasks run; no task is lost, none hangs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def expect_squares(futures: Sequence[farcall.ComputeFuture[int]]) -> None:
     assert [future.result() for future in futures] == [number * number for number in range(len(futures))]
 
 
-def test_an_endpoint_that_is_offline_gets_its_tasks_later(
+def test_an_offline_endpoint_gets_its_tasks_when_it_is_back(
     client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint]
 ) -> None:
     endpoint = own_endpoint()
@@ -75,7 +75,7 @@ def test_a_second_agent_with_the_same_id_is_refused(
 
 
 @pytest.mark.parametrize("role", ["worker", "manager"])
-def test_kill_9_inside_the_endpoint(
+def test_a_killed_worker_or_manager(
     client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint], role: str
 ) -> None:
     endpoint = own_endpoint()
@@ -88,7 +88,7 @@ def test_kill_9_inside_the_endpoint(
         expect_squares(futures)
 
 
-def test_kill_9_of_the_agent(client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint]) -> None:
+def test_a_killed_agent(client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint]) -> None:
     endpoint = own_endpoint()
     with farcall.Executor(endpoint.endpoint_id, client=client, max_attempts=10) as executor:
         futures = [executor.submit(slow_square, number) for number in range(200)]
@@ -120,7 +120,7 @@ def test_a_task_that_must_not_run_twice_ends_as_lost(
 @pytest.mark.parametrize(
     "name", ["api", pytest.param("forwarder", marks=pytest.mark.smoke), "valkey", "postgres", "blobs"]
 )
-def test_kill_9_inside_the_cloud(
+def test_a_killed_part_of_the_cloud(
     client: farcall.Client, endpoint: LocalEndpoint, local_tier: LocalTier, name: str
 ) -> None:
     with farcall.Executor(endpoint.endpoint_id, client=client, max_attempts=10) as executor:
@@ -133,7 +133,7 @@ def test_kill_9_inside_the_cloud(
 
 
 @pytest.mark.timeout(1500)
-def test_kill_9_at_random_moments(client: farcall.Client, endpoint: LocalEndpoint, local_tier: LocalTier) -> None:
+def test_parts_killed_at_random_moments(client: farcall.Client, endpoint: LocalEndpoint, local_tier: LocalTier) -> None:
     """All at once: the cloud's processes and the workers die again and again while tasks are submitted and run."""
     draw = random.Random(4)
     stop = threading.Event()
@@ -161,7 +161,7 @@ def test_kill_9_at_random_moments(client: farcall.Client, endpoint: LocalEndpoin
         expect_squares(futures)
 
 
-def test_the_queue_is_wiped_while_a_thousand_tasks_are_on_the_way(
+def test_a_wiped_queue_with_a_thousand_tasks(
     client: farcall.Client, endpoint: LocalEndpoint, local_tier: LocalTier
 ) -> None:
     with farcall.Executor(endpoint.endpoint_id, client=client, max_attempts=10) as executor:

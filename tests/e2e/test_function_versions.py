@@ -7,7 +7,7 @@ from farcall_local.endpoint import LocalEndpoint
 from tests.waiting import WAIT_S
 
 
-def test_a_call_runs_the_version_that_it_names(client: Client, endpoint: LocalEndpoint) -> None:
+def test_a_call_runs_the_named_version(client: Client, endpoint: LocalEndpoint) -> None:
     function_id = client.register_source_code("def grow(x):\n    return x + 1\n", "grow")
     with Executor(endpoint.endpoint_id, client=client) as executor:
         before = executor.submit_to_registered_function(function_id, [1])

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(PYTHON is None, reason="FARCALL_GLOBUS_PYTHON na
 
 
 def seen_by(program: str, cloud: Deployment, subject_id: str) -> Any:
-    """What a program of Globus Compute's SDK saw of an endpoint or a task of Ada's."""
+    """The output of a program of Globus Compute's SDK about an endpoint or a task of Ada's."""
     assert PYTHON is not None
     variables = cloud.environment("ada")
     command = [PYTHON, str(DATA / program), variables["FARCALL_API_URL"], variables["FARCALL_TOKEN"], subject_id]
@@ -60,11 +60,11 @@ def test_programs_of_globus_compute_run_unmodified(cloud: Deployment, endpoint: 
     }
 
 
-def test_their_executor_ends_at_once_and_says_what_to_use(cloud: Deployment, endpoint: LocalEndpoint) -> None:
+def test_their_executor_is_refused_at_once_with_a_hint(cloud: Deployment, endpoint: LocalEndpoint) -> None:
     assert "use farcall.Executor" in seen_by("globus_executor.py", cloud, endpoint.endpoint_id)["error"]
 
 
-def test_results_of_our_sdk_are_read_or_it_says_why_not(
+def test_results_of_our_sdk_are_read_or_refused_with_a_reason(
     cloud: Deployment, endpoint: LocalEndpoint, client: farcall.Client
 ) -> None:
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:

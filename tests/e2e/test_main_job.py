@@ -74,7 +74,7 @@ def test_the_history_of_a_task_is_kept(client: farcall.Client, endpoint: LocalEn
     assert states[-1] == "success"
 
 
-def test_a_function_is_found_again(client: farcall.Client) -> None:
+def test_a_function_is_found_by_its_name(client: farcall.Client) -> None:
     function_id = client.register_function(square, name=f"square-{uuid.uuid4()}")
     name = client.get_function(function_id)["function_name"]
     assert [each["function_uuid"] for each in client.get_functions(search=name)] == [function_id]
@@ -130,7 +130,7 @@ def test_futures_complete_as_they_are_done(executor: farcall.Executor, tmp_path:
 
 
 @pytest.mark.smoke
-def test_five_megabytes_there_and_back(executor: farcall.Executor) -> None:
+def test_a_round_trip_of_five_megabytes(executor: farcall.Executor) -> None:
     data = os.urandom(5_000_000)
     assert executor.submit(reverse, data).result(WAIT_S) == data[::-1]
 
@@ -188,7 +188,7 @@ def test_cancel_a_waiting_task(client: farcall.Client, endpoint: LocalEndpoint, 
     assert executor.submit(hello, "free again").result(WAIT_S) == "hello, free again"
 
 
-def test_a_pending_task_says_so(client: farcall.Client, executor: farcall.Executor) -> None:
+def test_a_pending_task_is_reported_as_pending(client: farcall.Client, executor: farcall.Executor) -> None:
     future = executor.submit(sleep, 600)
     wait_for_state(client, future.task_id, TaskState.RUNNING)
     with pytest.raises(TaskPending):

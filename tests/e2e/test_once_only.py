@@ -1,4 +1,4 @@
-"""A task with idempotent=False starts at most once, also after a power cut and with an old copy of the spool."""
+"""At most once: a task with idempotent=False starts once, also after a power cut and with an old copy of the spool."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def kill_all(endpoint: LocalEndpoint) -> None:
 
 
 def start_again(endpoint: LocalEndpoint) -> bool:
-    """Start the endpoint, with an empty spool if the cloud refuses its spool as an old copy. Whether it did."""
+    """Start the endpoint, with an empty spool if the cloud refuses its spool as an old copy; returns whether it did."""
     try:
         endpoint.start()
     except Unavailable as error:
@@ -117,7 +117,7 @@ def test_a_restored_backup_of_the_spool_is_refused(
         assert executor.submit(note_start, str(log), TASKS).result(WAIT_S) == TASKS
 
 
-def test_a_copied_directory_is_refused_and_the_original_goes_on(
+def test_a_copied_directory_is_refused_and_the_original_keeps_running(
     client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint], cloud: Deployment, tmp_path: Path
 ) -> None:
     endpoint, log = own_endpoint(), tmp_path / "starts"

@@ -1,4 +1,4 @@
-"""What programs of other SDKs and of the standard library do, on a real endpoint through the whole cloud tier."""
+"""Programs as users of other SDKs and of the standard library write them, on a real endpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_command_line_on_an_endpoint(executor: farcall.Executor) -> None:
     assert ended["returncode"] == 124
 
 
-def test_arrays_travel_as_bytes_and_what_is_printed_is_kept(executor: farcall.Executor) -> None:
+def test_arrays_are_sent_as_bytes_and_printed_output_is_kept(executor: farcall.Executor) -> None:
     def double(array: Any) -> Any:
         print("doubling", len(array))
         array *= 2
@@ -55,7 +55,7 @@ def test_source_text_and_the_machine_of_a_worker(executor: farcall.Executor) -> 
     assert sys.version.split()[0] in executor.get_worker_hardware_details()
 
 
-def test_groups_are_followed_and_taken_up_again(client: farcall.Client, endpoint: LocalEndpoint) -> None:
+def test_task_groups_are_followed_and_resumed(client: farcall.Client, endpoint: LocalEndpoint) -> None:
     with farcall.Executor(endpoint.endpoint_id, client) as first:
         assert list(first.map(cube, range(50), chunksize=7, timeout=WAIT_S)) == [n**3 for n in range(50)]
         first.task_group_id = group_id = "5eed0000-0000-4000-8000-000000000001"
@@ -67,9 +67,7 @@ def test_groups_are_followed_and_taken_up_again(client: farcall.Client, endpoint
         assert [future.result(WAIT_S) for future in again] == [n**3 for n in range(5)]
 
 
-def test_a_call_that_was_made_before_is_not_made_again(
-    client: farcall.Client, endpoint: LocalEndpoint, tmp_path: Path
-) -> None:
+def test_a_memoized_call_runs_once(client: farcall.Client, endpoint: LocalEndpoint, tmp_path: Path) -> None:
     calls = str(tmp_path / "calls")
 
     def note(path: str, *, value: int, unit: str) -> str:
@@ -87,13 +85,13 @@ def test_a_call_that_was_made_before_is_not_made_again(
         assert Path(calls).read_text() == "xx"
 
 
-def test_calls_take_the_results_of_others(executor: farcall.Executor) -> None:
+def test_futures_are_arguments_of_other_calls(executor: farcall.Executor) -> None:
     small = executor.submit(cube, 2)
     big = executor.submit(cube, small)
     assert executor.submit(sum, [small, big]).result(WAIT_S) == 8 + 512
 
 
-def test_a_task_says_why_it_waits(client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint]) -> None:
+def test_a_waiting_task_has_a_reason(client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint]) -> None:
     endpoint = own_endpoint("sleepy")
     with farcall.Executor(endpoint.endpoint_id, client) as executor:
         assert executor.submit(cube, 1).result(WAIT_S) == 1

@@ -1,4 +1,4 @@
-"""A site that blocks the blob store: large arguments and results go by the forwarder."""
+"""Blob relay: where a site blocks the blob store, large arguments and results go through the forwarder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def walled_in(cloud: Deployment, local_tier: LocalTier, tmp_path: Path) -> Itera
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["auto", "relay"])
-def test_what_is_large_goes_by_the_forwarder(
+def test_large_data_goes_through_the_forwarder(
     mode: str, client: farcall.Client, walled_in: Callable[..., LocalEndpoint]
 ) -> None:
     endpoint = walled_in(mode)
@@ -57,7 +57,9 @@ def test_what_is_large_goes_by_the_forwarder(
     assert endpoint.log_path.read_text().count(WARNING) == (mode == "auto")
 
 
-def test_without_the_relay_it_is_said_why(client: farcall.Client, walled_in: Callable[..., LocalEndpoint]) -> None:
+def test_without_the_relay_the_error_names_the_reason(
+    client: farcall.Client, walled_in: Callable[..., LocalEndpoint]
+) -> None:
     endpoint = walled_in("direct")
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
         future = executor.submit(turned, os.urandom(BIG))
@@ -65,7 +67,7 @@ def test_without_the_relay_it_is_said_why(client: farcall.Client, walled_in: Cal
             future.result(WAIT_S)
 
 
-def test_a_forwarder_that_is_killed_in_the_middle_costs_nothing(
+def test_a_killed_forwarder_interrupts_no_transfer_for_good(
     client: farcall.Client, walled_in: Callable[..., LocalEndpoint], local_tier: LocalTier
 ) -> None:
     endpoint = walled_in("relay")

@@ -1,4 +1,4 @@
-"""Peers that the forwarder must not serve, on its real socket."""
+"""Authentication at the forwarder's socket: unknown keys, other endpoints, forged tickets, malformed messages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def connected(
 
 
 def is_there(forwarder: dict[str, Any]) -> bool:
-    """Whether it can be reached. One that was killed is named for some seconds after."""
+    """Whether it can be reached. A killed one is still listed for some seconds."""
     address = urlsplit(forwarder["address"])
     try:
         socket.create_connection((address.hostname, address.port), timeout=WAIT_S).close()
@@ -124,7 +124,7 @@ def hello(endpoint_id: str, ticket: str) -> Hello:
 
 
 def expect_refusal(dealer: zmq.Socket[bytes]) -> dict[str, Any]:
-    """The next word of the forwarder is a refusal with a code and a message."""
+    """The forwarder's next message is a refusal with a code and a message."""
     message = decode(dealer.recv_multipart()).message
     assert isinstance(message, Refused), message
     assert message.error["code"].isupper()
@@ -133,7 +133,7 @@ def expect_refusal(dealer: zmq.Socket[bytes]) -> dict[str, Any]:
 
 
 @pytest.mark.smoke
-def test_an_unknown_curve_key_does_not_get_in(context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client) -> None:
+def test_an_unknown_curve_key_is_refused(context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client) -> None:
     way = stream_way(as_grace, zmq.curve_keypair()[0])
     with connected(context, way, zmq.curve_keypair()) as dealer:
         monitor = dealer.get_monitor_socket()
@@ -165,7 +165,7 @@ def test_a_key_cannot_claim_another_endpoint(
     assert forbidden.status_code == 403
 
 
-def test_a_client_key_is_no_agent(
+def test_a_clients_key_cannot_be_an_agents(
     context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client, endpoint: LocalEndpoint
 ) -> None:
     keys = zmq.curve_keypair()
@@ -175,7 +175,7 @@ def test_a_client_key_is_no_agent(
         expect_refusal(dealer)
 
 
-def test_a_forged_ticket_opens_nothing(context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client) -> None:
+def test_a_forged_ticket_is_refused(context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client) -> None:
     keys = zmq.curve_keypair()
     way = stream_way(as_grace, keys[0])
     forged = way["ticket"][:-4] + "AAAA"
@@ -196,7 +196,7 @@ def test_a_forged_ticket_opens_nothing(context: zmq.Context[zmq.Socket[bytes]], 
     ],
     ids=["empty", "noise", "noise-behind-a-version", "future-version", "unknown-kind", "many-frames"],
 )
-def test_garbage_is_refused(
+def test_malformed_messages_are_refused(
     context: zmq.Context[zmq.Socket[bytes]], as_grace: httpx.Client, garbage: Callable[[], list[bytes]]
 ) -> None:
     keys = zmq.curve_keypair()

@@ -1,4 +1,4 @@
-"""One trace from the program that calls to what the function does on the endpoint, and back."""
+"""Tracing: one trace from the caller to the function on the endpoint, and back."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_one_trace_from_the_client_to_the_worker_and_back(
         assert first - _SLACK_NS <= start <= end <= last + _SLACK_NS, (inner, outer)
 
 
-def test_a_task_that_fails(
+def test_a_failed_task(
     client: farcall.Client, endpoint: LocalEndpoint, spans: InMemorySpanExporter, tmp_path: Path
 ) -> None:
     path = tmp_path / "spans.jsonl"
@@ -144,7 +144,7 @@ def test_a_task_that_fails(
     assert mine["parent_id"] == f"0x{context_of(found['call traced']).span_id:016x}"
 
 
-def test_a_task_that_is_cancelled(client: farcall.Client, endpoint: LocalEndpoint, spans: InMemorySpanExporter) -> None:
+def test_a_cancelled_task(client: farcall.Client, endpoint: LocalEndpoint, spans: InMemorySpanExporter) -> None:
     with farcall.Executor(endpoint.endpoint_id, client=client) as far:
         future = far.submit(nap, 300)
         assert future.cancel()
@@ -153,7 +153,7 @@ def test_a_task_that_is_cancelled(client: farcall.Client, endpoint: LocalEndpoin
     assert call.attributes["farcall.state"] == "cancelled"
 
 
-def test_nothing_of_a_trace_is_left_in_the_worker(
+def test_a_worker_keeps_nothing_of_a_trace(
     client: farcall.Client, endpoint: LocalEndpoint, spans: InMemorySpanExporter, tmp_path: Path
 ) -> None:
     function_id = client.register_function(untraced)
@@ -164,10 +164,10 @@ def test_nothing_of_a_trace_is_left_in_the_worker(
     assert [client.get_result(task_id, wait_s=WAIT_S) for task_id in task_ids] == [(False, False)] * 5
 
 
-def test_a_command_line_finds_the_span_in_its_environment(
+def test_a_shell_command_has_the_span_in_its_environment(
     client: farcall.Client, endpoint: LocalEndpoint, spans: InMemorySpanExporter
 ) -> None:
     with farcall.Executor(endpoint.endpoint_id, client=client) as far:
-        told = far.submit(farcall.ShellFunction("echo $TRACEPARENT")).result(WAIT_S).stdout.strip()
+        traceparent = far.submit(farcall.ShellFunction("echo $TRACEPARENT")).result(WAIT_S).stdout.strip()
     [call] = [span for span in spans.get_finished_spans() if span.name.startswith("call ")]
-    assert told.startswith(f"00-{context_of(call).trace_id:032x}-{context_of(call).span_id:016x}-")
+    assert traceparent.startswith(f"00-{context_of(call).trace_id:032x}-{context_of(call).span_id:016x}-")

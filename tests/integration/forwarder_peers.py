@@ -34,7 +34,7 @@ from farcall_forwarder.settings import Settings
 from tests.integration.store_servers import Valkey
 from tests.support.stores import TICKET_KEY
 from tests.task_fields import with_options
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 HEARTBEAT_S = 60.0
 """These peers send messages only on a test's request, and would seem dead with a shorter one."""
@@ -57,14 +57,6 @@ FAST = Policy(
 M = TypeVar("M", bound=wire.Message)
 
 
-def until(condition: Callable[[], bool], what: str, *, timeout_s: float = WAIT_S) -> None:
-    """Wait for a condition; fail when it does not come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.005)
-
-
 class Listening(Protocol):
     """A forwarder that peers can connect to."""
 
@@ -82,7 +74,7 @@ class Watched(Protocol):
 
 
 class RunningForwarder:
-    """A forwarder in a thread with an event loop of its own."""
+    """A forwarder in a thread with its own event loop."""
 
     def __init__(self, stores: Stores, policy: Policy = FAST) -> None:
         settings = Settings(host="127.0.0.1", port=0, health_port=0)
@@ -91,7 +83,7 @@ class RunningForwarder:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="forwarder")
         self._thread.start()
-        until(lambda: bool(self.service.ready) or not self._thread.is_alive(), "the forwarder is ready")
+        wait_until(lambda: bool(self.service.ready) or not self._thread.is_alive(), "the forwarder is ready")
 
     def _run(self) -> None:
         try:
@@ -190,11 +182,11 @@ class Cloud:
         return {task.state for task in self.stores.tasks.get_tasks(task_ids).values()}
 
     def until_all(self, task_ids: Sequence[str], state: TaskState) -> None:
-        until(lambda: self.states(task_ids) == {state}, f"all tasks are {state}")
+        wait_until(lambda: self.states(task_ids) == {state}, f"all tasks are {state}")
 
 
 class Peer:
-    """One connection to a forwarder, by a key of its own."""
+    """One connection to a forwarder, with its own key."""
 
     kind: PeerKind
     role: wire.Role
@@ -440,7 +432,7 @@ class ForwarderProcess:
         self.log = directory / f"{ready_file.stem}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=os.environ | environ, stderr=log)
-        until(lambda: ready_file.exists() or self.process.poll() is not None, "the forwarder is ready")
+        wait_until(lambda: ready_file.exists() or self.process.poll() is not None, "the forwarder is ready")
         assert self.process.poll() is None, self.log.read_text()
         ready = json.loads(ready_file.read_text())
         self.address = ready["address"]
@@ -473,7 +465,7 @@ def forwarding(stores: Stores, policy: Policy = FAST) -> Iterator[RunningForward
         forwarder.kill()
     if forwarder.error is not None:
         raise forwarder.error
-    assert was_alive, "the forwarder ended by itself"
+    assert was_alive, "the forwarder has ended"
 
 
 def health(forwarder: Watched) -> tuple[int, dict[str, Any]]:

@@ -207,7 +207,7 @@ def test_a_silent_forwarder_is_left(tmp_path: Path) -> None:
 
 
 def test_a_draining_forwarder_is_left_politely(endpoint: EndpointProcess) -> None:
-    endpoint.cloud.say(Redirect(reason="a new version", retry_after_s=0.1))
+    endpoint.cloud.send(Redirect(reason="a new version", retry_after_s=0.1))
     endpoint.cloud.wait_for(lambda: len(endpoint.cloud.hellos) == 2)
     assert len(endpoint.cloud.goodbyes) == 1
     assert endpoint.cloud.end(endpoint.cloud.submit(abs, -3)).value == 3

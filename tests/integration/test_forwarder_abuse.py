@@ -36,9 +36,8 @@ from tests.integration.forwarder_peers import (
     health,
     start,
     stores,
-    until,
 )
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 __all__ = ["cloud", "endpoint_id", "environ", "forwarder", "start", "stores"]
 
@@ -140,12 +139,12 @@ def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
         with ThreadPoolExecutor(1) as executor:
             crowding = executor.submit(crowd)
             try:
-                until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are connected")
+                wait_until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are connected")
                 with Agent(cloud, endpoint_id, forwarder) as agent:
                     agent.greet(credit=20)
                     task_ids = cloud.submit_new(endpoint_id, 20)
                     agent.serve(20)
-                until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are still connected")
+                wait_until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are still connected")
             finally:
                 served.set()
             crowding.result(WAIT_S)
@@ -160,7 +159,7 @@ def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
             dripping = open_ones(dripping, drip=GREETING[sent : sent + 1])
             sent += 1
             time.sleep(0.25)  # the period of the slow bytes
-        until(lambda: process.num_fds() <= descriptors + 20, "their descriptors are free again")
+        wait_until(lambda: process.num_fds() <= descriptors + 20, "their descriptors are free again")
 
 
 def test_a_crowd_does_not_lock_peers_out(cloud: Cloud, start: Start, connect: Connect) -> None:
@@ -172,8 +171,8 @@ def test_a_crowd_does_not_lock_peers_out(cloud: Cloud, start: Start, connect: Co
         with Agent(cloud, served_id, forwarder) as agent:
             agent.greet(credit=100)
             connect(forwarder.address, 1000, SIGNATURE)
-            until(lambda: health(forwarder)[1]["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
-            until(lambda: process.num_fds() <= descriptors + 120, "their descriptors are free again")
+            wait_until(lambda: health(forwarder)[1]["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
+            wait_until(lambda: process.num_fds() <= descriptors + 120, "their descriptors are free again")
             with Agent(cloud, late_id, forwarder) as late:
                 late.greet(credit=1)
             task_ids = cloud.submit_new(served_id, 50)
@@ -208,7 +207,7 @@ class Scene:
 
     async def hear(self) -> None:
         """Receive a message, as the forwarder does."""
-        await self.until(lambda: bool(self.router.poll(0)), "a message comes in")
+        await self.until(lambda: bool(self.router.poll(0)), "a message has arrived")
         first = self.router.recv(zmq.DONTWAIT, copy=False)
         self.router.recv_multipart(zmq.DONTWAIT)
         self.limiter.note_first_message(first.bytes, int(first.get(zmq.SRCFD)))
@@ -328,7 +327,7 @@ def test_unknown_addresses_have_half_of_the_places_and_yield_to_known_ones() -> 
             for each in known:
                 crowd.callback(each.close)
             await scene.until(lambda: scene.limiter.connections == 4, "the known ones are connected")
-            for number in range(40):  # each from an address of its own
+            for number in range(40):  # each from another address
                 stranger = await asyncio.to_thread(scene.connect_from, f"127.0.1.{number + 1}")
                 crowd.callback(stranger.close)
             await scene.until(lambda: scene.limiter.crowded_out == 35, "half of the places are free of them")
@@ -455,7 +454,7 @@ def test_an_endless_message_closes_the_connection() -> None:
 def test_connections_are_limited_to_the_machines_descriptors(
     limits: tuple[int, int], wanted: int, allowed: int, soft: int
 ) -> None:
-    """In a process of its own: lowered limits cannot be raised again."""
+    """In a separate process: lowered limits cannot be raised again."""
     program = (
         "import resource, sys\n"
         "from farcall_forwarder.adapters.connection_limiter import allow_connections\n"
@@ -511,7 +510,7 @@ def test_a_frame_over_the_limit_ends_the_connection(
     with Agent(cloud, endpoint_id, forwarder) as agent, agent.socket.get_monitor_socket() as monitor:
         agent.greet()
         agent.socket.send_multipart([*CREDIT, bytes(MAX_FRAME_BYTES + 1)])
-        until(lambda: bool(monitor.poll(50)) and monitor.recv_multipart() is not None, "the connection ends")
+        wait_until(lambda: bool(monitor.poll(50)) and monitor.recv_multipart() is not None, "the connection ends")
         agent.socket.disable_monitor()
         serves_others(cloud, forwarder)
         agent.connect(forwarder)  # the agent may reconnect
@@ -524,6 +523,6 @@ def test_the_largest_allowed_frame_arrives(cloud: Cloud, forwarder: RunningForwa
         [task_id] = cloud.submit_new(endpoint_id, 1)
         agent.finish(agent.take(1), body=bytes(MAX_FRAME_BYTES))
         agent.until_recorded([task_id])
-    error = cloud.task(task_id).error  # the frame is too large for a result, which has a limit of its own
+    error = cloud.task(task_id).error  # the frame is too large for a result, which has another limit
     assert error is not None
     assert f"{MAX_FRAME_BYTES:,} bytes inline" in error.message

@@ -35,9 +35,9 @@ from tests.integration.forwarder_peers import (
     forwarding,
     start,
     stores,
-    until,
 )
 from tests.support.stores import FakeQueue, fake_stores, single
+from tests.waiting import wait_until
 
 __all__ = ["cloud", "endpoint_id", "environ", "forwarder", "start", "stores"]
 
@@ -46,7 +46,7 @@ __all__ = ["cloud", "endpoint_id", "environ", "forwarder", "start", "stores"]
 def fleet(stores: Stores) -> Iterator[tuple[RunningForwarder, RunningForwarder]]:
     """Two forwarders that know each other."""
     with forwarding(stores) as first, forwarding(stores) as second:
-        until(lambda: all(_has_others(forwarder) for forwarder in (first, second)), "they know each other")
+        wait_until(lambda: all(_has_others(forwarder) for forwarder in (first, second)), "they know each other")
         yield first, second
 
 
@@ -109,15 +109,15 @@ def test_streams_do_not_resume_over_an_outage_of_the_queue() -> None:
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(forwarding(stores))
         there = stack.enter_context(forwarding(stores))
-        until(lambda: _has_others(here), "they know each other")
+        wait_until(lambda: _has_others(here), "they know each other")
         agent = stack.enter_context(Agent(cloud, endpoint_id, here))
         client = stack.enter_context(Client(cloud, cloud.owner_id, there))
         agent.greet(credit=10)
         before = client.open("group")
         queue.reachable = False
-        until(lambda: not queue._listeners[there.service.forwarder_id], "the interruption is noticed")
+        wait_until(lambda: not queue._listeners[there.service.forwarder_id], "the interruption is noticed")
         queue.reachable = True
-        until(lambda: bool(queue._listeners[there.service.forwarder_id]), "the subscription is back")
+        wait_until(lambda: bool(queue._listeners[there.service.forwarder_id]), "the subscription is back")
         client.connect(there)
         assert not client.open("group", cursor=before.cursor).resumed
         task_ids = cloud.submit_new(endpoint_id, 5, task_group_id="group")
@@ -144,7 +144,7 @@ def test_a_second_agent_is_refused_at_any_forwarder_while_the_first_is_connected
         first.finish(first.take(3))
         first.until_recorded(task_ids)
         first.say(wire.Goodbye())
-        until(lambda: second.is_let_in(there), "the endpoint is free")
+        wait_until(lambda: second.is_let_in(there), "the endpoint is free")
         second.say(wire.Credit(tasks=10))
         task_ids = cloud.submit_new(endpoint_id, 3)
         second.finish(second.take(3))
@@ -169,7 +169,7 @@ def test_a_second_agent_is_admitted_after_the_claim_of_a_dead_forwarder_expires(
         second.say(second.hello())
         refused, _ = second.hear(wire.Refused)
         assert refused.error["code"] == "ENDPOINT_IN_USE"
-        until(lambda: second.is_let_in(heir), "the dead forwarder's claim is over")
+        wait_until(lambda: second.is_let_in(heir), "the dead forwarder's claim is over")
         second.say(wire.Credit(tasks=10))
         [spec] = second.take(1)
         assert spec.task_id == often
@@ -235,14 +235,14 @@ def test_all_agents_are_admitted_except_those_that_are_refused(
     there = agents.keys() - {taken, deleted}
     for admitted in there:
         agents[admitted].hear(wire.Welcome)
-    until(lambda: online(stores, agents) == there, "the admitted ones are online")
+    wait_until(lambda: online(stores, agents) == there, "the admitted ones are online")
     agents[restored].say(wire.Credit(tasks=5))
     assert [spec.task_id for spec in agents[restored].take(3)] == waiting
     # Half of them leave: exactly these become offline.
     going = sorted(there)[::2]
     for each in going:
         agents[each].say(wire.Goodbye())
-    until(lambda: online(stores, agents) == there - set(going), "the others are offline")
+    wait_until(lambda: online(stores, agents) == there - set(going), "the others are offline")
 
 
 def test_all_agents_finish_their_tasks_and_reconnect_with_held_tasks(
@@ -449,9 +449,9 @@ class Load:
             self._over.set()
             self._submitter.join()
             self.cloud.until_all(self.task_ids, TaskState.SUCCESS)
-            until(lambda: self.client.is_open, "the client has a stream")
+            wait_until(lambda: self.client.is_open, "the client has a stream")
             last = {task_id for number in range(ENDPOINTS) for task_id in self.submit(number)}
-            until(lambda: last <= self.client.seen, "the client gets results of every endpoint")
+            wait_until(lambda: last <= self.client.seen, "the client gets results of every endpoint")
         finally:
             self._over.set()
             self._submitter.join()
@@ -470,7 +470,7 @@ class Load:
     def do_more(self) -> None:
         """Wait until another 300 tasks were started."""
         before = self._started()
-        until(lambda: self._started() >= before + 300, "work is under way")
+        wait_until(lambda: self._started() >= before + 300, "work is under way")
 
     def _started(self) -> int:
         return sum(len(worker.peer.starts) for worker in self.workers if isinstance(worker.peer, Worker))

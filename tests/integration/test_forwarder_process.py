@@ -194,7 +194,7 @@ while os.read(0, 1):
 """
 
 SDK_STREAM = """
-from farcall._collector import Collector
+from farcall._results import Collector
 from farcall._stream import Stream
 from farcall_common.backoff import Backoff
 

@@ -27,10 +27,10 @@ from tests.integration.forwarder_peers import (
     forwarder,
     forwarding,
     stores,
-    until,
 )
 from tests.integration.store_servers import Valkey
 from tests.support.stores import FakeDatabase, FakeQueue, fake_stores
+from tests.waiting import wait_until
 
 __all__ = ["cloud", "endpoint_id", "environ", "forwarder", "stores"]
 
@@ -63,7 +63,9 @@ def test_tasks_that_the_agent_holds_are_not_sent_again_after_a_wipe(
         task_ids = cloud.submit_new(endpoint_id, 20, idempotent=idempotent)
         specs = agent.take(20)
         valkey.wipe()
-        until(lambda: counter(forwarder, "queues_restored") >= 2, "the queue is restored")  # the first was its claim
+        wait_until(
+            lambda: counter(forwarder, "queues_restored") >= 2, "the queue is restored"
+        )  # the first was its claim
         assert agent.hears_no(wire.RunTasks, for_s=0.3)
         agent.finish(specs)
         agent.until_recorded(task_ids)
@@ -88,7 +90,7 @@ def test_a_thousand_tasks_and_three_wipes(
                 agent._receive(0.2)
             if milestone < 1000:
                 valkey.wipe()
-        until(lambda: bool(agent._receive(0.05)) or not agent.spool, "everything is recorded")
+        wait_until(lambda: bool(agent._receive(0.05)) or not agent.spool, "everything is recorded")
         agent.until_recorded(list(agent.spool))
     cloud.until_all(task_ids, TaskState.SUCCESS)
 
@@ -195,7 +197,7 @@ def test_tasks_sent_to_a_lost_spool_are_sent_again_or_lost(
         old.take(2)
         old.say(wire.Goodbye())
     with Agent(cloud, endpoint_id, forwarder) as new:  # same endpoint, another disk
-        until(lambda: new.is_let_in(forwarder), "the old session is over")
+        wait_until(lambda: new.is_let_in(forwarder), "the old session is over")
         new.say(wire.Credit(tasks=10))
         [spec] = new.take(1)
         assert spec.task_id == again
@@ -215,7 +217,7 @@ def test_tasks_of_a_lost_agent_are_sent_again_or_end_lost(
         [never] = cloud.submit_new(endpoint_id, 1, idempotent=False)
         agent.take(2)
         cloud.until_all([never], TaskState.LOST)  # silence, then the lease runs out
-        until(lambda: cloud.stores.queue.depth(endpoint_id) == 1, "the other waits again")
+        wait_until(lambda: cloud.stores.queue.depth([endpoint_id]) == 1, "the other waits again")
         error = cloud.task(never).error
         assert error is not None
         assert error.hint
@@ -249,8 +251,8 @@ def test_a_task_that_kills_its_endpoint_becomes_a_dead_letter(
             agent.greet(heartbeat_s=BRIEF_S, credit=1)
             assert [spec.attempt for spec in agent.take(1)] == [attempt]
             agent.spool = {}
-            until(
-                lambda: cloud.stores.queue.depth(endpoint_id) == 1 or cloud.task(task_id).state.is_terminal,
+            wait_until(
+                lambda: cloud.stores.queue.depth([endpoint_id]) == 1 or cloud.task(task_id).state.is_terminal,
                 "the lease has run out",
             )
     cloud.until_all([task_id], TaskState.DEAD_LETTERED)
@@ -311,7 +313,7 @@ def test_no_non_idempotent_task_is_sent_twice(valkey: Valkey, stores: Stores, cl
     short = dataclasses.replace(FAST, ownership_ttl_s=0.5)
     for number in range(4):
         with forwarding(stores, short) as forwarder, Agent(cloud, endpoint_id, forwarder, spool_id=spool_id) as agent:
-            until(functools.partial(agent.is_let_in, forwarder), "the dead forwarder's claim is over")
+            wait_until(functools.partial(agent.is_let_in, forwarder), "the dead forwarder's claim is over")
             agent.say(wire.Credit(tasks=10))
             deadline = time.monotonic() + 0.4
             while time.monotonic() < deadline:
@@ -322,9 +324,9 @@ def test_no_non_idempotent_task_is_sent_twice(valkey: Valkey, stores: Stores, cl
             sent.update(spec.task_id for spec in agent.received)
         spool_id = wire.new_id()
     with forwarding(stores, short) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
-        until(functools.partial(agent.is_let_in, forwarder), "the dead forwarder's claim is over")
+        wait_until(functools.partial(agent.is_let_in, forwarder), "the dead forwarder's claim is over")
         agent.say(wire.Credit(tasks=100))
-        until(lambda: bool(agent._receive(0.1)) or sum(sent.values()) + len(agent.received) >= 60, "all were sent")
+        wait_until(lambda: bool(agent._receive(0.1)) or sum(sent.values()) + len(agent.received) >= 60, "all were sent")
 
         def have_all_ended() -> bool:
             """Receive tasks that were sent and not read: they stay leased to the agent while it has a session."""
@@ -334,7 +336,7 @@ def test_no_non_idempotent_task_is_sent_twice(valkey: Valkey, stores: Stores, cl
             agent.finish(received)
             return all(state.is_terminal for state in cloud.states(task_ids))
 
-        until(have_all_ended, "all have ended")
+        wait_until(have_all_ended, "all have ended")
     assert max(sent.values()) == 1
     assert cloud.states(task_ids) <= {TaskState.SUCCESS, TaskState.LOST}
 
@@ -350,7 +352,7 @@ def outlast_a_lease(cloud: Cloud, endpoint_id: str, task_ids: list[str]) -> None
     queue = cloud.stores.queue
     start = queue.take_tokens(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1)
     assert start.tokens == 1
-    until(
+    wait_until(
         lambda: queue.take_tokens(f"clock-{endpoint_id}", 1, rate_per_s=1 / (2 * PATIENT.lease_s), burst=1).tokens == 1,
         "two leases have passed",
     )
@@ -397,7 +399,7 @@ def test_a_returning_agent_keeps_held_tasks_and_gets_the_others_again(cloud: Clo
 
 
 @pytest.fixture
-def forget_ends(valkey: Valkey) -> Callable[[], None]:
+def forget_results(valkey: Valkey) -> Callable[[], None]:
     """Makes the queue forget recorded results."""
 
     def forget() -> None:
@@ -413,7 +415,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
     cloud: Cloud,
     forwarder: RunningForwarder,
     endpoint_id: str,
-    forget_ends: Callable[[], None],
+    forget_results: Callable[[], None],
 ) -> None:
     [task] = cloud.tasks(endpoint_id, 1, idempotent=False)
     with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -421,8 +423,8 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
         cloud.submit([task])
         agent.finish(agent.take(1), b"the result")
         agent.until_recorded([task.task_id])
-        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
-        forget_ends()
+        wait_until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
+        forget_results()
         if is_back:
             agent.connect(forwarder)
             agent.greet(credit=5)
@@ -433,7 +435,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
         [spec] = agent.take(1)
         assert spec.task_id != task.task_id
         assert agent.hears_no(wire.RunTasks, for_s=0.5)
-        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
+        wait_until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
     ended = cloud.task(task.task_id)
     assert (ended.state, ended.result) == (TaskState.SUCCESS, b"the result")
     events = cloud.stores.tasks.list_events(task.task_id)
@@ -442,7 +444,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
 
 
 def test_the_first_result_of_an_idempotent_task_is_kept(
-    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, forget_ends: Callable[[], None]
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str, forget_results: Callable[[], None]
 ) -> None:
     [task] = cloud.tasks(endpoint_id, 1)
     with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -450,12 +452,12 @@ def test_the_first_result_of_an_idempotent_task_is_kept(
         cloud.submit([task])
         agent.finish(agent.take(1), b"first")
         agent.until_recorded([task.task_id])
-        until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
-        forget_ends()
+        wait_until(lambda: not cloud.stores.queue.outbox(endpoint_id), "the result is marked as recorded")
+        forget_results()
         cloud.enqueue([task])
         agent.finish(agent.take(1), b"second")
         agent.until_recorded([task.task_id])
-        until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
+        wait_until(lambda: _is_gone(cloud, endpoint_id, task.task_id), "the queue has removed it")
     ended = cloud.task(task.task_id)
     assert (ended.state, ended.result) == (TaskState.SUCCESS, b"first")
 

@@ -32,10 +32,9 @@ from tests.integration.forwarder_peers import (
     forwarder,
     forwarding,
     health,
-    until,
 )
 from tests.support.stores import FakeQueue, fake_stores
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 __all__ = ["cloud", "endpoint_id", "forwarder"]
 
@@ -62,7 +61,7 @@ def test_an_unknown_key_is_refused_during_the_handshake(
         stranger.socket.sndtimeo = 300
         with contextlib.suppress(zmq.Again):  # refused already
             stranger.say(stranger.hello())
-        until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
+        wait_until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
         assert stranger.hears_no(wire.Message, for_s=0.3)
     assert health(forwarder)[1]["connections"] == 0
 
@@ -81,10 +80,10 @@ def test_a_refused_key_is_accepted_after_its_registration(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder, admitted=False) as agent:
-        until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
+        wait_until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
         stores.queue.admit(agent.key, ttl_s=60)
         patience_s = itertools.accumulate(itertools.repeat(2.0), operator.mul, initial=0.3)
-        until(lambda: _can_greet(agent, forwarder, within_s=next(patience_s)), "the key is accepted")
+        wait_until(lambda: _can_greet(agent, forwarder, within_s=next(patience_s)), "the key is accepted")
 
 
 def _can_greet(agent: Agent, forwarder: RunningForwarder, *, within_s: float) -> bool:
@@ -140,7 +139,7 @@ def test_a_routing_id_chosen_by_the_peer_is_not_accepted(
 
     with Poser(cloud, endpoint_id, forwarder) as agent:
         agent.say(agent.hello())
-        until(lambda: health(forwarder)[1]["refused"]["routing_ids"] == 1, "the message is dropped")
+        wait_until(lambda: health(forwarder)[1]["refused"]["routing_ids"] == 1, "the message is dropped")
 
 
 def test_a_client_cannot_speak_as_an_agent(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
@@ -159,10 +158,10 @@ def test_failed_lookups_are_repeated(
     with Agent(cloud, endpoint_id, forwarder) as agent:
         stores.queue.reachable = False
         agent.connect(forwarder)
-        until(lambda: health(forwarder)[0] == 503, "the forwarder is degraded")
+        wait_until(lambda: health(forwarder)[0] == 503, "the forwarder is degraded")
         stores.queue.reachable = True
         agent.greet()
-        until(lambda: health(forwarder)[0] == 200, "the forwarder is healthy again")
+        wait_until(lambda: health(forwarder)[0] == 200, "the forwarder is healthy again")
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def test_a_second_agent_is_admitted_after_the_firsts_goodbye(
     with Agent(cloud, endpoint_id, forwarder) as first, Agent(cloud, endpoint_id, forwarder) as second:
         first.greet()
         first.say(wire.Goodbye())
-        until(lambda: health(forwarder)[1]["endpoints"] == 0, "the session has ended")
+        wait_until(lambda: health(forwarder)[1]["endpoints"] == 0, "the session has ended")
         second.greet()
 
 
@@ -285,7 +284,7 @@ def test_heartbeats_keep_a_session_and_silence_ends_it(cloud: Cloud, endpoint_id
             agent.hear(wire.Heartbeat)
             agent.say(wire.Heartbeat(at=time.time()))
         assert health(forwarder)[1]["endpoints"] == 1
-        until(lambda: health(forwarder)[1]["endpoints"] == 0, "silence ends the session")
+        wait_until(lambda: health(forwarder)[1]["endpoints"] == 0, "silence ends the session")
         assert counter(forwarder, "peers_silent") == 1
 
 
@@ -391,7 +390,7 @@ def test_health_refuses_other_requests(path: str, method: str, code: int, forwar
 
 
 def test_a_running_forwarder_is_in_the_registry(stores: Stores, forwarder: RunningForwarder) -> None:
-    until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
+    wait_until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
     [info] = stores.queue.forwarders()
     assert (info.address, info.server_key) == (forwarder.address, forwarder.server_key)
 
@@ -407,7 +406,7 @@ def test_a_drain_redirects_all_peers_and_ends(cloud: Cloud, endpoint_id: str) ->
         client.open("group")
         task_ids = cloud.submit_new(endpoint_id, 2, task_group_id="group")
         first, second = agent.take(2)
-        until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
+        wait_until(lambda: bool(stores.queue.forwarders()), "the forwarder is announced")
         forwarder.drain()
         agent.hear(wire.Redirect)
         client.hear(wire.Redirect)

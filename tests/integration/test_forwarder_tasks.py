@@ -32,9 +32,9 @@ from tests.integration.forwarder_peers import (
     forwarder,
     forwarding,
     stores,
-    until,
 )
 from tests.support.memory_api import MemoryApi
+from tests.waiting import wait_until
 
 __all__ = ["cloud", "endpoint_id", "environ", "forwarder", "stores"]
 
@@ -138,11 +138,11 @@ def test_presence_is_recorded(stores: Stores, cloud: Cloud, forwarder: RunningFo
 
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet()
-        until(lambda: endpoint().online, "the endpoint is online")
+        wait_until(lambda: endpoint().online, "the endpoint is online")
         agent.say(wire.Heartbeat(at=time.time(), report=wire.EndpointReport(managers=2, total_workers=8)))
-        until(lambda: endpoint().status.total_workers == 8, "the report is recorded")
+        wait_until(lambda: endpoint().status.total_workers == 8, "the report is recorded")
         agent.say(wire.Goodbye())
-        until(lambda: not endpoint().online, "the endpoint is offline")
+        wait_until(lambda: not endpoint().online, "the endpoint is offline")
 
 
 def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(

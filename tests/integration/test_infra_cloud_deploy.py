@@ -20,12 +20,13 @@ from farcall.cli._app import app as farcall
 from farcall_common.errors import ConfigurationError
 from farcall_common.interruption import raise_on_sigterm
 from farcall_infra.ca_bundle import CaBundle
-from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.cli import app
 from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed, NotReady
 from tests.certificates import Authority
-from tests.unit.infra_account import SECRET, FakeAws, fetch_ca_bundle
+from tests.unit.infra_account import SECRET, FakeAws, aws
+
+__all__ = ["aws"]
 
 _CDK = """#!{python}
 import json, os, sys
@@ -36,15 +37,6 @@ else:
     open({record!r}, "w").write(json.dumps(called))
     {then}
 """
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
-    fake = FakeAws()
-    monkeypatch.setattr(account, "connect", lambda _region=None: fake)
-    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "")
-    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fetch_ca_bundle)
-    return fake
 
 
 def _install_cdk(directory: Path, monkeypatch: pytest.MonkeyPatch, *, then: str = "sys.exit(0)") -> Path:
@@ -80,7 +72,7 @@ def test_an_update_checks_prices_confirms_deploys_and_shows_the_status(
     assert "export FARCALL_API_URL=https://api.example/api" in done.output
 
 
-def test_reverted_settings_are_shown_before_the_confirmation(
+def test_reverted_settings_are_shown_before_the_confirmation_without_which_nothing_is_deployed(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
@@ -107,10 +99,13 @@ def test_reverted_settings_are_shown_before_the_confirmation(
     assert "is the file with your profiles missing?" in CliRunner().invoke(app, ["deploy", "--yes"]).output
 
 
-def test_the_ca_bundle_is_downloaded_and_concurrency_is_reserved(
+def test_the_cdk_gets_the_ca_bundle_the_concurrency_and_the_full_arn_of_the_globus_clients_secret(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = _install_cdk(tmp_path, monkeypatch)
+    api = aws.stacks["farcall-api"]
+    short = {**api.parameters, "GlobusCredentialsArn": SECRET.rpartition("-")[0]}
+    aws.stacks["farcall-api"] = dataclasses.replace(api, parameters=short)
     done = CliRunner().invoke(app, ["deploy", "--yes"])
     assert done.exit_code == 0, done.output
     assert "signed by one of 1 in https://truststore.pki.rds.amazonaws.com/global/global-bundle.pem" in done.output
@@ -118,6 +113,7 @@ def test_the_ca_bundle_is_downloaded_and_concurrency_is_reserved(
     (file,) = (each for each in arguments if each.startswith("database.authorities="))
     assert file.endswith("/fetched.pem")
     assert "reservable_concurrency=900" in arguments
+    assert arguments[-2:] == ["--parameters", f"farcall-api:GlobusCredentialsArn={SECRET}"]
 
 
 def test_nothing_is_deployed_if_the_ca_bundle_cannot_be_downloaded(
@@ -135,27 +131,6 @@ def test_nothing_is_deployed_if_the_ca_bundle_cannot_be_downloaded(
     # Without an explicit setting the certificate is checked.
     assert CliRunner().invoke(app, ["deploy", "--yes", "-c", "database.authorities="]).exit_code == 0
     assert record.exists()
-
-
-def test_the_globus_clients_secret_is_passed_as_a_full_arn(
-    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = _install_cdk(tmp_path, monkeypatch)
-    api = aws.stacks["farcall-api"]
-    short = {**api.parameters, "GlobusCredentialsArn": SECRET.rpartition("-")[0]}
-    aws.stacks["farcall-api"] = dataclasses.replace(api, parameters=short)
-    done = CliRunner().invoke(app, ["deploy", "--yes"])
-    assert done.exit_code == 0, done.output
-    arguments = json.loads(record.read_text(encoding="utf-8"))["arguments"]
-    assert arguments[-2:] == ["--parameters", f"farcall-api:GlobusCredentialsArn={SECRET}"]
-
-
-def test_nothing_is_deployed_without_confirmation(
-    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = _install_cdk(tmp_path, monkeypatch)
-    assert CliRunner().invoke(app, ["deploy"], input="n\n").exit_code == 1
-    assert not record.exists()
 
 
 def test_a_failed_deployment_is_an_error(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_the_forwarder_runs_from_its_bundle_and_is_restarted_after_a_kill(tier: 
 def test_the_end_to_end_suite_runs_with_an_api_url_and_tokens(tier: Tier) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FARCALL_"))}
     environment |= {"FARCALL_API_URL": tier.api_url, "FARCALL_E2E_TOKENS": json.dumps(tier.tokens)}
-    wanted = "registered_function or someone_else or five_megabytes or wiped"
+    wanted = "registered_function or another_owners or five_megabytes or wiped"
     suite = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/e2e", "--tier", "aws", "-k", wanted, "-rs", "-p", "no:cacheprovider"],
         cwd=WORKSPACE,

@@ -1,4 +1,4 @@
-"""The drill for the worst day: everything is gone but an older snapshot of the database and the endpoints' own disks.
+"""Restore drill: everything is lost but an older snapshot of the database and the endpoints' own disks.
 
 ``docs/operations.md`` has the same drill for AWS. A snapshot is taken of a database at work, as RDS does; later the
 cloud tier is killed with ``kill -9``, its database and queue are lost, and the snapshot takes their place. So the new
@@ -41,7 +41,7 @@ def count(folder: str, name: str) -> str:
 
 
 def wait_for_gate(folder: str, name: str) -> str:
-    """As ``count``, and then wait until somebody opens its gate."""
+    """As ``count``, and then wait until its gate is open."""
     import pathlib
     import time
 
@@ -156,7 +156,7 @@ def drill(tmp_path: Path) -> Iterator[Drill]:
         yield made
 
 
-def test_a_restored_cloud_tier_goes_on_with_what_its_endpoints_know(drill: Drill) -> None:
+def test_a_restored_cloud_tier_recovers_the_tasks_of_its_endpoints(drill: Drill) -> None:
     here, away = drill.endpoint("here"), drill.endpoint("away")
     away.stop()
 
@@ -209,7 +209,7 @@ def test_a_restored_cloud_tier_goes_on_with_what_its_endpoints_know(drill: Drill
     runs = dict.fromkeys([*names, "ended", "failed", "running", "once", "lost", "later", "unknown"], 1)
     assert {name: drill.times_run(name) for name in runs} == runs
     assert (drill.times_run("again"), drill.times_run("cancelled")) == (2, 0)
-    # Tasks that came later are not known any more, which is told; and life goes on.
+    # Tasks that came later are unknown, which is logged; new ones run.
     for task_id in (later, unknown):
         with pytest.raises(TaskUnknown):
             drill.client.get_result(task_id)
@@ -226,5 +226,5 @@ def test_a_restored_cloud_tier_goes_on_with_what_its_endpoints_know(drill: Drill
     (stranger.directory / "endpoint.json").unlink()
     stranger.start()
     assert stranger.endpoint_id != former
-    anew = drill.submit(stranger, count, "anew")
-    assert drill.client.get_result(anew, wait_s=WAIT_S) == "anew"
+    first = drill.submit(stranger, count, "first")
+    assert drill.client.get_result(first, wait_s=WAIT_S) == "first"

@@ -47,7 +47,7 @@ class StreamingCloud:
 
     def __init__(self, forwarder: ScriptedForwarder | None) -> None:
         self.cloud = FakeCloud(workers=0)
-        self.way: dict[str, Any] | None = forwarder.way if forwarder else None
+        self.way: dict[str, Any] | None = forwarder.connection if forwarder else None
         self.polls_allowed = threading.Event()
         self.polls_allowed.set()
         self.refusal = 503
@@ -108,7 +108,7 @@ def cloud(forwarder: ScriptedForwarder) -> Iterator[StreamingCloud]:
 @pytest.fixture
 def executor(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> Iterator[Executor]:
     executor = cloud.executor()
-    forwarder.wait_for(lambda it: it.streams_opened == 1)
+    forwarder.wait_for(lambda: forwarder.streams_opened == 1)
     yield executor
     executor.shutdown(cancel_futures=True)
 
@@ -131,13 +131,13 @@ def test_other_groups_are_listened_for_when_they_are_used(executor: Executor, fo
     executor.submit(pow, 2, 1)
     executor.task_group_id = other = "99999999-0000-4000-8000-000000000001"
     future = executor.submit(pow, 2, 2)
-    forwarder.wait_for(lambda it: bool(it.said(Subscribe)))
+    forwarder.wait_for(lambda: bool(forwarder.said(Subscribe)))
     assert forwarder.said(Subscribe) == [Subscribe(task_group_ids=(other,))]
     forwarder.push([success(future, 0)], [serializer.serialize(4)])
     assert future.result(WAIT_S) == 4
     executor.submit(pow, 2, 3)
     forwarder.send(Redirect(reason="draining", retry_after_s=0.0))
-    forwarder.wait_for(lambda it: it.streams_opened == 2)
+    forwarder.wait_for(lambda: forwarder.streams_opened == 2)
     opening = forwarder.said(OpenStream)[1]
     assert isinstance(opening, OpenStream)
     assert opening.task_group_ids[1:] == (other,)
@@ -148,12 +148,12 @@ def test_a_group_that_is_used_while_the_stream_opens_is_not_forgotten() -> None:
     with ScriptedForwarder(silent=True) as forwarder:
         cloud = StreamingCloud(forwarder)
         executor = cloud.executor()
-        forwarder.wait_for(lambda it: bool(it.said(OpenStream)))
+        forwarder.wait_for(lambda: bool(forwarder.said(OpenStream)))
         executor.task_group_id = other = "99999999-0000-4000-8000-000000000002"
         future = executor.submit(pow, 2, 2)
         assert executor._engine.flush(WAIT_S)  # by now the stream has heard of the group
         forwarder.send(StreamOpened(session_id="s", protocol_version=1, heartbeat_s=30.0, cursor="0", resumed=False))
-        forwarder.wait_for(lambda it: it.said(Subscribe) == [Subscribe(task_group_ids=(other,))])
+        forwarder.wait_for(lambda: forwarder.said(Subscribe) == [Subscribe(task_group_ids=(other,))])
         forwarder.push([success(future, 0)], [serializer.serialize(4)])
         assert future.result(WAIT_S) == 4
         executor.shutdown()
@@ -214,10 +214,10 @@ def test_an_end_that_comes_twice_counts_once(executor: Executor, forwarder: Scri
 
 def test_a_stream_that_is_cut_in_the_middle_of_a_batch_loses_nothing(cloud: StreamingCloud) -> None:
     with ScriptedForwarder() as first:
-        cloud.way = first.way
+        cloud.way = first.connection
         executor = cloud.executor()
         futures = [executor.submit(pow, 2, n) for n in range(10)]
-        first.wait_for(lambda it: it.streams_opened == 1)
+        first.wait_for(lambda: first.streams_opened == 1)
         first.push([success(f, n) for n, f in enumerate(futures[:4])], [serializer.serialize(n) for n in range(4)])
         assert [future.result(WAIT_S) for future in futures[:4]] == [0, 1, 2, 3]
         cloud.way = None  # until the forwarder is back, there is only polling
@@ -232,14 +232,14 @@ def test_a_stream_that_is_cut_in_the_middle_of_a_batch_loses_nothing(cloud: Stre
 def test_a_cut_stream_is_resumed_where_it_ended(cloud: StreamingCloud) -> None:
     with ScriptedForwarder() as second, contextlib.ExitStack() as stack:
         with ScriptedForwarder() as first:
-            cloud.way = first.way
+            cloud.way = first.connection
             executor = stack.enter_context(cloud.executor())
-            first.wait_for(lambda it: it.streams_opened == 1)
+            first.wait_for(lambda: first.streams_opened == 1)
             futures = [executor.submit(pow, 2, n) for n in range(2)]
             first.push([success(futures[0], 0)], [serializer.serialize(1)], cursor="cursor-7")
             assert futures[0].result(WAIT_S) == 1
-            cloud.way = second.way
-        second.wait_for(lambda it: it.streams_opened == 1)
+            cloud.way = second.connection
+        second.wait_for(lambda: second.streams_opened == 1)
         opening = second.said(OpenStream)[0]
         assert isinstance(opening, OpenStream)
         assert opening.cursor == "cursor-7"
@@ -255,10 +255,10 @@ def test_a_moving_forwarder_is_left_with_a_goodbye(
     forwarder.push([success(other, 0)], [serializer.serialize(16)], cursor="cursor-7")
     assert other.result(WAIT_S) == 16
     with ScriptedForwarder() as next_forwarder:
-        cloud.way = next_forwarder.way
+        cloud.way = next_forwarder.connection
         forwarder.send(Redirect(reason="drain", retry_after_s=0.0))
-        forwarder.wait_for(lambda it: bool(it.said(Goodbye)))
-        next_forwarder.wait_for(lambda it: it.streams_opened == 1)
+        forwarder.wait_for(lambda: bool(forwarder.said(Goodbye)))
+        next_forwarder.wait_for(lambda: next_forwarder.streams_opened == 1)
         opening = next_forwarder.said(OpenStream)[0]
         assert isinstance(opening, OpenStream)
         assert opening.cursor == "cursor-7"
@@ -272,7 +272,7 @@ def test_a_starting_forwarder_is_reported_and_used_once_it_is_awake(
     cloud.asleep = 3
     with cloud.executor() as executor:
         future = executor.submit(pow, 2, 3)
-        forwarder.wait_for(lambda it: it.streams_opened == 1)
+        forwarder.wait_for(lambda: forwarder.streams_opened == 1)
         forwarder.push([success(future, 0)], [serializer.serialize(8)])
         assert future.result(WAIT_S) == 8
     assert [(each.name, each.levelname) for each in caplog.records] == [("farcall._stream", "WARNING")] * 2
@@ -287,7 +287,7 @@ def test_garbage_ends_the_stream_and_not_the_executor(
 ) -> None:
     future = executor.submit(pow, 2, 3)
     forwarder.send_raw(frames)
-    forwarder.wait_for(lambda it: it.streams_opened == 2)
+    forwarder.wait_for(lambda: forwarder.streams_opened == 2)
     forwarder.push([success(future, 0)], [serializer.serialize(8)])
     assert future.result(WAIT_S) == 8
 
@@ -295,7 +295,7 @@ def test_garbage_ends_the_stream_and_not_the_executor(
 def test_a_refused_stream_is_opened_again(executor: Executor, forwarder: ScriptedForwarder) -> None:
     future = executor.submit(pow, 2, 3)
     forwarder.send(Refused(error=RemoteFailure("not you").record.to_json()))
-    forwarder.wait_for(lambda it: it.streams_opened == 2)
+    forwarder.wait_for(lambda: forwarder.streams_opened == 2)
     forwarder.push([success(future, 0)], [serializer.serialize(8)])
     assert future.result(WAIT_S) == 8
 
@@ -304,7 +304,7 @@ def test_a_silent_forwarder_is_given_up() -> None:
     with ScriptedForwarder(heartbeat_s=0.1, silent=True) as forwarder:
         cloud = StreamingCloud(forwarder)
         with cloud.executor() as executor:
-            forwarder.wait_for(lambda it: it.streams_opened >= 2)
+            forwarder.wait_for(lambda: forwarder.streams_opened >= 2)
             future = executor.submit(pow, 2, 3)
             cloud.cloud.start()
             assert future.result(WAIT_S) == 8  # polled
@@ -317,10 +317,10 @@ def test_a_lost_connection_is_detected_and_opened_again() -> None:
         cloud = StreamingCloud(lost)
         with cloud.executor() as executor:
             future = executor.submit(pow, 2, 3)
-            lost.wait_for(lambda it: it.streams_opened >= 1)
-            cloud.way = other.way
+            lost.wait_for(lambda: lost.streams_opened >= 1)
+            cloud.way = other.connection
             lost.mute = True  # the line stays up: no event tells of it
-            other.wait_for(lambda it: it.streams_opened == 1)
+            other.wait_for(lambda: other.streams_opened == 1)
             other.push([success(future, 0)], [serializer.serialize(8)])
             assert future.result(WAIT_S) == 8
         cloud.client.close()
@@ -330,9 +330,9 @@ def test_both_sides_show_that_they_are_alive() -> None:
     with ScriptedForwarder(heartbeat_s=0.7) as forwarder:
         cloud = StreamingCloud(forwarder)
         with cloud.executor():
-            forwarder.wait_for(lambda it: len(it.said(Heartbeat)) > SILENT_PERIODS)
+            forwarder.wait_for(lambda: len(forwarder.said(Heartbeat)) > SILENT_PERIODS)
             assert forwarder.streams_opened == 1
-        forwarder.wait_for(lambda it: bool(it.said(Goodbye)))
+        forwarder.wait_for(lambda: bool(forwarder.said(Goodbye)))
         cloud.client.close()
 
 
@@ -371,7 +371,7 @@ def test_results_from_before_the_stream_are_polled(cloud: StreamingCloud) -> Non
 
 def test_a_stream_that_brings_nothing_is_found_out(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> None:
     with cloud.executor() as executor:
-        forwarder.wait_for(lambda it: it.streams_opened == 1)
+        forwarder.wait_for(lambda: forwarder.streams_opened == 1)
         first, second = executor.submit(pow, 2, 2), executor.submit(pow, 2, 3)
         forwarder.push([success(first, 0)], [serializer.serialize(4)])
         assert first.result(WAIT_S) == 4
@@ -384,7 +384,7 @@ def test_a_token_that_ended_stops_no_results_that_are_pushed(
     cloud: StreamingCloud, forwarder: ScriptedForwarder
 ) -> None:
     with Executor(cloud.cloud.endpoint_id, client=cloud.client, patience_s=0.2) as executor:
-        forwarder.wait_for(lambda it: it.streams_opened == 1)
+        forwarder.wait_for(lambda: forwarder.streams_opened == 1)
         future = executor.submit(pow, 2, 3)
         assert executor._engine.flush(WAIT_S)
         cloud.refusal = 401

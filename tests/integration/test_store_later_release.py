@@ -32,11 +32,12 @@ from farcall_common.store import (
 )
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.adapters.batched_steps import delivery_of
-from tests.integration.forwarder_peers import Agent, Cloud, environ, forwarding, until
+from tests.integration.forwarder_peers import Agent, Cloud, environ, forwarding
 from tests.integration.store_servers import Valkey
 from tests.support.stores import single
 from tests.unit.test_store_queue import lease, make_queued, make_result, own
 from tests.unit.test_store_records import RecordsSuite, make_end, make_task, move
+from tests.waiting import wait_until
 
 __all__ = ["environ"]
 
@@ -260,7 +261,7 @@ def test_a_forwarder_serves_beside_a_later_api_and_a_later_forwarder(
         cloud.enqueue([task])
         agent.finish(agent.take(1))
         agent.until_recorded([task.task_id])
-        until(lambda: bool(_endpoint(stores, endpoint_id).online), "the endpoint is shown as online")
+        wait_until(lambda: bool(_endpoint(stores, endpoint_id).online), "the endpoint is shown as online")
     over = cloud.task(held)
     assert (over.state, over.result) == (TaskState.FAILED, None)
     assert cloud.task(task.task_id).state is TaskState.SUCCESS

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine alone, for as long as a test needs it: own keys, own ports, own directory, no root."""
+"""Slurm cluster of this machine alone, for a test: own keys, ports and directory, no root."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscrib
 
 
 class SlurmCluster:
-    """A controller, and nodes ``n1`` … that are all this machine, each with so many cores of its own."""
+    """A controller, and nodes ``n1`` … that are all this machine, each with its own cores."""
 
     def __init__(self, directory: Path, *, nodes: int, cores: int) -> None:
         self.nodes = [f"n{index}" for index in range(1, nodes + 1)]
@@ -116,12 +116,12 @@ class SlurmCluster:
                 process.wait()
 
     def boot(self, node: str) -> None:
-        """Start a node that is not there, or is not any more."""
+        """Start a node."""
         (self._directory / f"spool.{node}").mkdir(exist_ok=True)
         self._run(node, ["slurmd", "-D", "-N", node, "-f", str(self._configuration)])
 
     def crash(self, node: str) -> None:
-        """Let a node and everything on it be gone from one moment to the next."""
+        """Kill a node and everything on it."""
         daemon = self._processes.pop(node)
         daemon.kill()
         daemon.wait()
@@ -172,7 +172,7 @@ class SlurmCluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has; all are held until the last is known, so that they differ."""
+    """Free ports; all are held until the last is known, so that they differ."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -7,7 +7,10 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 from farcall_infra.ca_bundle import CaBundle, read_ca_bundle
+from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Stack, Tasks
 from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.errors import AwsRefused
@@ -160,3 +163,13 @@ class FakeAws(Aws):
     def delete_stack(self, name: str, *, poll_s: int = 15, timeout_s: int = 3600) -> None:
         del self.stacks[name]
         self.changes.append(f"{name} deleted")
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
+    """The account that the command line uses."""
+    fake = FakeAws()
+    monkeypatch.setattr(account, "connect", lambda _region=None: fake)
+    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "")
+    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fetch_ca_bundle)
+    return fake

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_infra.ca_bundle import FETCH_CA_BUNDLE, CaBundle
-from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Tasks
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.cli import app, cdk_arguments
@@ -38,7 +37,9 @@ from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
 from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
 from farcall_infra.release import this_release
-from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, fetch_ca_bundle
+from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, aws
+
+__all__ = ["aws"]
 
 _CA_BUNDLE = CaBundle(Path("/etc/authorities.pem"), pem="", valid=3, expires_at=NOW)
 _CLIENT = GlobusClient(GLOBUS["GlobusClientId"], GLOBUS["GlobusScope"], SECRET)
@@ -389,15 +390,6 @@ def test_stacks_that_were_never_finished_are_deleted(status: str) -> None:
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
-    fake = FakeAws()
-    monkeypatch.setattr(account, "connect", lambda _region=None: fake)
-    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "")
-    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fetch_ca_bundle)
-    return fake
 
 
 def test_status_prints_text_or_json(aws: FakeAws) -> None:

@@ -105,8 +105,7 @@ MAKING: Final = {
 }
 #: Peers and forwarders that tests make without the product.
 MADE_BY_TESTS: Final = {
-    "tests/support/endpoint/fake_cloud.py",
-    "tests/integration/sdk_scripted_forwarder.py",
+    "tests/support/scripted_router.py",
     "tests/integration/test_forwarder_abuse.py",
     "tests/unit/test_sockets.py",
 }

@@ -1,4 +1,4 @@
-"""A scripted cloud for tests of endpoints: real sockets, real CURVE, real HTTP, real processes, nothing behind them."""
+"""Scripted peers of endpoints: real sockets, CURVE, HTTP and processes, without a cloud behind them."""
 
 from tests.support.endpoint.endpoint_process import EndpointProcess, running_endpoint, wait_gone, wait_until
 from tests.support.endpoint.fake_agent import FakeAgent

@@ -1,4 +1,4 @@
-"""An endpoint as a user runs one: real processes, for tests that kill them."""
+"""Endpoint processes as a user runs them, for tests that kill them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import yaml
 
 from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
-from tests.support.endpoint.fake_cloud import PATIENCE_S, FakeCloud
+from tests.support.endpoint.fake_cloud import FakeCloud
+from tests.waiting import WAIT_S
 
 _STEP_S = 0.02
 
@@ -49,7 +50,7 @@ class EndpointProcess:
         }
 
     def start(self, *, connected: bool = True) -> None:
-        """Start the agent, and wait for its session unless told otherwise."""
+        """Start the agent, and wait for its session by default."""
         greeted = len(self.cloud.hellos)
         command = [sys.executable, "-m", "farcall_endpoint.agent", "test", "--home", str(self.home)]
         self.agent = subprocess.Popen(command, env=self.environment, start_new_session=True)
@@ -57,13 +58,13 @@ class EndpointProcess:
             self.cloud.wait_for(lambda: len(self.cloud.hellos) > greeted)
             self.cloud.wait_connected()
 
-    def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
+    def wait(self, *, timeout_s: float = WAIT_S) -> int:
         """Wait for the agent's end; its exit code."""
         assert self.agent is not None
         return self.agent.wait(timeout_s)
 
     def stop(self) -> int:
-        """An orderly end; the exit code."""
+        """An orderly end; returns the exit code."""
         assert self.agent is not None
         if self.agent.poll() is None:
             self.agent.terminate()
@@ -135,7 +136,7 @@ def running_endpoint(
         cloud.close()
 
 
-def wait_gone(processes: Iterable[psutil.Process], *, timeout_s: float = PATIENCE_S) -> None:
+def wait_gone(processes: Iterable[psutil.Process], *, timeout_s: float = WAIT_S) -> None:
     """Wait for the end of processes; one that only waits to be collected by init has ended.
 
     :raises TimeoutError: naming those that live on.
@@ -158,7 +159,7 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], object], *, timeout_s: float = PATIENCE_S) -> None:
+def wait_until(condition: Callable[[], object], *, timeout_s: float = WAIT_S) -> None:
     """Wait for something in the outside world that cannot tell when it happens.
 
     :raises TimeoutError: if it is not so in time.

@@ -1,4 +1,4 @@
-"""An agent that does what a test tells it, with one real manager process."""
+"""Scripted agent with one real manager process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farcall_common.payload import Serializer
 from farcall_endpoint import protocol
 from farcall_endpoint.transport import fleet_socket, send_frames
 from tests.support.endpoint.endpoint_process import wait_gone
-from tests.support.endpoint.fake_cloud import PATIENCE_S
+from tests.waiting import WAIT_S
 
 _STEP_MS: Final = 50
 
@@ -66,8 +66,8 @@ class FakeAgent:
         """The workers, also those that are about to become one."""
         return [process for process in self.family() if "farcall_endpoint.worker" in process.cmdline()]
 
-    def listen(self, condition: Callable[[], object], *, timeout_s: float = PATIENCE_S, pinging: bool = False) -> None:
-        """Take in what the manager says until something is so; ``pinging``: and say all the while that one lives.
+    def listen(self, condition: Callable[[], object], *, timeout_s: float = WAIT_S, pinging: bool = False) -> None:
+        """Receive the manager's messages until a condition holds; with ``pinging`` send heartbeats meanwhile.
 
         :raises TimeoutError: if it is not in time.
         """

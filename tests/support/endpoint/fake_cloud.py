@@ -1,31 +1,24 @@
-"""A forwarder that does what a test tells it, with the API beside it."""
+"""Scripted cloud of one endpoint: a forwarder and the API."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-import zmq
-import zmq.utils.z85
 
 from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
 from tests.support.endpoint.fake_http import ENDPOINT_ID, FakeHttp
+from tests.support.scripted_router import ScriptedRouter
+from tests.waiting import WAIT_S
 
-#: How long to wait for what has to happen, in seconds. Only a failing test waits so long; machines may be slow.
-PATIENCE_S: Final = 240.0
-
-_TICKET: Final = "a ticket"
 _POLL_MS: Final = 1000
 
 
@@ -46,16 +39,16 @@ class _Task:
     accepted: bool = False
 
 
-class FakeCloud:
+class FakeCloud(ScriptedRouter):
     """One endpoint's cloud. All methods may be called from the test's thread.
 
-    Set ``recording = False`` to keep silent about results that came in, ``refusal`` to an error record to refuse the
+    Set ``recording = False`` to acknowledge no results, ``refusal`` to an error record to refuse the
     next greetings, ``admit_keys = False`` to know no new key. ``results`` are all that came, repeats included.
     ``submitter`` is the identity that tasks are submitted by, unless their options name another one.
     """
 
     def __init__(self, *, heartbeat_s: float = 5.0) -> None:
-        self.heartbeat_s = heartbeat_s
+        super().__init__(heartbeat_s=heartbeat_s, checks_keys=True)
         self.recording = True
         self.refusal: dict[str, Any] | None = None
         self.admit_keys = True
@@ -73,30 +66,13 @@ class FakeCloud:
         self._waiting: collections.deque[str] = collections.deque()
         self._bodies: dict[str, bytes] = {}
         self._sent_functions: set[str] = set()
-        self._keys: set[str] = set()
-        self._changed = threading.Condition()
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._context = zmq.Context()
-        self._wake = self._context.socket(zmq.PUSH)
-        self._wake.bind("inproc://wake")
-        self._public, self._secret = zmq.curve_keypair()
         self._session: wire.Session | None = None
-        self._peer = b""
-        self._socket: zmq.Socket[bytes] | None = None
-        self._over = False
-        self.address = ""
         self.http = FakeHttp(self._connect)
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-        self.online()
+        self.start()
 
     def close(self) -> None:
-        """End everything."""
-        self._call(self._end)
-        self._thread.join()
-        self._wake.close(linger=0)
+        super().close()
         self.http.close()
-        self._context.term()
 
     # -- what tests do -------------------------------------------------------------------------------------------------
 
@@ -141,32 +117,9 @@ class FakeCloud:
 
     def cancel(self, *task_ids: str) -> None:
         """Order the endpoint to stop tasks."""
-        self._call(lambda: self._say(wire.CancelTasks(task_ids=task_ids)))
+        self._call(lambda: self._send(wire.CancelTasks(task_ids=task_ids)))
 
-    def say(self, message: wire.Message) -> None:
-        """Send any message to the agent."""
-        self._call(lambda: self._say(message))
-
-    def offline(self) -> None:
-        """Vanish, as a forwarder that was killed does."""
-        self._call(self._vanish)
-        self.wait_for(lambda: self._socket is None)
-
-    def online(self) -> None:
-        """Listen again, at a new address."""
-        self._call(self._listen)
-        self.wait_for(lambda: self._socket is not None)
-
-    def wait_for(self, condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until something is so.
-
-        :raises TimeoutError: if it is not in time.
-        """
-        with self._changed:
-            if not self._changed.wait_for(condition, timeout_s):
-                raise TimeoutError(f"not so within {timeout_s} s")
-
-    def wait_connected(self, *, timeout_s: float = PATIENCE_S) -> None:
+    def wait_connected(self, *, timeout_s: float = WAIT_S) -> None:
         """Wait for an open session."""
         self.wait_for(lambda: self._session is not None and self._session.phase is wire.Phase.OPEN, timeout_s=timeout_s)
 
@@ -179,7 +132,7 @@ class FakeCloud:
         """Whether a task has ended."""
         return task_id in self._ended
 
-    def ends(self, task_ids: Sequence[str], *, timeout_s: float = PATIENCE_S) -> list[Ended]:
+    def ends(self, task_ids: Sequence[str], *, timeout_s: float = WAIT_S) -> list[Ended]:
         """Wait until tasks have ended."""
         missing = collections.deque(task_ids)
 
@@ -191,71 +144,28 @@ class FakeCloud:
         self.wait_for(all_in, timeout_s=timeout_s)
         return [self._ended[task_id] for task_id in task_ids]
 
-    def end(self, task_id: str, *, timeout_s: float = PATIENCE_S) -> Ended:
+    def end(self, task_id: str, *, timeout_s: float = WAIT_S) -> Ended:
         """Wait until a task has ended."""
         return self.ends([task_id], timeout_s=timeout_s)[0]
 
     # -- the forwarder's thread ----------------------------------------------------------------------------------------
 
-    def _call(self, call: Callable[[], None]) -> None:
-        self._calls.put(call)
-        self._wake.send(b"")
-
-    def _end(self) -> None:
-        self._vanish()
-        self._over = True
-
-    def _serve(self) -> None:
-        wake = self._context.socket(zmq.PULL)
-        wake.connect("inproc://wake")
-        zap = self._context.socket(zmq.REP)
-        zap.bind("inproc://zeromq.zap.01")
-        try:
-            while not self._over:
-                poller = zmq.Poller()
-                for socket in (wake, zap, self._socket):
-                    if socket is not None:
-                        poller.register(socket, zmq.POLLIN)
-                ready = dict(poller.poll(self._patience_ms()))
-                with self._changed:
-                    if wake in ready:
-                        wake.recv()
-                        self._calls.get()()
-                    if zap in ready:
-                        self._judge(zap)
-                    if self._socket is not None and self._socket in ready:
-                        identity, *frames = self._socket.recv_multipart()
-                        self._hear(identity, frames)
-                    if self._session is not None and self._session.heartbeat_due(now=time.monotonic()):
-                        self._say(wire.Heartbeat(at=time.time()))
-                    self._changed.notify_all()
-        finally:
-            wake.close(linger=0)
-            zap.close(linger=0)
-
-    def _patience_ms(self) -> int:
+    def _maintain(self) -> float:
         if self._session is None:
-            return _POLL_MS
-        return max(0, min(_POLL_MS, int((self._session.next_deadline() - time.monotonic()) * 1000) + 1))
-
-    def _listen(self) -> None:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 0
-        socket.curve_server = True
-        socket.curve_secretkey = self._secret
-        self.address = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
-        self._socket = socket
+            return super()._maintain()
+        now = time.monotonic()
+        if self._session.heartbeat_due(now=now):
+            self._send(wire.Heartbeat(at=time.time()))
+        return self._session.next_deadline() - now
 
     def _vanish(self) -> None:
-        if self._socket is not None:
-            self._socket.close(linger=0)
-        self._socket = self._session = None
+        super()._vanish()
+        self._session = None
 
     def _connect(self, body: dict[str, Any]) -> dict[str, Any]:
         with self._changed:
             if self.admit_keys:
-                self._keys.add(body["public_key"])
+                self.keys.add(body["public_key"])
             if self._socket is None:
                 return {
                     "http_status_code": 503,
@@ -264,23 +174,9 @@ class FakeCloud:
                     "fault": "us",
                     "retryable": True,
                 }
-            return {
-                "forwarders": [{"address": self.address, "server_key": self._public.decode()}],
-                "ticket": _TICKET,
-                "ticket_expires_at": time.time() + 3600,
-                "endpoint_id": ENDPOINT_ID,
-                "owner_id": self.submitter,
-                "heartbeat_s": self.heartbeat_s,
-            }
+            return {**self.connection, "endpoint_id": ENDPOINT_ID, "owner_id": self.submitter}
 
-    def _judge(self, zap: zmq.Socket[bytes]) -> None:
-        version, request_id, _, _, _, _, key = zap.recv_multipart()
-        known = zmq.utils.z85.encode(key).decode() in self._keys
-        verdict = (b"200", b"OK") if known else (b"400", b"unknown key")
-        zap.send_multipart([version, request_id, *verdict, b"agent", b""])
-
-    def _hear(self, identity: bytes, frames: list[bytes]) -> None:
-        envelope = wire.decode(frames)
+    def _receive(self, identity: bytes, envelope: wire.Envelope) -> None:
         message, now = envelope.message, time.monotonic()
         if isinstance(message, wire.Hello):
             self._peer = identity
@@ -317,11 +213,11 @@ class FakeCloud:
     def _greet(self, hello: wire.Hello) -> None:
         self.hellos.append(hello)
         if self.refusal is not None:
-            self._say(wire.Refused(error=self.refusal))
+            self._send(wire.Refused(error=self.refusal))
             self._session = None
             return
         self._sent_functions.clear()
-        self._say(
+        self._send(
             wire.Welcome(
                 session_id=wire.new_id(),
                 forwarder_id="fake",
@@ -357,7 +253,7 @@ class FakeCloud:
                     frames.append(task.payload)
                 task.spec = msgspec.structs.replace(task.spec, **changes)
                 specs.append(task.spec)
-            self._say(wire.RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames))
+            self._send(wire.RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames))
 
     def redeliver(self, *task_ids: str) -> None:
         """Send tasks again with the next attempt number, as after an expired lease."""
@@ -383,11 +279,11 @@ class FakeCloud:
             self._ended[spec.task_id] = Ended(spec.state, value, spec.error or {}, spec)
         if self.recording:
             refs = tuple(wire.TaskRef(task_id=spec.task_id, attempt=spec.attempt) for spec in specs)
-            self._say(wire.ResultsRecorded(tasks=refs))
+            self._send(wire.ResultsRecorded(tasks=refs))
 
     def _grant(self, request: wire.BlobRequest) -> None:
         key = f"results/{request.sha256}"
-        self._say(
+        self._send(
             wire.BlobGrant(
                 task_id=request.task_id,
                 attempt=request.attempt,
@@ -403,9 +299,8 @@ class FakeCloud:
         url = f"{self.http.url}/blobs/{sha256}"
         return wire.BlobLocation(blob_key=sha256, size_bytes=len(payload), sha256=sha256, url=url)
 
-    def _say(self, message: wire.Message, frames: tuple[bytes, ...] = ()) -> None:
+    def _send(self, message: wire.Message, frames: Sequence[bytes] = ()) -> None:
         if self._session is None or self._socket is None:
             return
         self._session.sent(message, now=time.monotonic())
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart([self._peer, *wire.encode(wire.Envelope(message, frames))])
+        super()._send(message, frames)

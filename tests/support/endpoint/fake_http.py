@@ -1,4 +1,4 @@
-"""The REST API and the blob store, as far as an endpoint sees them."""
+"""Scripted REST API and blob store, as far as an endpoint uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults by the dozen: a seeded plan of what is killed, stopped or cut off and when, and whoever carries it out."""
+"""Fault plans: what is killed, stopped or cut off and when, from a seed; and the injector that performs a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 from tests.support.endpoint.endpoint_process import EndpointProcess, wait_gone
-from tests.support.endpoint.fake_cloud import PATIENCE_S
+from tests.waiting import WAIT_S
 
 
 class FaultKind(enum.StrEnum):
@@ -90,7 +90,7 @@ class FaultInjector:
         """Do what is due."""
         agent = self._endpoint.agent
         assert agent is not None
-        assert agent.poll() is None, f"the agent ended by itself with {agent.returncode}"
+        assert agent.poll() is None, f"the agent ended with {agent.returncode}"
         for ending in [ending for ending in self._endings if ending[0] <= now_s]:
             self._endings.remove(ending)
             ending[1]()
@@ -107,7 +107,7 @@ class FaultInjector:
             ending()
         self._endings.clear()
 
-    def wait_gone(self, *, timeout_s: float = PATIENCE_S) -> None:
+    def wait_gone(self, *, timeout_s: float = WAIT_S) -> None:
         """Wait for the end of every process that was ever seen; the endpoint is stopped already.
 
         :raises TimeoutError: naming those that live on.
