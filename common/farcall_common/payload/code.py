@@ -52,7 +52,7 @@ class DillCode(Strategy):
             return dill_loads(pickled)
         except (SystemError, TypeError, ValueError) as error:  # what byte code of another version raises
             raise DeserializationError(
-                f"This is byte code of another Python version than {THIS_PYTHON}: {error}.",
+                f"This is byte code of another version; this side runs Python {THIS_PYTHON}: {error}.",
                 hint="Register the function with the Python version of the endpoint, or as source text.",
             ) from error
 
