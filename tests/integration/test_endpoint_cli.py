@@ -290,7 +290,7 @@ def test_small_commands(shell: Shell) -> None:
     assert shell.ok("version").strip().count(".") == 2
     assert shell.ok("list") == ""
     assert json.loads(shell.ok("list", "--json")) == []
-    assert "no name" in shell.run("configure", "../elsewhere").stderr
+    assert "not a valid endpoint name" in shell.run("configure", "../elsewhere").stderr
     shell.ok("configure", "one")
     assert "already configured" in shell.run("configure", "one").stderr
     assert shell.ok("list") == "-\tInitialized\tone\t\n"
