@@ -147,9 +147,9 @@ def _choose(
     return choose(lasting) if lasting else None
 
 
-POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
-    "random": lambda: RandomPolicy(random.Random()),  # noqa: S311 - nothing secret
-    "round-robin": RoundRobinPolicy,
+POLICIES: Final[Mapping[str, Callable[[random.Random], SchedulingPolicy]]] = {
+    "random": RandomPolicy,
+    "round-robin": lambda _: RoundRobinPolicy(),
 }
 
 

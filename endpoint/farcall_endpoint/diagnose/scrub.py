@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 _GONE: Final = "<removed>"
 _SHORTEST: Final = 5
@@ -60,6 +60,18 @@ class Scrubber:
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
         return text
+
+    def clean_values(self, value: Any) -> Any:
+        """JSON whose texts are without secrets, and whose structure is as before."""
+        match value:
+            case str():
+                return self.clean(value)
+            case dict():
+                return {key: self.clean_values(each) for key, each in value.items()}
+            case list():
+                return [self.clean_values(each) for each in value]
+            case _:
+                return value
 
     def clean_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Variables; of those with a name that sounds secret only the name."""

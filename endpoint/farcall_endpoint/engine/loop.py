@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -115,7 +116,7 @@ class EngineLoop:
         self._nodes = ev.NodesChanged("", "")
         self._core = AgentCore(
             endpoint_id="",
-            policy=POLICIES[options.scheduling](),
+            policy=POLICIES[options.scheduling](random.Random()),  # noqa: S311 - nothing secret
             slots_hint=options.workers,
             prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=options.prefetch),
             window=PrefetchPolicy(horizon_s=0.0, limit=0),
