@@ -1,4 +1,4 @@
-"""Puts an agent together from an endpoint's directory, and runs it to its end."""
+"""Launch of an agent: builds its parts from an endpoint's directory, and runs it."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _fleet_maker(
 
 
 def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
-    """What every manager is told on its command line."""
+    """The command-line options of every manager."""
     working_dir = directory.path / config.engine.working_dir
     working_dir.mkdir(parents=True, exist_ok=True)
     options = [*config.engine.sharing.options(), "--prefetch", str(config.engine.prefetch)]

@@ -205,7 +205,7 @@ class Agent:
         self._events.append(ev.Restored(tasks, sorted(functions)))
         try:
             self._handle(self._clock.monotonic())
-            self._fleet.tend(now=self._clock.monotonic())
+            self._fleet.maintain(now=self._clock.monotonic())
             self._connect(c.Started())
             while not (self._kill_at is not None and self._fleet.is_empty):
                 self._turn()
@@ -239,7 +239,7 @@ class Agent:
         self._receive_from_managers(ready, now)
         if not ready.isdisjoint(self._uplink.sockets):
             self._receive_from_cloud()
-        for lost in self._fleet.tend(now=now, ready=ready):
+        for lost in self._fleet.maintain(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.INFO if expected else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
@@ -258,6 +258,7 @@ class Agent:
             self._status_at = now + _STATUS_PERIOD_S
             self._spool.give_back()
             self._measure_spool(now)
+            self._report_spool_problem()
             try:
                 self._on_status(self._status())
             except OSError as error:  # no reason to stop
@@ -275,6 +276,8 @@ class Agent:
             _logger.debug("the event logs cannot be written: %s", error)
 
     def _timeout_ms(self) -> int:
+        if self._events:  # an action had its outcome at once
+            return 0
         now, epoch = self._clock.monotonic(), self._clock.epoch()
         deadlines = (
             self._status_at,
@@ -550,6 +553,8 @@ class Agent:
             self._measured = measured
             self._events.append(measured)
             self._handle(now)
+
+    def _report_spool_problem(self) -> None:
         problem = self._core.spool_problem
         if bool(problem) is not self._has_spool_problem:
             self._has_spool_problem = bool(problem)
