@@ -50,13 +50,20 @@ class EventLog(Generic[E]):
     """The events of one core, oldest turns dropped first.
 
     :param for_log: returns an event without user bytes and secrets, and the number of tasks that it names.
+    :param about: for the reader of the JSON, such as the seed of the core's random numbers.
     :param max_turns, max_tasks: most turns, and most tasks in their events.
     """
 
     def __init__(
-        self, for_log: Callable[[E], tuple[E, int]], *, max_turns: int = _MAX_TURNS, max_tasks: int = _MAX_TASKS
+        self,
+        for_log: Callable[[E], tuple[E, int]],
+        *,
+        about: Mapping[str, object] | None = None,
+        max_turns: int = _MAX_TURNS,
+        max_tasks: int = _MAX_TASKS,
     ) -> None:
         self._for_log = for_log
+        self._about = about or {}
         self._max_turns = max_turns
         self._max_tasks = max_tasks
         self._turns: collections.deque[tuple[float, list[E], int]] = collections.deque()
@@ -85,44 +92,32 @@ class EventLog(Generic[E]):
             self._tasks -= self._turns.popleft()[2]
             self.dropped_turns += 1
 
-    def to_json(self, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
-        """One line of JSON for the log itself, then one for each turn.
-
-        :param enc_hook: encodes values that msgspec does not know, as ``msgspec.json.encode`` takes it.
-        """
-
-        def encode_other(value: object) -> object:
-            if isinstance(value, UserBytes):
-                return value.sizes
-            if enc_hook is not None:
-                return enc_hook(value)
-            raise NotImplementedError
-
-        head = {"dropped_turns": self.dropped_turns}
+    def to_json(self) -> bytes:
+        """One line of JSON about the log itself, then one for each turn."""
+        head = {**self._about, "dropped_turns": self.dropped_turns}
         turns = [{"at": now, "events": [[type(e).__name__, e] for e in events]} for now, events in self]
-        return b"".join(msgspec.json.encode(line, enc_hook=encode_other) + b"\n" for line in (head, *turns))
+        return b"".join(msgspec.json.encode(line, enc_hook=_encode_other) + b"\n" for line in (head, *turns))
 
 
-def read_events(
-    data: bytes, kinds: Mapping[str, type[E]], *, dec_hook: Callable[[type, Any], Any] | None = None
-) -> Iterator[tuple[float, list[E]]]:
+def read_events(data: bytes, kinds: Mapping[str, type[E]]) -> Iterator[tuple[float, list[E]]]:
     """Time and events of each turn of a log's JSON.
 
     :param kinds: the classes of events by name.
-    :param dec_hook: the opposite of ``enc_hook``.
-    :raises msgspec.DecodeError: if it is not a log, or not one of this version.
+    :raises msgspec.MsgspecError: if it is not a log, or not one of this version.
     """
-
-    def decode_other(kind: type, value: Any) -> object:
-        if kind is UserBytes:
-            return UserBytes(sizes=value)
-        if dec_hook is not None:
-            return dec_hook(kind, value)
-        raise NotImplementedError
-
     for line in data.splitlines()[1:]:
         turn = msgspec.json.decode(line)
-        yield (
-            turn["at"],
-            [msgspec.convert(fields, kinds[name], dec_hook=decode_other) for name, fields in turn["events"]],
-        )
+        events = [msgspec.convert(fields, kinds[name], dec_hook=_decode_other) for name, fields in turn["events"]]
+        yield turn["at"], events
+
+
+def _encode_other(value: object) -> object:
+    if isinstance(value, UserBytes):
+        return value.sizes
+    raise NotImplementedError(f"no rule for {type(value).__name__}")
+
+
+def _decode_other(kind: type, value: Any) -> object:
+    if kind is UserBytes:
+        return UserBytes(sizes=value)
+    raise NotImplementedError(f"no rule for {kind.__name__}")

@@ -13,6 +13,7 @@
         logs/               logs of the managers, and output of crashed processes
         daemon.pid          the running agent; locked for as long as it lives
         status.json         its last status
+        events-*.jsonl      its last events, for bug reports
         tasks_working_dir/  where tasks run
 
 A process id alone proves nothing: it may be another process by now, or one on another node that shares this directory.
@@ -223,6 +224,17 @@ class EndpointDirectory:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             _overwrite(path, text)
+
+    def events_file(self, name: str) -> Path:
+        """The agent's event log of this name: ``tasks`` or ``connection``."""
+        return self.path / f"events-{name}.jsonl"
+
+    def write_events(self, name: str, data: bytes) -> None:
+        """Replace an event log.
+
+        :raises OSError: if it cannot be written.
+        """
+        write_whole(self.events_file(name), data, mode=0o600)
 
     def read_agent(self) -> AgentProcess | None:
         """The process that runs the endpoint, or ran it when it died; None after an orderly shutdown."""

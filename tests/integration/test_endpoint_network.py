@@ -178,7 +178,7 @@ class Site:
             demand=lambda: Demand(0, ()),
             network=Network(["127.0.0.1"], FleetKeys(new_curve_keys(), new_curve_keys())),
         )
-        self.fleet.tend(now=time.monotonic())
+        self.fleet.maintain(now=time.monotonic())
         self.lost: list[Lost] = []
         self.heard: list[protocol.Registered | protocol.Progress] = []
         command = self.nodes.commands["b1"]
@@ -207,7 +207,7 @@ class Site:
             ready = {source for source, _ in self.poller.poll(20)}
             now = time.monotonic()
             self.heard += [message for _, message, _ in self.fleet.receive(ready=ready, now=now)]
-            self.lost += self.fleet.tend(now=now, ready=ready)
+            self.lost += self.fleet.maintain(now=now, ready=ready)
 
     def told(self) -> protocol.FromAgent:
         assert self.manager.poll(60_000)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.agent.blocks import BlockLoad, Blocks, Monitor, Orders, SimpleScaling, Wish
+from farcall_endpoint.agent.blocks import BlockLoad, Blocks, Monitor, Orders, Scaling, SimpleScaling
 
 SLOTS = 4
 
@@ -53,18 +53,18 @@ class Site:
     ("tasks", "parallelism", "more"), [(0, 1.0, 0), (1, 1.0, 1), (4, 1.0, 1), (5, 1.0, 2), (100, 1.0, 5), (8, 0.5, 1)]
 )
 def test_a_slot_for_each_task_as_parallelism_says(tasks: int, parallelism: float, more: int) -> None:
-    assert scaling(parallelism=parallelism).wish(Monitor(tasks, SLOTS)).more == more
+    assert scaling(parallelism=parallelism).scale(Monitor(tasks, SLOTS)).more == more
 
 
 def test_blocks_on_their_way_count() -> None:
-    assert scaling().wish(Monitor(8, SLOTS, [BlockLoad("a", 0), BlockLoad("b", 0)])) == Wish()
+    assert scaling().scale(Monitor(8, SLOTS, [BlockLoad("a", 0), BlockLoad("b", 0)])) == Scaling()
 
 
 def test_the_least_is_kept_and_the_longest_idle_goes_first() -> None:
     blocks = [BlockLoad("a", 4, 130.0), BlockLoad("b", 4, 500.0), BlockLoad("c", 4), BlockLoad("d", 4, 119.0)]
-    assert scaling().wish(Monitor(0, SLOTS, blocks)).release == ("b", "a")
-    assert scaling(min_blocks=3).wish(Monitor(0, SLOTS, blocks)).release == ("b",)
-    assert scaling(min_blocks=4).wish(Monitor(0, SLOTS, blocks)).release == ()
+    assert scaling().scale(Monitor(0, SLOTS, blocks)).release == ("b", "a")
+    assert scaling(min_blocks=3).scale(Monitor(0, SLOTS, blocks)).release == ("b",)
+    assert scaling(min_blocks=4).scale(Monitor(0, SLOTS, blocks)).release == ()
 
 
 @given(
@@ -83,12 +83,12 @@ def test_never_beyond_the_bounds(
     blocks = [
         BlockLoad(str(index), count, idle[index] if count else None) for index, count in enumerate(slots[: most + 1])
     ]
-    wish = policy.wish(Monitor(tasks, SLOTS, blocks))
-    assert not (wish.more > 0 and wish.release)
-    assert len(blocks) + wish.more <= max(most, len(blocks))
-    assert len(blocks) - len(wish.release) >= min(least, len(blocks))
+    decision = policy.scale(Monitor(tasks, SLOTS, blocks))
+    assert not (decision.more > 0 and decision.release)
+    assert len(blocks) + decision.more <= max(most, len(blocks))
+    assert len(blocks) - len(decision.release) >= min(least, len(blocks))
     by_id = {block.block_id: block for block in blocks}
-    assert all((by_id[block_id].idle_s or 0.0) >= 120.0 for block_id in wish.release)
+    assert all((by_id[block_id].idle_s or 0.0) >= 120.0 for block_id in decision.release)
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

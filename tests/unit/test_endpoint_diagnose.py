@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from farcall_common.event_log import EventLog, read_events
+from farcall_endpoint.agent.connection import ApiAnswered, ConnectionLost, Event, for_log
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.diagnose import Report, Scrubber, gather
 from farcall_endpoint.diagnose.network import check_port, last_address
@@ -190,6 +192,23 @@ def test_a_report_has_what_is_asked_for(home: Path) -> None:
     assert "BAD  the forwarder at tcp://127.0.0.1:9: cannot be reached: Connection refused" in said
     assert "good  config.yaml is good" in said
     assert "network.json" not in gather(directory, home=home, environ={}, with_network=False).files
+
+
+def test_event_logs_are_in_a_report_and_can_still_be_read(home: Path) -> None:
+    directory = EndpointDirectory.of(home, "lab")
+    lost = ConnectionLost(f"https://bucket/key?X-Amz-Signature={KNOWN} password: plant-1")
+    log = EventLog(for_log)
+    log.add([ApiAnswered((), "the-ticket", 60.0), lost], 1.0)
+    directory.write_events("connection", log.to_json())
+    report = gather(directory, home=home, environ={}, with_network=False)
+    assert "events-tasks.jsonl" not in report.files
+    text = report.files["events-connection.jsonl"]
+    assert not any(secret in text for secret in (KNOWN, "plant-1", "the-ticket"))
+    [(now, [answered, failed])] = read_events(text.encode(), {kind.__name__: kind for kind in Event.__subclasses__()})
+    assert now == 1.0
+    assert answered == ApiAnswered((), "", 60.0)
+    assert isinstance(failed, ConnectionLost)
+    assert "<removed>" in failed.reason
 
 
 def test_what_is_broken_is_said_in_its_place(home: Path) -> None:

@@ -1,1 +1,1 @@
-"""The agent: one per endpoint; holds the connection to the cloud and answers for the tasks that it accepted."""
+"""Agent of an endpoint: connects to the cloud, and keeps accepted tasks until their results are recorded."""

@@ -1,4 +1,4 @@
-"""``python -m farcall_endpoint.agent``: the daemon that ``farcall-endpoint start --detach`` leaves behind."""
+"""Agent process: ``python -m farcall_endpoint.agent``, the daemon of ``farcall-endpoint start --detach``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from farcall_endpoint.logs import set_up_logging
 _logger = logging.getLogger(__name__)
 
 _COLLECT_AFTER = 100_000
-"""Thousands of tasks are alive at a time and none of them is garbage: look for it less often than the default."""
+"""Thousands of tasks are alive at a time and none of them is garbage: collect less often than by default."""
 
 
 def main() -> int:
-    """Run an endpoint; says on ``--ready-fd`` in one line of JSON whether it connected or why it could not."""
+    """Run an endpoint; writes one line of JSON to ``--ready-fd``: whether it connected, or why it could not."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--home", type=Path, required=True)
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--console", action="store_true", help="log to standard error too")
     options = parser.parse_args()
-    tell = _Teller(options.ready_fd)
+    ready = _ReadyPipe(options.ready_fd)
     try:
         directory = EndpointDirectory.of(options.home, options.name)
         directory.require()
@@ -55,26 +55,26 @@ def main() -> int:
         gc.set_threshold(_COLLECT_AFTER)
         credentials = Credentials.resolve(home=options.home)
         for name in SECRETS:
-            os.environ.pop(name, None)  # so that no command of a scheduler hands it on
+            os.environ.pop(name, None)  # so that no command of a scheduler inherits it
         run_agent(
             directory,
             config=config,
             credentials=credentials,
             environment=os.environ,
-            on_connected=tell.connected,
+            on_connected=ready.connected,
         )
     except FarcallError as error:
-        _logger.error("the endpoint cannot go on: %s", error)
-        tell.failed(error)
+        _logger.error("the endpoint stops: %s", error)
+        ready.failed(error)
         return exit_code(error)
     except Exception:
-        _logger.exception("the endpoint ends because of a defect; its tasks are in the spool")
+        _logger.exception("the endpoint stops because of a defect; its tasks are in the spool")
         return INTERNAL
     return DONE
 
 
-class _Teller:
-    """Speaks once to whoever waits for the start, and closes the line."""
+class _ReadyPipe:
+    """Reports once to the process that waits for the start, and closes the pipe."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -82,15 +82,15 @@ class _Teller:
             os.set_inheritable(descriptor, False)
 
     def connected(self) -> None:
-        self._say({"connected": True})
+        self._write({"connected": True})
 
     def failed(self, error: FarcallError) -> None:
-        self._say({"error": str(error)})
+        self._write({"error": str(error)})
 
-    def _say(self, message: dict[str, object]) -> None:
+    def _write(self, message: dict[str, object]) -> None:
         if self._descriptor is None:
             return
-        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+        with contextlib.suppress(BrokenPipeError):  # no process waits any more
             os.write(self._descriptor, json.dumps(message).encode() + b"\n")
         os.close(self._descriptor)
         self._descriptor = None

@@ -1,4 +1,4 @@
-"""The way of payloads and results that are too large for a message: to the blob store, or by the forwarder."""
+"""Blob transfers: payloads and results too large for a message, to the blob store or through the forwarder."""
 
 from __future__ import annotations
 

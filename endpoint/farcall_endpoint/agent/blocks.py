@@ -6,7 +6,7 @@ A block counts as working while its managers report; the state that a scheduler 
 and :attr:`Blocks.refusal` has the reason, in the scheduler's own words. After a pause one block may be tried; if that
 fails too, the next pause is twice as long.
 
-A scaling policy is a pure class that turns numbers into a wish. In the paper's words (HPDC 2020, section 4.4): a
+A scaling policy is a pure class that turns numbers into a decision. In the paper's words (HPDC 2020, section 4.4): a
 monitor says how many workers are busy and how many tasks wait, and a strategy turns that into a number of blocks, as
 aggressively as its ``parallelism`` says.
 """
@@ -33,7 +33,7 @@ class BlockLoad:
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """How it stands. ``tasks``: that wait or run. ``slots_per_block``: to expect of a block without managers."""
+    """Input of a policy. ``tasks``: that wait or run. ``slots_per_block``: to expect of a block without managers."""
 
     tasks: int
     slots_per_block: int
@@ -41,8 +41,8 @@ class Monitor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
-    """What a policy wants: so many blocks more, and these given back."""
+class Scaling:
+    """The decision of a policy: so many blocks more, and these released."""
 
     more: int = 0
     release: tuple[str, ...] = ()
@@ -51,8 +51,8 @@ class Wish:
 class ScalingPolicy(Protocol):
     """Decides how many blocks there should be."""
 
-    def wish(self, monitor: Monitor) -> Wish:
-        """What to change. Asked about once a second; the same wish may come again until it is fulfilled."""
+    def scale(self, monitor: Monitor) -> Scaling:
+        """The change to make. Called about once a second; the same may be returned until it is done."""
 
 
 class SimpleScaling:
@@ -70,19 +70,19 @@ class SimpleScaling:
         self._parallelism = parallelism
         self._idle_release_s = idle_release_s
 
-    def wish(self, monitor: Monitor) -> Wish:
-        """As :meth:`ScalingPolicy.wish`. A block that has a task, or is still on its way, is never given back; one that
-        is idle for long though tasks wait is of no use to them: they need more time than it has left."""
+    def scale(self, monitor: Monitor) -> Scaling:
+        """As :meth:`ScalingPolicy.scale`. A block that has a task, or is still starting, is never released; one that is
+        idle for long though tasks wait is useless to them: they need more time than it has left."""
         have = len(monitor.blocks)
         slots = sum(block.slots or monitor.slots_per_block for block in monitor.blocks)
         missing = monitor.tasks * self._parallelism - slots
         wanted = have + max(0, math.ceil(missing / max(1, monitor.slots_per_block)))
         more = min(max(wanted, self._min_blocks), self._max_blocks) - have
         if more > 0:
-            return Wish(more=more)
+            return Scaling(more=more)
         idle = [block for block in monitor.blocks if block.idle_s is not None and block.idle_s >= self._idle_release_s]
         idle.sort(key=lambda block: -(block.idle_s or 0.0))
-        return Wish(release=tuple(block.block_id for block in idle[: max(0, have - self._min_blocks)]))
+        return Scaling(release=tuple(block.block_id for block in idle[: max(0, have - self._min_blocks)]))
 
 
 _HASTY_S: Final = 1.0
@@ -94,7 +94,7 @@ _MAX_PAUSE_S: Final = 1800.0
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What to do now: block ids to start, and blocks to give back."""
+    """Block ids to start, and blocks to release."""
 
     start: tuple[str, ...] = ()
     release: tuple[str, ...] = ()
@@ -144,12 +144,12 @@ class Blocks:
 
     @property
     def refusal(self) -> str:
-        """Why no block can be had: what waits should fail with this. Empty while there is hope."""
+        """Why no block can be had: waiting tasks should fail with this. Empty while blocks may be started."""
         return self._refusal
 
     @property
     def problem(self) -> str:
-        """What went wrong lately, while it is not mended."""
+        """The last failure, until a block works again."""
         return self._refusal or self._last_words
 
     def joined(self, block_id: str, manager_id: str, *, slots: int, now: float) -> None:
@@ -217,16 +217,16 @@ class Blocks:
             )
             for block_id, block in standing.items()
         ]
-        wish = self._policy.wish(Monitor(tasks, self._slots_per_block, loads))
+        scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads))
         started: tuple[str, ...] = ()
         if now >= self._not_before:
             self._refusal = ""
-            more = max(wish.more, self._first_blocks - len(standing))
+            more = max(scaling.more, self._first_blocks - len(standing))
             more = min(more, 1) if self._backoff.failures else more  # one to try
             started = tuple(self._new_block_id() for _ in range(more))
             self._first_blocks = 0
         for block_id in started:
             self._blocks[block_id] = _Block()
-        for block_id in wish.release:
+        for block_id in scaling.release:
             self._blocks[block_id].released = True
-        return Orders(started, wish.release)
+        return Orders(started, scaling.release)

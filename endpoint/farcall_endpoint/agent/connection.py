@@ -17,8 +17,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
+
+import msgspec
 
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
@@ -31,7 +33,28 @@ from farcall_common.errors import (
     Unavailable,
     error_from_record,
 )
-from farcall_common.wire import Envelope, Heartbeat, Message, Phase, Redirect, Refused, Role, Session, Welcome
+from farcall_common.task_options import TaskOptions
+from farcall_common.wire import (
+    BlobGrant,
+    BlobPiece,
+    BlobTaken,
+    CancelTasks,
+    Credit,
+    Envelope,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Phase,
+    Redirect,
+    Refused,
+    ResultsRecorded,
+    Role,
+    RunTasks,
+    Session,
+    TaskSpec,
+    Welcome,
+)
 
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 30.0
@@ -118,10 +141,6 @@ class Sent(Event):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tick(Event):
     """The next deadline may have come."""
-
-
-EVENTS: Final[Mapping[str, type[Event]]] = {kind.__name__: kind for kind in Event.__subclasses__()}
-"""The kinds of events by name, to read a log."""
 
 
 # -- actions -----------------------------------------------------------------------------------------------------------
@@ -413,3 +432,33 @@ class Connection:
     def _give_up(self, error: FarcallError) -> list[Action]:
         self._phase, self._due_at, self.trouble = _Phase.OVER, None, str(error)
         return [GiveUp(error)]
+
+
+_NO_TASK: Final = TaskSpec(task_id="", attempt=0, function_id="", function_hash="", options=TaskOptions())
+
+
+def for_log(event: Event) -> tuple[Event, int]:
+    """An event without tickets, and of messages about tasks no more than their number."""
+    match event:
+        case ApiAnswered():
+            return dataclasses.replace(event, ticket=""), 0
+        case Received(envelope=envelope):
+            return Received(Envelope(_slim_received(envelope.message))), 0
+        case Sent(message=Hello() as message):
+            return Sent(msgspec.structs.replace(message, ticket="", held=())), 0
+        case Sent(message=message) if not isinstance(message, Credit | Goodbye):
+            return Sent(Heartbeat(at=0.0)), 0  # the same to a session
+        case _:
+            return event, 0
+
+
+def _slim_received(message: Message) -> Message:
+    match message:
+        case Welcome():
+            return msgspec.structs.replace(message, forget=())
+        case RunTasks(tasks=tasks):
+            return RunTasks(tasks=(_NO_TASK,) * len(tasks))
+        case CancelTasks() | ResultsRecorded() | BlobGrant() | BlobPiece() | BlobTaken():
+            return CancelTasks(task_ids=())  # the same to a session
+        case _:
+            return message

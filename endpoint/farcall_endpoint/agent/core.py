@@ -142,7 +142,7 @@ class AgentCore:
     ) -> None:
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
-        self._slots_hint = slots_hint
+        self.slots_hint = slots_hint
         self._prefetch = prefetch
         self._window = window
         self._credit = CreditWindow(window, limit=max_window)
@@ -330,7 +330,7 @@ class AgentCore:
             else:
                 self._queue.add(task)
         self._next_seq = itertools.count(max((task.seq for task in event.tasks), default=0) + 1)
-        self._reconsider(dispatched, self._slots_hint, "the endpoint was stopped or died while it had the task", now)
+        self._reconsider(dispatched, self.slots_hint, "the endpoint was stopped or died while it had the task", now)
 
     def _on_written(self) -> None:
         """The spool has the last turn: what can be read from there leaves the memory."""
@@ -562,7 +562,7 @@ class AgentCore:
     def _give_credit(self) -> None:
         if not self._is_connected or not self._has_cloud or self._space.problem:
             return
-        slots = self._managers.slots or self._slots_hint
+        slots = self._managers.slots or self.slots_hint
         self._turn.credit += self._credit.grant(slots=slots, held=len(self._tasks) - self._held_results)
 
     def _observe(self, finished: Sequence[Finished]) -> None:

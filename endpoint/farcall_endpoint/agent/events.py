@@ -178,7 +178,7 @@ class SpoolWriteFailed(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpoolMeasured(Event):
-    """Free bytes of the spool's file system, and how many of them are a reserve; None if unknown."""
+    """Free bytes of the spool's file system, and how many of them are a reserve; None if that is left, or unknown."""
 
     room: tuple[int, int] | None
 

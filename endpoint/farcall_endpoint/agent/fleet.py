@@ -1,4 +1,4 @@
-"""The agent's managers, on this machine and on others: starts blocks of them, talks to them, notices when they end."""
+"""Managers of an agent, on this machine and on others: starts their blocks, sends and receives, detects their end."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
 _RESULTS_MEMORY_BYTES: Final = 256 * 10**6
 _LEAST_WINDOW_BYTES: Final = 2**20
 _TICK_S: Final = 0.5
-"""How often silences are judged and the number of blocks is thought over."""
+"""Period of the checks for silent managers and of scaling."""
 _LAST_WORDS_S: Final = 0.01
-"""What a manager has said before its end is read first, which is seen a moment later."""
+"""The last messages of a manager are read first; its end is detected a moment later."""
 _QUIET_S: Final = 3.0
-"""A manager on another machine that says nothing for so long after its block's end has ended too."""
+"""A manager on another machine that is silent for so long after its block has ended has ended, too."""
 _JOIN_LIMIT_S: Final = 600.0
-"""A block that runs for so long without a manager that reaches the agent never will have one."""
+"""A block that runs for so long without a manager that reaches the agent is given up."""
 _PARTING_S: Final = 10.0
-"""What a block without managers gets to end by itself, before it is ended."""
+"""A block without managers is killed after so long."""
 
 N = TypeVar("N", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What an endpoint lets an attempt use at most; None is no limit. ``output_bytes`` of each stream."""
+    """Limits of an endpoint for each attempt; None is no limit. ``output_bytes`` of each stream."""
 
     walltime_s: float | None = None
     memory_bytes: int | None = None
@@ -63,7 +63,7 @@ NO_LIMITS: Final = Limits()
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """A manager that is gone, and why. ``expected`` if it was given back; ``unstarted`` if nothing that it had was
+    """A manager that is gone, and why. ``expected`` if it was released; ``unstarted`` if none of its tasks was
     started."""
 
     manager_id: str
@@ -163,8 +163,8 @@ class Fleet:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
-    def tend(self, *, now: float, ready: Collection[object] = ()) -> list[Lost]:
-        """Start what should run; collect what has ended, or has not been heard of for too long.
+    def maintain(self, *, now: float, ready: Collection[object] = ()) -> list[Lost]:
+        """Start blocks; collect those that have ended, and managers that are silent for too long.
 
         :param ready: what the poller found readable.
         """
@@ -172,10 +172,10 @@ class Fleet:
             self._look_at = now + self._tick_s
             self._provider.changed()
             for block_id, block in list(self._here.items()):
-                self._look(block_id, block, now)
+                self._read_status(block_id, block, now)
         if now >= self._tick_at:
             self._tick_at = now + self._tick_s
-            self._judge_silences(now)
+            self._check_liveness(now)
             self._ping(now)
             if not self._stopping:
                 self._rescale(now)
@@ -183,12 +183,12 @@ class Fleet:
         return lost
 
     def next_deadline(self) -> float:
-        """The monotonic second at which :meth:`tend` may have something to do."""
+        """The monotonic second at which :meth:`maintain` may have something to do."""
         return 0.0 if self._lost else min(self._tick_at, self._look_at)
 
     @property
     def nodes(self) -> list[protocol.Registered]:
-        """What the managers that are there have said of themselves."""
+        """The registrations of the present managers."""
         return [manager.registered for manager in self._managers.values()]
 
     @property
@@ -203,14 +203,14 @@ class Fleet:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the blocks, or what they wait for; empty while there are managers or nothing is known."""
+        """The problem of the blocks, or why they wait; empty while there are managers or nothing is known."""
         if self._managers:
             return ""
         waiting = [b.handle.status().text for b in self._here.values() if b.running_since is None]
         return self._blocks.problem or next(filter(None, waiting), "")
 
     def describe(self, *, offset_s: float) -> list[dict[str, object]]:
-        """The blocks, for people.
+        """The blocks, for the status.
 
         :param offset_s: from monotonic to epoch seconds.
         """
@@ -227,7 +227,7 @@ class Fleet:
         ]
 
     def stop(self, *, grace_s: float) -> None:
-        """Let all managers end, and start none any more."""
+        """Stop all managers, and start none any more."""
         self._stopping = True
         for manager_id in self._managers:
             self._links.send(manager_id, protocol.Stop(grace_s))
@@ -247,15 +247,15 @@ class Fleet:
             self._here.popitem()[1].handle.close()
 
     def close(self) -> None:
-        """Give everything back but the provider, which is not the fleet's."""
+        """Close all sockets. The provider is the caller's."""
         self._poller.unregister(self._provider.fileno())
         self._links.close()
 
-    def _look(self, block_id: str, block: _Block, now: float) -> None:
-        """See what has become of a block."""
+    def _read_status(self, block_id: str, block: _Block, now: float) -> None:
+        """Read the status of a block."""
         status = block.handle.status()
         if status.phase is Phase.ENDED:
-            self._bury(block_id, block, block.verdict or status.text, now)
+            self._reap(block_id, block, block.verdict or status.text, now)
         elif block.part_at is not None:
             if now >= block.part_at:
                 block.handle.kill()
@@ -266,7 +266,7 @@ class Fleet:
                 block.verdict = f"it ran for {_JOIN_LIMIT_S:g} s, and none of its managers reached the agent"
                 block.part_at = now
 
-    def _bury(self, block_id: str, block: _Block, reason: str, now: float) -> None:
+    def _reap(self, block_id: str, block: _Block, reason: str, now: float) -> None:
         """A block has ended; its managers have when they are silent too."""
         if block.ended_at is None:
             block.ended_at = now
@@ -283,13 +283,13 @@ class Fleet:
             self._tick_at = now
 
     def _is_silent(self, block: _Block, manager_id: str, now: float) -> bool:
-        """Whether all has been heard that a manager had to say, once its block has ended."""
+        """Whether no more messages of a manager can arrive, once its block has ended."""
         pipe = block.handle.pipe
         if pipe is not None:
             return not self._links.is_attached(pipe)
         return now >= self._managers[manager_id].heard_at + _QUIET_S
 
-    def _judge_silences(self, now: float) -> None:
+    def _check_liveness(self, now: float) -> None:
         for manager_id, manager in list(self._managers.items()):
             if manager.silence.is_expired(now=now):
                 _logger.error("manager %s has been silent for %g s; giving it up", manager_id, self._silence_limit_s)
@@ -335,7 +335,7 @@ class Fleet:
         unstarted: bool = False,
         parting_s: float = _PARTING_S,
     ) -> None:
-        """Never believe a manager again. A block that has lost its last one is to end, by itself for so long."""
+        """Give up a manager for good. A block that has lost its last one is killed after ``parting_s``."""
         manager = self._managers.pop(manager_id, None)
         if manager is None:
             return
@@ -389,8 +389,8 @@ class Fleet:
                     yield manager_id, message, bodies
 
     def take(self) -> None:
-        """The results that have come are not in memory any more: managers may send others. Each hears so when they have
-        become a good part of what it may have on its way, which is its share of the memory for all of them."""
+        """The results that arrived have left the memory: managers may send more. Each receives
+        a message when they are a quarter of its window, which is its share of the memory for all managers."""
         while self._to_take:
             manager_id = self._to_take.pop()
             if (manager := self._managers.get(manager_id)) is not None:
@@ -400,7 +400,7 @@ class Fleet:
                 manager.held_bytes = 0
 
     def order(self, manager_id: str, tasks: Sequence[Task]) -> None:
-        """Let a manager run tasks."""
+        """Send tasks to a manager."""
         manager = self._managers.get(manager_id)
         if manager is None:
             return
@@ -436,7 +436,7 @@ class Fleet:
         self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
 
     def cancel(self, manager_id: str, task_ids: Iterable[str]) -> None:
-        """Let a manager stop tasks."""
+        """Send a manager the ids of tasks to stop."""
         self._links.send(manager_id, protocol.CancelTasks(tuple(task_ids)))
 
     def _register(self, manager_id: str, message: protocol.Registered, now: float) -> _Manager | None:

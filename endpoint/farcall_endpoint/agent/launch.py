@@ -1,4 +1,4 @@
-"""Puts an agent together from an endpoint's directory, and runs it to its end."""
+"""Launch of an agent: builds its parts from an endpoint's directory, and runs it."""
 
 from __future__ import annotations
 
@@ -79,12 +79,13 @@ def run_agent(
         endpoint_id = directory.read_endpoint_id() or _register(directory, config, cloud)
         able = capabilities()
         poller = zmq.Poller()
+        seed = random.getrandbits(32)
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
             capabilities=able,
-            core=_core(config, endpoint_id, slots),
-            connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random()),  # noqa: S311
+            core=_core(config, endpoint_id, slots, seed=seed),
+            connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random(seed)),  # noqa: S311
             spool=spool,
             uplink=Uplink(context, keys, poller),
             make_fleet=_fleet_maker(
@@ -110,6 +111,8 @@ def run_agent(
             owner_id=directory.read_owner_id(),
             on_owner=directory.write_owner_id,
             on_status=directory.write_status,
+            on_events=directory.write_events,
+            seed=seed,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
@@ -129,11 +132,11 @@ def _register(directory: EndpointDirectory, config: Config, cloud: Cloud) -> str
     return endpoint_id
 
 
-def _core(config: Config, endpoint_id: str, slots: int) -> AgentCore:
+def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCore:
     limit = config.engine.prefetch
     return AgentCore(
         endpoint_id=endpoint_id,
-        policy=POLICIES[config.engine.scheduling](),
+        policy=POLICIES[config.engine.scheduling](random.Random(seed)),  # noqa: S311 - nothing secret
         slots_hint=slots,
         prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=limit),
         window=PrefetchPolicy(horizon_s=_AGENT_HORIZON_S, limit=_MAX_WINDOW, unseen=16),
@@ -179,7 +182,7 @@ def _fleet_maker(
 
 
 def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
-    """What every manager is told on its command line."""
+    """The command-line options of every manager."""
     working_dir = directory.path / config.engine.working_dir
     working_dir.mkdir(parents=True, exist_ok=True)
     options = [*config.engine.sharing.options(), "--prefetch", str(config.engine.prefetch)]

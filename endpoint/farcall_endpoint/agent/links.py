@@ -40,10 +40,10 @@ class Network:
 
 
 class Gap:
-    """In place of a message: some of a manager's were lost on the way."""
+    """In place of a message: some messages of a manager were lost."""
 
 
-Heard = tuple[str, protocol.FromManager | Gap, list[Bytes]]
+ManagerMessage = tuple[str, protocol.FromManager | Gap, list[Bytes]]
 
 
 class Links:
@@ -66,7 +66,7 @@ class Links:
         self._socket = fleet_socket(context)
         self._socket.bind(address)
         self._guard = None
-        #: What the commands of managers need to be told, and their environment.
+        #: Options for the commands of managers, and variables for their environment.
         self.options = ["--agent", address]
         self.variables: dict[str, str] = {}
         if network is not None:
@@ -81,8 +81,8 @@ class Links:
                 "FARCALL_FLEET_PUBLIC_KEY": network.keys.managers.public,
                 "FARCALL_FLEET_SECRET_KEY": network.keys.managers.secret,
             }
-        self._heard: dict[str, int] | None = None if network is None else {}
-        self._said: dict[str, int] = {}
+        self._received_numbers: dict[str, int] | None = None if network is None else {}
+        self._sent_numbers: dict[str, int] = {}
         self._pipes: dict[int, Pipe] = {}
         self._names: dict[int, str] = {}
         self._by_name: dict[str, Pipe] = {}
@@ -90,7 +90,7 @@ class Links:
         poller.register(self._socket, zmq.POLLIN)
 
     def attach(self, pipe: Pipe) -> None:
-        """Listen to a pipe as well, until nobody is at its other end."""
+        """Also read a pipe, until its other end is closed."""
         self._pipes[pipe.fileno()] = pipe
         self._poller.register(pipe.fileno(), zmq.POLLIN)
 
@@ -98,8 +98,8 @@ class Links:
         """Whether something may still come through a pipe."""
         return pipe.fileno() in self._pipes
 
-    def receive(self, ready: Collection[object]) -> Iterator[Heard]:
-        """What managers say: the manager's id, its message, and the bodies of that.
+    def receive(self, ready: Collection[object]) -> Iterator[ManagerMessage]:
+        """Messages of managers: the manager's id, its message, and the bodies.
 
         :param ready: what the poller found readable.
         """
@@ -109,15 +109,15 @@ class Links:
             yield from self._from_pipe(descriptor)
 
     def send(self, manager_id: str, message: protocol.FromAgent, bodies: Sequence[Frame] = ()) -> None:
-        """Say something to a manager; lost if it cannot be reached."""
+        """Send a message to a manager; lost if it cannot be reached."""
         pipe = self._by_name.get(manager_id)
         if pipe is not None:
             pipe.send(protocol.encode(message, bodies))
             self._watch(pipe)
             return
         number = 0
-        if self._heard is not None:
-            number = self._said[manager_id] = self._said.get(manager_id, 0) + 1
+        if self._received_numbers is not None:
+            number = self._sent_numbers[manager_id] = self._sent_numbers.get(manager_id, 0) + 1
         try:
             send_frames(self._socket, [manager_id.encode(), *protocol.encode(message, bodies, number=number)])
         except zmq.ZMQError as error:
@@ -126,13 +126,13 @@ class Links:
             _logger.debug("manager %s cannot be reached now", manager_id)
 
     def forget(self, manager_id: str) -> None:
-        """A manager is not believed any more; its messages are numbered anew, so it will notice a gap."""
-        self._said.pop(manager_id, None)
-        if self._heard is not None:
-            self._heard.pop(manager_id, None)
+        """A manager was given up; its messages are numbered from 1 again, so it detects a gap."""
+        self._sent_numbers.pop(manager_id, None)
+        if self._received_numbers is not None:
+            self._received_numbers.pop(manager_id, None)
 
     def close(self) -> None:
-        """Give everything back but the pipes, which belong to their blocks."""
+        """Close the socket. The pipes belong to their blocks."""
         self._poller.unregister(self._socket)
         for descriptor in self._pipes:
             self._poller.unregister(descriptor)
@@ -140,7 +140,7 @@ class Links:
             self._guard.stop()
         self._socket.close(linger=0)
 
-    def _from_socket(self) -> Iterator[Heard]:
+    def _from_socket(self) -> Iterator[ManagerMessage]:
         for _ in range(_MOST_PER_TURN):
             try:
                 identity, *frames = receive_frames(self._socket)
@@ -153,13 +153,13 @@ class Links:
                 yield manager_id, *protocol.decode_from_manager(frames)
 
     def _has_gap(self, manager_id: str, number: int) -> bool:
-        if self._heard is None:
+        if self._received_numbers is None:
             return False
-        expected = self._heard.get(manager_id, 0) + 1
-        self._heard[manager_id] = number
+        expected = self._received_numbers.get(manager_id, 0) + 1
+        self._received_numbers[manager_id] = number
         return number != expected
 
-    def _from_pipe(self, descriptor: int) -> Iterator[Heard]:
+    def _from_pipe(self, descriptor: int) -> Iterator[ManagerMessage]:
         pipe = self._pipes[descriptor]
         if descriptor in self._congested:
             pipe.flush()
@@ -204,7 +204,7 @@ class Uplink:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What the poller may find readable."""
+        """The sockets to poll."""
         return () if self._socket is None or self._monitor is None else (self._socket, self._monitor)
 
     def open_socket(self, to: Address) -> None:

@@ -22,7 +22,7 @@ from farcall_endpoint.transport import FleetKeys, new_curve_keys
 
 def own_addresses(given: str | None) -> Sequence[str]:
     """The given name or address; else this machine's name and the IPv4 addresses of its interfaces, the most likely
-    first. Whoever wants to reach it tries them in turn."""
+    first. Managers try them in turn."""
     if given is not None:
         return [given]
     active = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -37,7 +37,7 @@ def own_addresses(given: str | None) -> Sequence[str]:
 
 
 SECRETS: Final = frozenset({"FARCALL_TOKEN"})
-"""Variables that no manager, and so no task, gets to see."""
+"""Variables that are removed from the environment of managers and tasks."""
 _LOCAL_BACKOFF_S: Final = 0.2
 _BATCH_BACKOFF_S: Final = 5.0
 
@@ -69,7 +69,7 @@ def expect_workers(config: ProviderConfig, sharing: Sharing, *, environment: Map
 
 
 def plan_blocks(config: ProviderConfig, *, slots: int, max_failures: int, idle_release_s: float) -> Blocks:
-    """When to start blocks, and when to give them back.
+    """When to start blocks, and when to release them.
 
     :param slots: workers to expect on each node, until one has shown how many it has.
     """

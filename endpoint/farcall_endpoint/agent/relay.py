@@ -1,8 +1,8 @@
-"""Blobs by way of the forwarder, for sites that let the endpoint reach nothing else. No I/O: messages in and out.
+"""Relay of blobs through the forwarder, for sites where an endpoint reaches nothing else. No I/O.
 
 Of each transfer one message is on its way at a time (``PROTOCOL.md``, section 4), and few are under way at once,
-so that tasks and results are not held up behind them. A download goes on where it was when a session broke; an upload
-ends with the session, and is asked for anew in the next one like every result that the cloud does not have yet.
+so that tasks and results are not held up behind them. A download continues after a broken session; an upload
+ends with the session, and is requested again in the next one like every result that the cloud does not have yet.
 """
 
 from __future__ import annotations

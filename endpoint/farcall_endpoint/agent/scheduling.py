@@ -21,7 +21,7 @@ _MOST_OVERTAKEN: Final = 1000
 class Lifetime:
     """When a manager's block is over, in epoch seconds.
 
-    :param drain_s: so much of it is kept free of tasks whose length nobody knows.
+    :param drain_s: so much of it is kept free of tasks of unknown length.
     :param limit_s: what any task may run at most, whatever its own limit; None is no limit.
     """
 
@@ -39,7 +39,7 @@ class Lifetime:
 @dataclasses.dataclass(slots=True, eq=False)
 class ManagerLoad:
     """A manager as a policy sees it. ``free``: slots without a task; below 0 by as many tasks as wait behind others.
-    ``lifetime``: None if there is no end to it, or nobody knows."""
+    ``lifetime``: None if there is no limit, or it is unknown."""
 
     manager_id: str
     slots: int
@@ -147,14 +147,14 @@ def _choose(
     return choose(lasting) if lasting else None
 
 
-POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
-    "random": lambda: RandomPolicy(random.Random()),  # noqa: S311 - nothing secret
-    "round-robin": RoundRobinPolicy,
+POLICIES: Final[Mapping[str, Callable[[random.Random], SchedulingPolicy]]] = {
+    "random": RandomPolicy,
+    "round-robin": lambda _: RoundRobinPolicy(),
 }
 
 
 @dataclasses.dataclass(slots=True)
-class Member:
+class ManagerEntry:
     """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
     its tasks in the order in which it got them."""
 
@@ -169,7 +169,7 @@ class Managers:
     """All managers of an agent."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ManagerEntry] = {}
         self._problems: dict[str, str] = {}
         #: Sums over all managers.
         self.slots = self.workers = self.idle_workers = self.outstanding = 0
@@ -179,7 +179,7 @@ class Managers:
 
     @property
     def loads(self) -> Sequence[ManagerLoad]:
-        """What a policy sees; it counts them down, and :meth:`assign` does not."""
+        """The input of a policy, which counts them down; :meth:`assign` does not."""
         return [member.load for member in self._members.values()]
 
     @property
@@ -189,16 +189,16 @@ class Managers:
 
     @property
     def problem(self) -> str:
-        """What one of them complains of; empty if none does."""
+        """The problem of one of them; empty if none has one."""
         return next(iter(self._problems.values()), "")
 
     def add(self, manager_id: str, *, slots: int, lifetime: Lifetime | None) -> None:
-        """A manager is there; its workers are not yet."""
-        self._members[manager_id] = Member(slots, ManagerLoad(manager_id, 0, 0, lifetime))
+        """A manager has registered; its workers are not ready yet."""
+        self._members[manager_id] = ManagerEntry(slots, ManagerLoad(manager_id, 0, 0, lifetime))
         self.slots += slots
 
-    def remove(self, manager_id: str) -> Member | None:
-        """A manager is gone; it as it was."""
+    def remove(self, manager_id: str) -> ManagerEntry | None:
+        """A manager is lost; its last entry."""
         self.note(manager_id, workers=0, idle_workers=0, problem="")
         member = self._members.pop(manager_id, None)
         if member is not None:
@@ -207,7 +207,7 @@ class Managers:
         return member
 
     def note(self, manager_id: str, *, workers: int, idle_workers: int, problem: str) -> None:
-        """How a manager is, in its own words. It gets tasks for workers that are there."""
+        """The numbers that a manager reports. It gets tasks for present workers only."""
         member = self._members.get(manager_id)
         if member is None:
             return
@@ -228,7 +228,7 @@ class Managers:
         self.outstanding += 1
 
     def release(self, manager_id: str, task_id: str) -> Task | None:
-        """A manager has done with a task; None if it did not have it."""
+        """A manager does not have a task any more; None if it did not have it."""
         member = self._members.get(manager_id)
         task = member.outstanding.pop(task_id, None) if member is not None else None
         if member is not None and task is not None:
@@ -238,8 +238,8 @@ class Managers:
 
 
 class TaskQueue:
-    """A queue, fair between submitters and oldest first for each of them. What ended while it waited is passed over,
-    and taken out when it comes to the front.
+    """A queue, fair between submitters and oldest first for each of them. Tasks that finished while they waited are
+    skipped, and removed at the front.
 
     :param weights: by submitter, as :class:`FairQueue` takes them.
     """
@@ -264,7 +264,7 @@ class TaskQueue:
             self._tasks.put_back(task.spec.submitter, task)
 
     def done(self, task: Task) -> None:
-        """A manager has done with a task that it got from here."""
+        """A manager does not have a task any more that it got from here."""
         self._tasks.done(task.spec.submitter)
 
     def place(

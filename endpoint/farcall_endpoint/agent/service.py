@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
-from farcall_common.event_log import UserBytes
+from farcall_common.event_log import EventLog, UserBytes
 from farcall_common.sockets import KEY_REFUSED
 from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
@@ -53,6 +53,7 @@ from farcall_endpoint.shared_memory import Frame, bytes_of
 _logger = logging.getLogger(__name__)
 
 _STATUS_PERIOD_S: Final = 1.0
+_LOGS_PERIOD_S: Final = 10.0
 _FAREWELL_S: Final = 5.0
 _RESERVE: Final = 16
 """Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
@@ -113,6 +114,8 @@ class Agent:
     :param on_connected: called with every session that opens.
     :param owner_id: the identity of the endpoint's owner as far as it is known; the API reports it to ``on_owner``.
     :param on_status: called at most once a second with numbers and problems.
+    :param on_events: called now and then, and at the end, with the name and the JSON of an event log.
+    :param seed: of the cores' random numbers, for the logs.
     """
 
     def __init__(
@@ -137,6 +140,8 @@ class Agent:
         owner_id: str,
         on_owner: Callable[[str], None],
         on_status: Callable[[dict[str, object]], None],
+        on_events: Callable[[str, bytes], None],
+        seed: int,
     ) -> None:
         self._endpoint_id = endpoint_id
         self._heartbeat_s = heartbeat_s
@@ -170,10 +175,15 @@ class Agent:
         self._forwarder = ""
         self._waking = WakeNotices()
         self._on_status = on_status
+        self._on_events = on_events
+        self._core_log = EventLog(ev.for_log, about={"slots": core.slots_hint, "seed": seed})
+        self._connection_log = EventLog(c.for_log, about={"heartbeat_s": heartbeat_s, "seed": seed})
+        self._write_logs_at = 0.0
         self._instance_id = new_id()
         self._reported_generation = 0
         self._functions: dict[str, bytes] = {}
         self._nodes = ev.NodesChanged("", "")
+        self._measured = ev.SpoolMeasured(None)
         self._has_spool_problem = False
         self._status_at = 0.0
         self._stop_wanted: float | None = None
@@ -195,7 +205,7 @@ class Agent:
         self._events.append(ev.Restored(tasks, sorted(functions)))
         try:
             self._handle(self._clock.monotonic())
-            self._fleet.tend(now=self._clock.monotonic())
+            self._fleet.maintain(now=self._clock.monotonic())
             self._connect(c.Started())
             while not (self._kill_at is not None and self._fleet.is_empty):
                 self._turn()
@@ -212,6 +222,7 @@ class Agent:
             self._uplink.close()
             self._fleet.close()
             self._background.close()
+            self._write_logs(self._clock.monotonic())
         if self._fatal is not None:
             raise self._fatal
 
@@ -228,7 +239,7 @@ class Agent:
         self._receive_from_managers(ready, now)
         if not ready.isdisjoint(self._uplink.sockets):
             self._receive_from_cloud()
-        for lost in self._fleet.tend(now=now, ready=ready):
+        for lost in self._fleet.maintain(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.INFO if expected else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
@@ -237,22 +248,36 @@ class Agent:
         if nodes != self._nodes:
             self._nodes = nodes
             self._events.append(nodes)
-        self._connect(c.Tick())
+        due_at = self._connection.next_deadline()
+        if due_at is not None and self._clock.monotonic() >= due_at:
+            self._connect(c.Tick())
         self._blobs.tick()
         self._handle(now)
         self._wind_down(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
             self._spool.give_back()
-            self._events.append(ev.SpoolMeasured(self._spool.room()))
-            self._handle(now)
+            self._measure_spool(now)
             self._report_spool_problem()
             try:
                 self._on_status(self._status())
             except OSError as error:  # no reason to stop
                 _logger.debug("the status cannot be written: %s", error)
+        if now >= self._write_logs_at:
+            self._write_logs(now)
+
+    def _write_logs(self, now: float) -> None:
+        """Write the event logs, for bug reports."""
+        self._write_logs_at = now + _LOGS_PERIOD_S
+        try:
+            self._on_events("tasks", self._core_log.to_json())
+            self._on_events("connection", self._connection_log.to_json())
+        except OSError as error:  # no reason to stop
+            _logger.debug("the event logs cannot be written: %s", error)
 
     def _timeout_ms(self) -> int:
+        if self._events:  # an action had its outcome at once
+            return 0
         now, epoch = self._clock.monotonic(), self._clock.epoch()
         deadlines = (
             self._status_at,
@@ -301,7 +326,9 @@ class Agent:
 
     def _connect(self, event: c.Event) -> None:
         """Give an event to the connection, and perform its actions."""
-        for action in self._connection.handle([event], self._clock.monotonic()):
+        now = self._clock.monotonic()
+        self._connection_log.add([event], now)
+        for action in self._connection.handle([event], now):
             self._perform_connection(action)
 
     def _perform_connection(self, action: c.Action) -> None:
@@ -462,7 +489,7 @@ class Agent:
         events = self._events.copy()
         self._events.clear()
         could_write = self._core.can_write
-        while (answer := self._perform(self._core.handle(events, self._clock.epoch()))) is not None:
+        while (answer := self._perform(self._decide(events))) is not None:
             events = [answer]
         if self._core.can_write:  # nothing waits in memory
             self._blobs.settle()
@@ -471,6 +498,15 @@ class Agent:
             self._status_at = now
             if not could_write:
                 _logger.info("the spool can be written again")
+
+    def _decide(self, events: Sequence[ev.Event]) -> Sequence[do.Action]:
+        epoch = self._clock.epoch()
+        if events:  # before they are handled: a defect is in the log
+            self._core_log.add(events, epoch)
+        actions = self._core.handle(events, epoch)
+        if actions and not events:
+            self._core_log.add((), epoch)
+        return actions
 
     def _perform(self, actions: Sequence[do.Action]) -> ev.SpoolWritten | ev.SpoolWriteFailed | None:
         """Perform actions in order, none after a failed write. The outcome of the write, if there is one."""
@@ -509,6 +545,14 @@ class Agent:
         for envelope in messages_of(action, body=self._inline_body):
             if self._connection.may_send(type(envelope.message)):
                 self._send(envelope.message, envelope.frames)
+
+    def _measure_spool(self, now: float) -> None:
+        room = self._spool.room()
+        measured = ev.SpoolMeasured(room if room is not None and room[0] < room[1] else None)
+        if measured != self._measured:
+            self._measured = measured
+            self._events.append(measured)
+            self._handle(now)
 
     def _report_spool_problem(self) -> None:
         problem = self._core.spool_problem

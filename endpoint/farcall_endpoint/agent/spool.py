@@ -1,4 +1,4 @@
-"""What an agent has promised to remember: tasks that it accepted, and results that the cloud has not recorded yet.
+"""Spool: the tasks that an agent accepted, and the results that the cloud has not recorded yet.
 
 SQLite in WAL mode, one transaction per turn of the agent. With ``synchronous=NORMAL`` a commit survives the death of
 any process; a power cut can take the last moments with it, and the cloud then delivers those tasks again. A turn that
@@ -206,7 +206,7 @@ class Spool:
 
     def room(self) -> tuple[int, int] | None:
         """Bytes that are free where the spool is, and how many of them are a reserve, for ends of what runs already.
-        None if that cannot be told, and for a spool in memory."""
+        None if unknown, and for a spool in memory."""
         if self._directory is None:
             return None
         try:

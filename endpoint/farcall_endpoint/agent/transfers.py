@@ -44,7 +44,7 @@ class Transfers:
         self._pause = pause
 
     def close(self) -> None:
-        """Give back the connections."""
+        """Close the connections."""
         self._client.close()
 
     def download(self, url: str, *, sha256: str, size_bytes: int) -> bytes:
@@ -58,7 +58,7 @@ class Transfers:
         return data
 
     def upload(self, url: str, data: Frame, *, headers: Mapping[str, str]) -> None:
-        """Put bytes where a URL points.
+        """Upload bytes to a URL.
 
         :raises TransferFailed: if the store does not take them.
         """
@@ -119,7 +119,7 @@ class Transfers:
 
 
 def _in_pieces(content: Frame) -> Iterator[bytes]:
-    """A body bit by bit: the layers below copy what the socket has not taken yet, again and again."""
+    """A body in pieces: the layers below copy what the socket has not taken yet, again and again."""
     start = 0
     while start < len(content):
         yield (piece := piece_of(content, start, _PIECE_BYTES))

@@ -121,6 +121,9 @@ class _Gathering:
         if self._with_network:
             parts["network.json"] = self._network
         files = {name: self._text(part) for name, part in parts.items()}
+        for name in ("tasks", "connection"):
+            if (path := self._directory.events_file(name)).exists():
+                files[path.name] = self._events(path)
         for name, path in self._logs():
             files[f"logs/{name}"] = self._scrubber.clean(tail(path, _LOG_BYTES))
         findings = tuple(Finding(each.good, self._scrubber.clean(each.text)) for each in self._findings)
@@ -229,6 +232,14 @@ class _Gathering:
         """The last one that the agent has connected to."""
         said = self._directory.read_status().get("forwarder")
         return str(said) if said else network.last_address(tail(self._directory.log_file, _LOG_BYTES))
+
+    def _events(self, path: Path) -> str:
+        """An event log. Its texts are cleaned one by one, so that it can be replayed."""
+        try:
+            turns = [json.loads(line) for line in path.read_text().splitlines()]
+        except _EXPECTED as error:
+            return self._scrubber.clean(f"This could not be found out: {error}\n")
+        return "".join(json.dumps(self._scrubber.clean_values(turn)) + "\n" for turn in turns)
 
     def _logs(self) -> Iterator[tuple[str, Path]]:
         directory = self._directory

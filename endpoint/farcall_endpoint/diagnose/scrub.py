@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 _REMOVED: Final = "<removed>"
 _MIN_LENGTH: Final = 5
@@ -62,6 +62,18 @@ class Scrubber:
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
         return text
+
+    def clean_values(self, value: Any) -> Any:
+        """JSON whose texts are without secrets, and whose structure is as before."""
+        match value:
+            case str():
+                return self.clean(value)
+            case dict():
+                return {key: self.clean_values(each) for key, each in value.items()}
+            case list():
+                return [self.clean_values(each) for each in value]
+            case _:
+                return value
 
     def clean_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Variables; without the value if the name looks secret."""

@@ -1,4 +1,4 @@
-"""The endpoint's engine without a cloud: an executor over the same agent core, managers and workers."""
+"""Engine: an executor over an endpoint's agent core, managers and workers, without a cloud."""
 
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.engine.executor import Engine

@@ -1,4 +1,4 @@
-"""``Engine``: the agent, managers and workers of an endpoint as a ``concurrent.futures.Executor``, without a cloud."""
+"""Executor of an engine: an endpoint's agent, managers and workers as a ``concurrent.futures.Executor``."""
 
 from __future__ import annotations
 

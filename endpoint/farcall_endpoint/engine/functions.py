@@ -1,4 +1,4 @@
-"""Functions as an engine knows them: serialised once, sent once to each manager, called by their hash."""
+"""Function table of an engine: functions are serialised once, sent once to each manager, called by their hash."""
 
 from __future__ import annotations
 

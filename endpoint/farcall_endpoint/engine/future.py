@@ -1,4 +1,4 @@
-"""A future that costs little until somebody waits for it."""
+"""Futures of an engine: cheap until a thread waits for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineFuture(GuardedFuture[T]):
     can be cancelled. Callbacks run in the engine's thread: a callback must not wait for another result.
 
     A condition variable is a dozen objects, the larger part of what a short task costs its caller, and most futures are
-    finished before anybody looks at them. So this one makes its condition when it is first needed; the base class, and
+    finished before a thread looks at them. So this one makes its condition when it is first needed; the base class, and
     ``wait`` and ``as_completed``, find it under the name that they expect.
     """
 
@@ -86,7 +86,7 @@ class EngineFuture(GuardedFuture[T]):
     def settle(self, result: T | None, exception: BaseException | None = None) -> None:
         """End the future, from the engine's thread; nothing if it was cancelled."""
         with _changing:
-            if self._own_condition is None:  # so nobody waits, nobody wants to be called, and nobody has cancelled it
+            if self._own_condition is None:  # so it has no waiter and no callback, and is not cancelled
                 self._result, self._exception = result, exception
                 self._state = FINISHED
                 return

@@ -1,4 +1,4 @@
-"""An engine's thread: the loop around the agent's core and its managers, with futures where an endpoint has a cloud."""
+"""Engine loop: the thread that runs the agent's core and its managers, with futures in place of a cloud."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -115,7 +116,7 @@ class EngineLoop:
         self._nodes = ev.NodesChanged("", "")
         self._core = AgentCore(
             endpoint_id="",
-            policy=POLICIES[options.scheduling](),
+            policy=POLICIES[options.scheduling](random.Random()),  # noqa: S311 - nothing secret
             slots_hint=options.workers,
             prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=options.prefetch),
             window=PrefetchPolicy(horizon_s=0.0, limit=0),
@@ -193,9 +194,9 @@ class EngineLoop:
     def _make_fleet(self, belongings: contextlib.ExitStack, poller: zmq.Poller) -> Fleet:
         """A fleet; what it needs is given back with ``belongings``."""
         options = self.options
-        told = [*options.sharing.options(), "--prefetch", str(options.prefetch)]
-        told += ["--working-dir", str(options.working_dir), "--quiet"]
-        told += [] if options.batching else ["--no-batching"]
+        command_options = [*options.sharing.options(), "--prefetch", str(options.prefetch)]
+        command_options += ["--working-dir", str(options.working_dir), "--quiet"]
+        command_options += [] if options.batching else ["--no-batching"]
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
         directory = belongings.enter_context(tempfile.TemporaryDirectory(prefix="farcall-engine-"))
         context = belongings.enter_context(zmq.Context())
@@ -213,7 +214,7 @@ class EngineLoop:
                 idle_release_s=options.max_idletime_s,
             ),
             network=make_network(options.provider, address=options.address, ports=options.worker_port_range),
-            command_options=told,
+            command_options=command_options,
             variables={"PYTHONPATH": path},
             function_body=lambda function_hash: self._functions[function_hash].body,
             payload=_payload_of,
@@ -237,7 +238,7 @@ class EngineLoop:
             os.eventfd_read(self._waker)
         self._take_submissions()
         self._receive_from_managers(fleet, ready, now)
-        for lost in fleet.tend(now=now, ready=ready):
+        for lost in fleet.maintain(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
             self._events.append(ev.ManagerLost(lost.manager_id, lost.reason, expected, lost.unstarted))
