@@ -117,7 +117,7 @@ def test_a_forwarder_that_hangs_is_told_of(tier: LocalTier, ask: Ask) -> None:
     forwarder = psutil.Process(tier.state.processes["forwarder"].pid)
     forwarder.send_signal(signal.SIGSTOP)
     try:
-        with pytest.raises(Unavailable, match="no Welcome came from the forwarder") as caught:
+        with pytest.raises(Unavailable, match="no Welcome arrived from the forwarder") as caught:
             Canary(ask, within_s=1.0).run()
     finally:
         forwarder.send_signal(signal.SIGCONT)
@@ -134,7 +134,7 @@ def test_a_record_that_is_wrong_is_told_of(ask: Ask, path: str, changed: dict[st
         answer = ask(method, asked, body)
         return {**answer, **changed} if asked.startswith(path) else answer
 
-    with pytest.raises(ProtocolError, match="the API has another end") as caught:
+    with pytest.raises(ProtocolError, match="the API has a different result") as caught:
         Canary(tampered).run()
     assert caught.value.__notes__ == ["during: read"]
 
@@ -146,7 +146,7 @@ def test_a_forwarder_that_sends_another_payload_is_told_of(ask: Ask) -> None:
             body = {**body, "tasks": {key: ["01\nanother"] for key in body["tasks"]}}
         return ask(method, path, body)
 
-    with pytest.raises(ProtocolError, match="something else than was submitted") as caught:
+    with pytest.raises(ProtocolError, match="a different task than was submitted") as caught:
         Canary(tampered).run()
     assert caught.value.__notes__ == ["during: dispatch"]
 

@@ -21,6 +21,7 @@ from farcall_localstack.assembly import ACCOUNT, REGION
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -78,7 +79,7 @@ def test_a_deployment_is_destroyed_and_restored_from_its_snapshot(localstack: Lo
         assert "snapshot farcall-before: at most $1.90 a month" in said
         assert "aws rds delete-db-snapshot --db-snapshot-identifier farcall-before" in said
         assert rds.describe_db_instances()["DBInstances"] == []
-        assert group_members(localstack.pid) <= alone
+        wait_until(lambda: group_members(localstack.pid) <= alone, "the processes of the deployment have ended")
 
     assembly = ensure_assembly(settings={"database.snapshot": "farcall-before"})
     with LocalStackTier(localstack.directory, assembly=assembly, endpoint_url=localstack.url) as restored:

@@ -344,7 +344,7 @@ def test_a_client_asks_again_with_the_secret_of_its_environment(
     provider: IdentityProvider, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(path, login_at(provider, refresh_token=None))
-    with pytest.raises(Unauthenticated, match="has ended"):
+    with pytest.raises(Unauthenticated, match="has expired"):
         KeptLogin(path, environ={}).get_authorization_header()
     environ = {"FARCALL_CLIENT_ID": provider.client_id, "FARCALL_CLIENT_SECRET": provider.client_secret}
     assert KeptLogin(path, environ=environ).get_authorization_header().startswith("Bearer ")
