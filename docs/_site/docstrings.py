@@ -23,6 +23,8 @@ class RolesAsCode(griffe.Extension):
         if obj.docstring is not None:
             text = _ROLE.sub(_as_code, obj.docstring.value)
             text = _SEVERAL.sub(_one_each, text)
+            if isinstance(obj, griffe.Class) and any(str(base) == "msgspec.Struct" for base in obj.bases):
+                text = text.replace(":param ", ":var ")  # griffe derives no parameters from the fields of a struct
             obj.docstring.value = _LITERAL.sub(lambda found: f"{found['lead']}:" if found["lead"] else "", text)
 
 

@@ -1,4 +1,4 @@
-"""What the site adds to the pages as they lie in the repository: the list of decisions, and links that work on it."""
+"""Site build hooks: the list of decisions in the navigation, and links that work on the site."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Let links to a folder lead to its README, and leave of those that lead out of the site only the text."""
+    """Change links to a folder into links to its README, and links out of the site into their text."""
     docs = Path(config.docs_dir).resolve()
     here = Path(page.file.abs_src_path or docs).parent
 
-    def mended(found: re.Match[str]) -> str:
+    def site_link(found: re.Match[str]) -> str:
         target = (here / found["target"]).resolve()
         if not target.is_relative_to(docs):
             return found["text"]
@@ -33,4 +33,4 @@ def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, **_:
             return f"[{found['text']}]({found['target'].rstrip('/')}/README.md{found['anchor'] or ''})"
         return found[0]
 
-    return _LINK.sub(mended, markdown)
+    return _LINK.sub(site_link, markdown)

@@ -1,4 +1,4 @@
-"""The page of the REST interface, made from the OpenAPI document that the API's handlers give."""
+"""The page of the REST interface, generated from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mkdocs.structure.files import File, Files
 _PAGE: Final = "reference/rest.md"
 _HEAD: Final = """# REST API
 
-Made from [openapi.json](../openapi.json), which is made from the handlers. Where Globus Compute has a route, it is the
-same here, with the same shapes; the others are Farcall's own. Every request carries `Authorization: Bearer TOKEN`.
+The REST API follows [openapi.json](../openapi.json), which is generated from the handlers. Routes of Globus Compute
+have the same shapes here; the others are Farcall's. Every request carries `Authorization: Bearer TOKEN`.
 Every error answers in the shape [`ErrorAnswer`](#erroranswer); [Error codes](../errors.md) explains its `code`.
 """
 
