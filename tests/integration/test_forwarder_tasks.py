@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime as dt
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ import pytest
 from farcall_common import wire
 from farcall_common.errors import Fault
 from farcall_common.store.model import MAX_QUEUED_BYTES, BlobRef, QueuedTask
+from farcall_common.store.queue_valkey import ValkeyQueue
+from farcall_common.store.registry_valkey import ValkeyWakeUps
 from farcall_common.store.settings import Stores
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -33,6 +38,7 @@ from tests.integration.forwarder_peers import (
     forwarding,
     stores,
 )
+from tests.integration.store_servers import Valkey
 from tests.support.memory_api import MemoryApi
 from tests.waiting import wait_until
 
@@ -77,6 +83,51 @@ def test_tasks_submitted_before_the_agent_came_are_delivered(
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.greet(credit=10)
         assert [spec.task_id for spec in agent.take(3)] == task_ids
+
+
+class LossyWakeUps(ValkeyWakeUps):
+    """A subscription that loses each wake-up; ``lost`` receives the endpoints."""
+
+    def __init__(self, client: Any, forwarder_id: str, lost: set[str]) -> None:
+        super().__init__(client, forwarder_id)
+        self._lost = lost
+
+    def get(self, timeout_s: float) -> Sequence[str]:
+        self._lost.update(super().get(timeout_s) or ())
+        return ()
+
+
+class LossyQueue(ValkeyQueue):
+    """A Valkey queue whose wake-ups are lost; ``lost`` are the endpoints that they were for."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.lost: set[str] = set()
+
+    def listen(self, forwarder_id: str) -> LossyWakeUps:
+        return LossyWakeUps(self._client, forwarder_id, self.lost)
+
+
+@pytest.mark.parametrize(("sweep_s", "is_found"), [(FAST.sweep_s, True), (3600.0, False)], ids=["sweeps", "no sweeps"])
+def test_tasks_whose_wake_up_is_lost_are_found_by_a_sweep(
+    sweep_s: float, is_found: bool, valkey: Valkey, stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    """Without sweeps the task stays in the queue: nothing else finds it."""
+    with contextlib.closing(LossyQueue(valkey.url)) as queue:
+        policy = dataclasses.replace(FAST, sweep_s=sweep_s)
+        with (
+            forwarding(dataclasses.replace(stores, queue=queue), policy) as forwarder,
+            Agent(cloud, endpoint_id, forwarder) as agent,
+        ):
+            agent.greet(credit=10)
+            assert agent.hears_no(wire.RunTasks, for_s=1.0)  # the lease and the sweep of a new session are over
+            [task_id] = cloud.submit_new(endpoint_id, 1)
+            wait_until(lambda: endpoint_id in queue.lost, "the wake-up is lost")
+            if is_found:
+                assert [spec.task_id for spec in agent.take(1)] == [task_id]
+            else:
+                assert agent.hears_no(wire.RunTasks, for_s=8 * FAST.sweep_s)
+                assert cloud.stores.queue.depth([endpoint_id]) == 1
 
 
 def test_transitions_are_recorded(stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
