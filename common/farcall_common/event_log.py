@@ -1,7 +1,7 @@
 """Event log: the last events of a core with their times, for bug reports. The same events replay in a new core.
 
 A log keeps no user bytes: of arguments and results it has the lengths. It is bounded by the number of turns and by the
-number of tasks that their events name, and costs nothing per task while it is not written.
+number of tasks that their events name.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class EventLog(Generic[E]):
         self._tasks = 0
         #: Turns that were dropped. A replay gives the same actions only if there are none.
         self.dropped_turns = 0
+        #: Whether a turn was added since the log was written; its writer resets this.
+        self.has_news = True
 
     def __iter__(self) -> Iterator[tuple[float, list[E]]]:
         """Time and events of each turn, oldest first."""
@@ -87,6 +89,7 @@ class EventLog(Generic[E]):
             kept.append(logged)
             tasks += count
         self._turns.append((now, kept, tasks))
+        self.has_news = True
         self._tasks += tasks
         while len(self._turns) > self._max_turns or (self._tasks > self._max_tasks and len(self._turns) > 1):
             self._tasks -= self._turns.popleft()[2]

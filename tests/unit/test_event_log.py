@@ -63,6 +63,16 @@ def test_large_turns_are_dropped_sooner_and_the_last_one_never() -> None:
     assert [now for now, _ in log] == [5.0]
 
 
+def test_a_log_without_a_new_turn_has_no_news() -> None:
+    log = EventLog(for_log)
+    assert log.has_news  # an agent that restarts replaces the log of the last process
+    log.has_news = False
+    log.to_json()
+    assert not log.has_news
+    log.add([Arrived(["a"])], 1.0)
+    assert log.has_news
+
+
 def test_a_log_that_was_written_is_read_as_it_was() -> None:
     log = EventLog(for_log, about={"seed": 7})
     log.add([Arrived(["a"], UserBytes([SECRET, None])), Arrived([])], 1.5)

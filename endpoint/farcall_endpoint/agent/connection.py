@@ -264,7 +264,7 @@ class Connection:
         return self._session is not None and self._session.phase is Phase.OPEN
 
     def next_deadline(self) -> float | None:
-        """The monotonic second at which :meth:`tick` may have something to do."""
+        """The monotonic second at which a :class:`Tick` is due."""
         deadlines = [] if self._due_at is None else [self._due_at]
         if self._phase is _Phase.OPEN and self._session is not None:
             deadlines.append(self._session.next_deadline())

@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import zmq
 
@@ -114,7 +114,8 @@ class Agent:
     :param on_connected: called with every session that opens.
     :param owner_id: the identity of the endpoint's owner as far as it is known; the API reports it to ``on_owner``.
     :param on_status: called at most once a second with numbers and problems.
-    :param on_events: called now and then, and at the end, with the name and the JSON of an event log.
+    :param on_events: called every ten seconds at most, and at the end, with the name and the JSON of a log that has
+        grown.
     :param seed: of the cores' random numbers, for the logs.
     """
 
@@ -267,13 +268,18 @@ class Agent:
             self._write_logs(now)
 
     def _write_logs(self, now: float) -> None:
-        """Write the event logs, for bug reports."""
+        """Write the event logs that have grown, for bug reports."""
         self._write_logs_at = now + _LOGS_PERIOD_S
-        try:
-            self._on_events("tasks", self._core_log.to_json())
-            self._on_events("connection", self._connection_log.to_json())
-        except OSError as error:  # no reason to stop
-            _logger.debug("the event logs cannot be written: %s", error)
+        logs: dict[str, EventLog[Any]] = {"tasks": self._core_log, "connection": self._connection_log}
+        for name, log in logs.items():
+            if not log.has_news:
+                continue
+            try:
+                self._on_events(name, log.to_json())
+            except OSError as error:  # no reason to stop; the next time tries again
+                _logger.debug("the event log of %s cannot be written: %s", name, error)
+            else:
+                log.has_news = False
 
     def _timeout_ms(self) -> int:
         if self._events:  # an action had its outcome at once
