@@ -109,7 +109,7 @@ bench-engine-papers: setup
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 # What a change must pass. Deployments on LocalStack wait more than they compute: the other suites with real processes
-# run beside them, one after another. Output comes when a suite ends.
+# run next to them, one after another. Output comes when a suite ends.
 test: test-unit test-integration
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target PROFILES="$(PROFILES)" SMOKE_PROFILES="$(SMOKE_PROFILES)" \
 		test-localstack test-e2e test-docs test-chaos-short

@@ -343,7 +343,9 @@ class QueueSuite:
         newer = single.claim(queue, "e2", "w2", spool_id="spool", ttl_s=45)
         refusals = queue.mark_disconnected("w1", [*fences.items(), ("e3", 1)], ttl_s=45)
         assert list(map(_kind, refusals)) == [type(None), Fenced, QueueDataLost]
-        assert single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45) > fences["e1"]  # nobody is heard any more
+        assert (
+            single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45) > fences["e1"]
+        )  # no agent is heard any more
         assert queue.leased([("e2", newer)]) == [{}]
 
     def test_an_end_is_remembered_for_a_while_after_it_was_recorded(
@@ -404,7 +406,7 @@ class QueueSuite:
         assert leased_ids(found["e1"].reaped) == ["e1-once"]
         assert [end.task_id for end in found["e1"].outbox] == ["e1-ended"]
         assert single.leased(queue, "e1", fences["e1"]) == {"e1-held": 1, "e1-once": 1}
-        assert queue.depth(["e3"]) == 1  # nobody prolonged the one that may run again
+        assert queue.depth(["e3"]) == 1  # the lease of the one that may run again was not renewed
         clock.now = 60
         with pytest.raises(EndpointInUse):  # the ownership was kept, for the agent with this spool
             single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45)
