@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.files import write_private
-from farcall_common.login_file import LOGIN_FILE, login_at
 
 #: The settings in ``config.toml``, and the environment variable that overrides each.
 VARIABLES: Final[Mapping[str, str]] = {
@@ -27,6 +26,8 @@ VARIABLES: Final[Mapping[str, str]] = {
     "token": "FARCALL_TOKEN",
     "endpoint": "FARCALL_ENDPOINT",
 }
+#: The file of the login in ``$FARCALL_HOME``; :mod:`farcall_common.login`, which loads HTTP, has its content.
+LOGIN_FILE: Final = "login.json"
 _TABLE: Final = "default"
 _HEADER: Final = f"[{_TABLE}]"
 
@@ -79,6 +80,21 @@ class Credentials:
                 f"or {config_path(home)}.",
             )
         return cls(api_url.rstrip("/"), token, login)
+
+
+def login_at(api_url: str, home: Path) -> Path | None:
+    """The file with the login, if it is for this API: other APIs must not receive its token.
+
+    :raises ConfigurationError: if it cannot be read.
+    """
+    path = home / LOGIN_FILE
+    try:
+        login = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}", hint="Delete it, and log in again.") from error
+    return path if isinstance(login, dict) and login.get("api_url") == api_url.rstrip("/") else None
 
 
 def find_home(environ: Mapping[str, str]) -> Path:

@@ -1,13 +1,15 @@
-"""Exit codes: one table for all commands of Farcall.
+"""Exit codes: one table for all commands of Farcall, and how signals end a command.
 
-Codes from 64 to 78 are those of sysexits.h. Those of interrupted commands are in
-:mod:`farcall_common.interruption`.
+Codes from 64 to 78 are those of sysexits.h. SIGINT (Ctrl-C) and SIGTERM end a command in the same way: it cleans up and
+reports what is still running. Its exit code is the one that a shell shows for a killed program: 128 plus the signal's
+number. A service (an endpoint's agent, a tier in the foreground) that receives a signal ends with 0.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from farcall_common.errors import (
     ConfigurationError,
@@ -27,11 +29,12 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from farcall_common.interruption import INTERRUPTED, TERMINATED, exit_status
 
 DONE: Final = 0
 FAILED: Final = 1
 INTERNAL: Final = 70
+INTERRUPTED: Final = 128 + signal.SIGINT
+TERMINATED: Final = 128 + signal.SIGTERM
 BROKEN_PIPE: Final = 141
 
 #: Each code and its meaning. A command's own table may give :data:`FAILED` another meaning.
@@ -72,6 +75,25 @@ _BY_ERROR: Final[Sequence[tuple[type[FarcallError], int]]] = (
     (SerializationError, 65),
     (DeserializationError, 65),
 )
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM was received. Code that cleans up after Ctrl-C handles this, too."""
+
+
+def raise_on_sigterm() -> None:
+    """Let SIGTERM raise :class:`Terminated` in this process, instead of killing it silently."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def exit_status(interruption: KeyboardInterrupt) -> int:
+    """Exit status of a command after this interruption."""
+    return TERMINATED if isinstance(interruption, Terminated) else INTERRUPTED
+
+
+def _terminated(_number: int, _frame: object) -> NoReturn:
+    raise Terminated
 
 
 def exit_code_of(cls: type[FarcallError]) -> int:

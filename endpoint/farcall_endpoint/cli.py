@@ -21,8 +21,16 @@ from rich.table import Table
 
 from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
-from farcall_common.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, epilog, exit_code
-from farcall_common.interruption import TERMINATED, exit_status, raise_on_sigterm
+from farcall_common.exit_codes import (
+    BROKEN_PIPE,
+    EXIT_CODES,
+    FAILED,
+    TERMINATED,
+    epilog,
+    exit_code,
+    exit_status,
+    raise_on_sigterm,
+)
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import Config, EngineConfig, read_config, write_config

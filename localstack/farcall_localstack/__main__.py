@@ -1,4 +1,4 @@
-from farcall_common.interruption import raise_on_sigterm
+from farcall_common.exit_codes import raise_on_sigterm
 from farcall_localstack.cli import app
 
 raise_on_sigterm()

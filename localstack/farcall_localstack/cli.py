@@ -13,8 +13,7 @@ from rich.markup import escape
 
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_common.exit_codes import exit_code
-from farcall_common.interruption import exit_status
+from farcall_common.exit_codes import exit_code, exit_status
 from farcall_localstack.bundles import AUTO, BUNDLES, target_named
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment

@@ -39,7 +39,7 @@ from farcall_common.errors import (
     Unsupported,
 )
 from farcall_common.payload import Serializer
-from farcall_common.payload.hints import message_of
+from farcall_common.payload.strategy import message_of
 from farcall_common.wire import new_task_id
 
 _logger = logging.getLogger(__name__)

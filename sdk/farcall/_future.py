@@ -45,7 +45,7 @@ def resolved(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any,
 
 def failure_of(inputs: Iterable[_Future]) -> InputFailed | None:
     """The error of a call whose inputs are done, if one of them failed."""
-    from farcall_common.payload.hints import message_of  # here, because that package takes long to load
+    from farcall_common.payload.strategy import message_of  # here, because that package takes long to load
 
     for future in inputs:
         what = f"task {future.task_id}" if hasattr(future, "task_id") else "a future"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from farcall._future import ComputeFuture, TaskRecord
 from farcall._version import __version__
 from farcall_common.errors import FarcallError
-from farcall_common.payload.hints import message_of
+from farcall_common.payload.strategy import message_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from farcall.cli._app import app as farcall
 from farcall_common.errors import ConfigurationError
-from farcall_common.interruption import raise_on_sigterm
+from farcall_common.exit_codes import raise_on_sigterm
 from farcall_infra.ca_bundle import CaBundle
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.cli import app

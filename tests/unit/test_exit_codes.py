@@ -33,8 +33,7 @@ from farcall_common.errors import (
     Unavailable,
     VersionUnsupported,
 )
-from farcall_common.exit_codes import BROKEN_PIPE, EXIT_CODES, exit_code, exit_code_of
-from farcall_common.interruption import Terminated
+from farcall_common.exit_codes import BROKEN_PIPE, EXIT_CODES, Terminated, exit_code, exit_code_of
 from farcall_endpoint import cli, systemd
 from farcall_endpoint.daemon import StartFailed
 from tests.unit.product import ROOT, error_classes, modules

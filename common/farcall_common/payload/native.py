@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from farcall_common.errors import SerializationError
-from farcall_common.payload.hints import hint_for, message_of
 from farcall_common.payload.pickling import PROTOCOL, ReferencePickler
+from farcall_common.payload.strategy import hint_for, message_of
 
 #: Requests a native buffer in a list of strategy names.
 NATIVE: Final = ("native",)

@@ -25,8 +25,7 @@ from farcall_common.errors import (
 )
 from farcall_common.limits import MAX_EXCEPTION_BYTES
 from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
-from farcall_common.payload.hints import hint_for, message_of
-from farcall_common.payload.strategy import Strategy
+from farcall_common.payload.strategy import Strategy, hint_for, message_of
 
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_TRACEBACK_CHARACTERS = 64_000

@@ -28,8 +28,7 @@ from farcall_common.payload.data import (
     PickleOutOfBand,
 )
 from farcall_common.payload.framing import Piece, pack, pack_binary, unpack
-from farcall_common.payload.hints import hint_for
-from farcall_common.payload.strategy import Combination, Strategy, explain
+from farcall_common.payload.strategy import Combination, Strategy, explain, hint_for
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {

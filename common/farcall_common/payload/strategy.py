@@ -1,4 +1,7 @@
-"""Strategy: one way to convert values to text and back, with a permanent id of two characters."""
+"""Strategy: one way to convert values to text and back, with a permanent id of two characters.
+
+Its code is often the user's: here are the messages and hints for exceptions of such code, too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import ClassVar
 
 from farcall_common.errors import SerializationError
 from farcall_common.payload.framing import Piece, pack, unpack
-from farcall_common.payload.hints import message_of
 
 _MAX_REASON_CHARACTERS = 300
 
@@ -94,3 +96,35 @@ def explain(strategy: Strategy, error: BaseException) -> str:
     """One line with the reason why a strategy failed."""
     reason = textwrap.shorten(message_of(error), _MAX_REASON_CHARACTERS, placeholder=" ...")
     return f"{type(strategy).__name__}: {type(error).__name__}" + (f": {reason}" if reason else "")
+
+
+def message_of(error: BaseException) -> str:
+    """The exception's text; ``str`` of a user's exception may fail."""
+    try:
+        return str(error)
+    except BaseException as failure:  # noqa: BLE001 - user code may raise anything
+        return f"(its text cannot be shown: {type(failure).__name__})"
+
+
+def hint_for(error: BaseException) -> str:
+    """Advice for errors whose usual cause is that the worker's machine is not the caller's; empty for others."""
+    text = message_of(error)
+    match error:
+        case ModuleNotFoundError(name=str(name)):
+            package = name.partition(".")[0]
+            return (
+                f"Install {package} on the endpoint, or, if it is your own module, call "
+                f"cloudpickle.register_pickle_by_value({package}) before you submit."
+            )
+        case AttributeError() if "__main__" in text:
+            return "A class or function of a script was sent by name; the default strategies send it by value."
+        case ImportError():
+            return "The endpoint has another version of this package; install the same version."
+        case AttributeError() if text.startswith("Can't get attribute"):
+            return "The endpoint has another version of this package; install the same version."
+        case NameError(name=str(name)):
+            return f"If {name} is defined outside the function, import or define it inside, or pass it as an argument."
+        case MemoryError():
+            return "Request more memory, or send the data in smaller pieces."
+        case _:
+            return ""

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_common.interruption import Terminated
+from farcall_common.exit_codes import Terminated
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
 from farcall_infra.cloud import aws as account

@@ -14,9 +14,15 @@ import typer
 from farcall._settings import Settings
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, AsLines, Since, Until, moment, show_fields, show_json, write
-from farcall_common.credentials import config_path, find_home, from_environment, read_settings, write_settings
+from farcall_common.credentials import (
+    LOGIN_FILE,
+    config_path,
+    find_home,
+    from_environment,
+    read_settings,
+    write_settings,
+)
 from farcall_common.errors import ConfigurationError
-from farcall_common.login_file import LOGIN_FILE
 
 if TYPE_CHECKING:
     from farcall_common.login import Login

@@ -14,8 +14,7 @@ from farcall.cli._connect import CommandEnvironment, connected
 from farcall.cli._lazy import Deferred, LazyGroup
 from farcall.cli._output import AsJson, show_json
 from farcall_common.errors import ConfigurationError
-from farcall_common.exit_codes import EXIT_CODES, epilog
-from farcall_common.interruption import raise_on_sigterm
+from farcall_common.exit_codes import EXIT_CODES, epilog, raise_on_sigterm
 
 _PLUGINS: Final = "farcall.cli"
 

@@ -12,7 +12,7 @@ from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_fields, show_json, show_table
 from farcall_common.errors import InvalidRequest
-from farcall_common.interruption import INTERRUPTED
+from farcall_common.exit_codes import INTERRUPTED
 
 app = typer.Typer(help="Endpoints that you may use.", no_args_is_help=True)
 

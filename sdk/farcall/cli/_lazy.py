@@ -17,8 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from farcall.cli._connect import command_environment
 from farcall.cli._output import internal, show_error
 from farcall_common.errors import ErrorRecord, FarcallError, Fault
-from farcall_common.exit_codes import BROKEN_PIPE, exit_code
-from farcall_common.interruption import exit_status
+from farcall_common.exit_codes import BROKEN_PIPE, exit_code, exit_status
 
 _USAGE_ERROR: Final = "COMMAND_LINE"
 

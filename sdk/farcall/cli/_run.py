@@ -28,8 +28,7 @@ from farcall.cli._arguments import (
 from farcall.cli._connect import bar, connected, waiting
 from farcall.cli._output import AsJson, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
-from farcall_common.exit_codes import FAILED
-from farcall_common.interruption import exit_status
+from farcall_common.exit_codes import FAILED, exit_status
 
 if TYPE_CHECKING:
     from farcall._batch import Batch

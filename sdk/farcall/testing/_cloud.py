@@ -19,10 +19,8 @@ import msgspec
 
 from farcall._batch import encode_payload
 from farcall._client import Client
-from farcall.testing._endpoint import Endpoint
-from farcall.testing._listings import Listings
 from farcall.testing._registry import Registry
-from farcall.testing._shapes import Task, read_json, refusal, unknown_task
+from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal, unknown_task
 from farcall_common.errors import (
     BlobUnknown,
     Conflict,

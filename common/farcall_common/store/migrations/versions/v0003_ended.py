@@ -8,7 +8,7 @@ It is built while the table is in use: a deployment that has run for long has ma
 
 from __future__ import annotations
 
-from farcall_common.store.migrations.concurrently import create_index
+from farcall_common.store.migrations import create_index
 
 revision = "0003"
 down_revision = "0002"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from farcall_common.store.migrations.concurrently import create_index
+from farcall_common.store.migrations import create_index
 
 revision = "0005"
 down_revision = "0004"

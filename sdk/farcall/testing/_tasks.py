@@ -1,0 +1,260 @@
+"""Tasks of the fake cloud: their records and lists, the endpoint that runs them, and JSON answers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from farcall_common.errors import (
+    EndpointUnknown,
+    ErrorRecord,
+    FarcallError,
+    InvalidRequest,
+    TaskGroupUnknown,
+    TaskUnknown,
+)
+from farcall_common.http_errors import status_of
+from farcall_common.wire import Reporter, TaskState
+
+Json = dict[str, Any]
+
+_UNSET: Final = (
+    "display_name",
+    "description",
+    "hostname",
+    "local_user",
+    "ip_address",
+    "endpoint_version",
+    "sdk_version",
+)
+
+
+@dataclasses.dataclass
+class Task:
+    task_id: str
+    task_group_id: str
+    endpoint_id: str
+    function_id: str
+    payload: bytes
+    state: TaskState = TaskState.RECEIVED
+    attempt: int = 0
+    result: bytes | None = None
+    error: ErrorRecord | None = None
+    timings: dict[str, float] = dataclasses.field(default_factory=dict)
+    events: list[Json] = dataclasses.field(default_factory=list)
+    details: Json = dataclasses.field(default_factory=dict)
+    memo_key: tuple[str, bytes] | None = None
+    function_version: int = 1
+    result_serializers: Sequence[str] = ()
+    retry_of: str | None = None
+    discarded: bool = False
+
+    def ended(self) -> bool:
+        return self.state.is_terminal
+
+    def move(self, state: TaskState, reporter: Reporter) -> None:
+        self.state = state
+        event = {
+            "state": str(state),
+            "reporter": str(reporter),
+            "at": time.time(),
+            "attempt": self.attempt,
+            "detail": {},
+        }
+        self.events.append(event)
+
+
+def unknown_task(task_id: str) -> Json:
+    error = TaskUnknown(f"there is no task {task_id}").record
+    return {"task_id": task_id, "status": "failed", "reason": error.message, "details": {}, "error": error.to_json()}
+
+
+def read_json(content: bytes) -> Json:
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("not a JSON object")
+    return body
+
+
+def refusal(error: FarcallError) -> httpx.Response:
+    status = status_of(type(error))
+    body = error.record.to_json() | {
+        "status": "Failed",
+        "http_status_code": status,
+        "reason": error.record.message,
+        "error_args": [],
+    }
+    return httpx.Response(status, content=msgspec.json.encode(body))
+
+
+class Listings:
+    """Lists tasks in the order of their submission, and has the routes for that.
+
+    :param owner_id: the owner of all of them.
+    """
+
+    def __init__(self, tasks: dict[str, Task], *, owner_id: str) -> None:
+        self._tasks = tasks
+        self._owner_id = owner_id
+
+    @property
+    def routes(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
+        """Method, pattern of the path, and handler."""
+        return (
+            ("GET", "/v3/tasks", self._list_tasks),
+            ("GET", "/v3/groups", self._list_groups),
+            ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
+            ("GET", "/v3/audit", self._list_audit),
+        )
+
+    def _list_tasks(self, query: Json) -> Json:
+        state, limit, last = query.get("state"), int(query.get("limit", 100)), query.get("before")
+        since, until = float(query.get("since", 0)), float(query.get("until", "inf"))
+        tasks = [
+            task
+            for task in reversed(self._tasks.values())
+            if state in (None, str(task.state))
+            and not task.discarded
+            and query.get("endpoint_id") in (None, task.endpoint_id)
+            and since <= task.timings["submitted_at"] < until
+        ]
+        if last is not None:
+            tasks = tasks[[task.task_id for task in tasks].index(last.partition(":")[2]) + 1 :]
+        more = {"next": f"0:{tasks[limit - 1].task_id}"} if len(tasks) >= limit else {}
+        return more | {
+            "tasks": [
+                {
+                    "task_id": task.task_id,
+                    "status": str(task.state),
+                    "task_group_id": task.task_group_id,
+                    "endpoint_id": task.endpoint_id,
+                    "function_id": task.function_id,
+                    "function_version": task.function_version,
+                    "attempt": task.attempt,
+                    "submitted_at": task.timings["submitted_at"],
+                    "finished_at": task.events[-1]["at"] if task.state.is_terminal else None,
+                    **({"error": task.error.to_json()} if task.error else {}),
+                }
+                for task in tasks[:limit]
+            ]
+        }
+
+    def _list_groups(self, query: Json) -> Json:
+        limit, members = int(query.get("limit", 100)), collections.defaultdict[str, list[Task]](list)
+        for task in self._tasks.values():
+            members[task.task_group_id].append(task)
+        ids = list(reversed(members))
+        page = (ids[ids.index(query["before"]) + 1 :] if "before" in query else ids)[:limit]
+        groups = [
+            {
+                "task_group_id": group_id,
+                "created_at": members[group_id][0].timings["submitted_at"],
+                "tasks": len(members[group_id]),
+                "states": collections.Counter(str(task.state) for task in members[group_id]),
+            }
+            for group_id in page
+        ]
+        return {"groups": groups, "next": page[-1] if len(page) == limit else None}
+
+    def _get_group(self, _: Json, task_group_id: str) -> Json:
+        tasks = [task for task in self._tasks.values() if task.task_group_id == task_group_id]
+        if not tasks:
+            raise TaskGroupUnknown(f"there is no task group {task_group_id}")
+        entries = [{"id": task.task_id, "created_at": str(task.timings["submitted_at"])} for task in tasks]
+        return {"taskgroup_id": task_group_id, "create_websockets_queue": False, "tasks": entries}
+
+    def _list_audit(self, query: Json) -> Json:
+        since, until = float(query.get("since", 0)), float(query.get("until", "inf"))
+        entries = [
+            {
+                "at": task.timings["submitted_at"],
+                "identity_id": self._owner_id,
+                "action": "task.retry" if task.retry_of else "tasks.submit",
+                "object_id": task.retry_of or task.endpoint_id,
+                "owner_id": self._owner_id,
+                "detail": {"task_group_id": task.task_group_id, "tasks": 1},
+            }
+            for task in self._tasks.values()
+            if since <= task.timings["submitted_at"] < until
+        ]
+        return {"entries": entries}
+
+
+class Endpoint:
+    """State of the endpoint, and its routes.
+
+    :param tasks: all of them run on it.
+    """
+
+    def __init__(self, tasks: Mapping[str, Task], *, owner_id: str) -> None:
+        self.endpoint_id: Final = str(uuid.uuid4())
+        self.runtime: Json = {}
+        self.is_online = False
+        self._tasks = tasks
+        self._owner_id = owner_id
+        self._is_deleted = False
+
+    @property
+    def routes(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
+        """Method, pattern of the path, and handler."""
+        return (
+            ("GET", "/v2/endpoints", self._list),
+            ("GET", "/v2/endpoints/([^/]+)", self._get),
+            ("DELETE", "/v2/endpoints/([^/]+)", self._delete),
+            ("GET", "/v2/endpoints/([^/]+)/status", self._get_status),
+            ("GET", "/v3/endpoints/([^/]+)/allowed_functions", self._get_allowed_functions),
+        )
+
+    def check(self, endpoint_id: str) -> None:
+        """:raises EndpointUnknown: unless this is the endpoint."""
+        if endpoint_id != self.endpoint_id or self._is_deleted:
+            raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
+
+    def status(self) -> Json:
+        """Whether it is online, and its numbers of workers and tasks."""
+        waiting = sum(not task.state.is_terminal for task in self._tasks.values())
+        workers = int(self.is_online)
+        details = {"managers": workers, "total_workers": workers, "idle_workers": int(self.is_online and not waiting)}
+        details |= {"pending_tasks": waiting, "outstanding_tasks": waiting}
+        return {"status": "online" if self.is_online else "offline", "details": details}
+
+    def _list(self, _: Json) -> list[Json]:
+        endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}
+        return [] if self._is_deleted else [endpoint]
+
+    def _delete(self, _: Json, endpoint_id: str) -> Json:
+        self.check(endpoint_id)
+        self._is_deleted = True
+        return {"result": 302}
+
+    def _get(self, _: Json, endpoint_id: str) -> Json:
+        self.check(endpoint_id)
+        shown = {
+            "uuid": endpoint_id,
+            "name": "fake",
+            "multi_user": False,
+            "public": False,
+            "endpoint_config": "",
+            "user_config_template": "",
+            "user_config_schema": {},
+            "subscription_uuid": None,
+        }
+        return shown | dict.fromkeys(_UNSET) | ({"runtime": self.runtime} if self.runtime else {})
+
+    def _get_status(self, _: Json, endpoint_id: str) -> Json:
+        self.check(endpoint_id)
+        return self.status()
+
+    def _get_allowed_functions(self, _: Json, endpoint_id: str) -> Json:
+        self.check(endpoint_id)
+        return {"endpoint_id": endpoint_id, "restricted": False, "functions": []}
