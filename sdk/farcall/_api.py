@@ -29,13 +29,15 @@ class Api:
     def __init__(self, http: Http) -> None:
         self.http = http
 
-    def version(self) -> Json:
-        answer: Json = self.http.call("GET", "/v2/version", query={"service": "all"})
+    def _call(self, method: str, path: str, **options: Any) -> Json:
+        answer: Json = self.http.call(method, path, **options)
         return answer
 
+    def version(self) -> Json:
+        return self._call("GET", "/v2/version", query={"service": "all"})
+
     def whoami(self) -> Json:
-        answer: Json = self.http.call("GET", "/v3/whoami")
-        return answer
+        return self._call("GET", "/v3/whoami")
 
     # functions
     def register_function(
@@ -45,17 +47,14 @@ class Api:
         return str(answer["function_uuid"])
 
     def update_function(self, function_id: str, body: Json) -> Json:
-        answer: Json = self.http.call("PUT", f"/v3/functions/{quote(function_id, safe='')}", body=body)
-        return answer
+        return self._call("PUT", f"/v3/functions/{quote(function_id, safe='')}", body=body)
 
     def get_function(self, function_id: str, *, version: int | None) -> Json:
         query: dict[str, str | int] = {} if version is None else {"version": version}
-        answer: Json = self.http.call("GET", f"/v2/functions/{quote(function_id, safe='')}", query=query)
-        return answer
+        return self._call("GET", f"/v2/functions/{quote(function_id, safe='')}", query=query)
 
     def find_function(self, reference: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v3/functions/{quote(reference, safe='@')}")
-        return answer
+        return self._call("GET", f"/v3/functions/{quote(reference, safe='@')}")
 
     def reference_of(self, function: str | uuid.UUID) -> str:
         """The reference under which calls of a function are submitted; looks up an alias."""
@@ -73,8 +72,7 @@ class Api:
         self.http.call("DELETE", f"/v2/functions/{quote(function_id, safe='')}")
 
     def put_alias(self, body: Json) -> Json:
-        answer: Json = self.http.call("POST", "/v3/aliases", body=body)
-        return answer
+        return self._call("POST", "/v3/aliases", body=body)
 
     def list_aliases(self) -> list[Json]:
         return list(self.http.call("GET", "/v3/aliases")["aliases"])
@@ -91,8 +89,7 @@ class Api:
         return dict(self.http.call("GET", path)["container"])
 
     def find_container(self, reference: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v3/containers/{quote(reference, safe='')}")
-        return answer
+        return self._call("GET", f"/v3/containers/{quote(reference, safe='')}")
 
     def get_build_status(self, container_id: str) -> str:
         return str(self.http.call("GET", f"/v2/containers/build/{quote(container_id, safe='')}")["status"])
@@ -117,16 +114,13 @@ class Api:
 
     def get_endpoint(self, endpoint_id: str, *, patience_s: float | None = None) -> Json:
         path = f"/v2/endpoints/{quote(endpoint_id, safe='')}"
-        answer: Json = self.http.call("GET", path, patience_s=patience_s)
-        return answer
+        return self._call("GET", path, patience_s=patience_s)
 
     def get_endpoint_status(self, endpoint_id: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v2/endpoints/{quote(endpoint_id, safe='')}/status")
-        return answer
+        return self._call("GET", f"/v2/endpoints/{quote(endpoint_id, safe='')}/status")
 
     def get_allowed_functions(self, endpoint_id: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v3/endpoints/{quote(endpoint_id, safe='')}/allowed_functions")
-        return answer
+        return self._call("GET", f"/v3/endpoints/{quote(endpoint_id, safe='')}/allowed_functions")
 
     def delete_endpoint(self, endpoint_id: str) -> None:
         self.http.call("DELETE", f"/v2/endpoints/{quote(endpoint_id, safe='')}")
@@ -136,12 +130,10 @@ class Api:
         self, endpoint_id: str, body: bytes, *, patience_s: float | None = None, stop: threading.Event | None = None
     ) -> Json:
         path = f"/v3/endpoints/{quote(endpoint_id, safe='')}/submit"
-        answer: Json = self.http.call("POST", path, body=body, patience_s=patience_s, stop=stop)
-        return answer
+        return self._call("POST", path, body=body, patience_s=patience_s, stop=stop)
 
     def get_task(self, task_id: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v2/tasks/{quote(task_id, safe='')}")
-        return answer
+        return self._call("GET", f"/v2/tasks/{quote(task_id, safe='')}")
 
     def batch_status(
         self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None
@@ -164,21 +156,18 @@ class Api:
 
     def page_of_tasks(self, query: Json) -> Json:
         """``tasks``, and with ``next`` there may be more: the query again with that as ``before``."""
-        answer: Json = self.http.call("GET", "/v3/tasks", query=_given(query))
-        return answer
+        return self._call("GET", "/v3/tasks", query=_given(query))
 
     def retry(self, task_id: str, *, as_task_id: str) -> Json:
         path = f"/v3/tasks/{quote(task_id, safe='')}/retry"
-        answer: Json = self.http.call("POST", path, body={"task_id": as_task_id})
-        return answer
+        return self._call("POST", path, body={"task_id": as_task_id})
 
     def discard(self, task_id: str) -> None:
         self.http.call("POST", f"/v3/tasks/{quote(task_id, safe='')}/discard", body={})
 
     def list_groups(self, *, before: str | None, limit: int) -> Json:
         query: dict[str, str | int] = {"limit": limit} | ({"before": before} if before else {})
-        answer: Json = self.http.call("GET", "/v3/groups", query=query)
-        return answer
+        return self._call("GET", "/v3/groups", query=query)
 
     def list_group(self, task_group_id: str) -> list[Json]:
         return list(self.http.call("GET", f"/v2/taskgroup/{quote(task_group_id, safe='')}")["tasks"])
@@ -187,8 +176,7 @@ class Api:
         return list(self.http.call("GET", f"/v3/tasks/{quote(task_id, safe='')}/events")["events"])
 
     def why(self, task_id: str) -> Json:
-        answer: Json = self.http.call("GET", f"/v3/tasks/{quote(task_id, safe='')}/why")
-        return answer
+        return self._call("GET", f"/v3/tasks/{quote(task_id, safe='')}/why")
 
     def cancel(
         self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None
@@ -200,18 +188,15 @@ class Api:
 
     def page_of_audit(self, query: Json) -> Json:
         """``entries``, and with ``next`` there may be more: the query again with that as ``after``."""
-        answer: Json = self.http.call("GET", "/v3/audit", query=_given(query))
-        return answer
+        return self._call("GET", "/v3/audit", query=_given(query))
 
     # the way to user bytes and results
     def grant_blob(self, *, size_bytes: int, sha256: str) -> Json:
-        answer: Json = self.http.call("POST", "/v3/blobs", body={"size_bytes": size_bytes, "sha256": sha256})
-        return answer
+        return self._call("POST", "/v3/blobs", body={"size_bytes": size_bytes, "sha256": sha256})
 
     def open_stream(self, public_key: str) -> Json:
         """Not repeated here: the caller polls meanwhile, and has its own back-off."""
-        answer: Json = self.http.call("POST", "/v3/stream", body={"public_key": public_key}, patience_s=0)
-        return answer
+        return self._call("POST", "/v3/stream", body={"public_key": public_key}, patience_s=0)
 
 
 def _given(query: Json) -> Json:

@@ -45,7 +45,7 @@ from farcall_common.wire import new_task_id
 _logger = logging.getLogger(__name__)
 
 #: A cancellation is sent on a best-effort basis, and repeated for less time than a submit.
-_CANCEL_PATIENCE_S: Final = 10.0
+_CANCEL_RETRY_S: Final = 10.0
 #: Errors of the whole request. Any other may be caused by one task, and must not fail the others of the batch.
 _WHOLE_REQUEST: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, ProtocolError, Unsupported)
 _PARALLEL_UPLOADS: Final = 4
@@ -303,9 +303,7 @@ class Sender:
         task_ids, self._cancelled = self._cancelled, []
         for start in range(0, len(task_ids), IDS_PER_REQUEST):
             try:
-                self._api.cancel(
-                    task_ids[start : start + IDS_PER_REQUEST], patience_s=_CANCEL_PATIENCE_S, stop=self._stop
-                )
+                self._api.cancel(task_ids[start : start + IDS_PER_REQUEST], patience_s=_CANCEL_RETRY_S, stop=self._stop)
             except TaskUnknown:
                 pass  # the submit of the task failed
             except FarcallError as error:

@@ -34,7 +34,7 @@ if logging.getLogger("httpx").level == logging.NOTSET:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 #: An internal error of the API is retried a few times, but not for an hour.
-_INTERNAL_PATIENCE_S: Final = 15.0
+_INTERNAL_RETRY_S: Final = 15.0
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
@@ -173,7 +173,7 @@ class Http:
             except FarcallError as error:
                 delay_s = max(error.record.retry_after_s or 0.0, backoff.next_s())
                 broken = error.record.code == FarcallError.code
-                most_s = min(patience_s, _INTERNAL_PATIENCE_S) if broken else patience_s
+                most_s = min(patience_s, _INTERNAL_RETRY_S) if broken else patience_s
                 if not error.record.retryable or outage.failed(now=self._clock()) + delay_s > most_s:
                     raise
                 _logger.debug("%s %s: %s; retrying in %.2f s", method, url.partition("?")[0], error, delay_s)

@@ -46,7 +46,7 @@ _PARALLEL_DOWNLOADS: Final = 4
 #: The stream may still push the result of a task that is younger than this.
 _SAMPLE_AGE_S: Final = 1.0
 #: Futures fail after a token was refused for this long.
-_AUTH_PATIENCE_S: Final = 30.0
+_REFUSED_RETRY_S: Final = 30.0
 
 
 def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
@@ -394,10 +394,10 @@ class Poller:
         return ended
 
     def _give_up_after_outage(self, error: FarcallError, outage_s: float) -> None:
-        """Fail the waiting futures if the outage is longer than the patience."""
+        """Fail the waiting futures if the outage is longer than ``patience_s``."""
         is_refusal = isinstance(error, Unauthenticated | Forbidden)
         _logger.debug("polling failed, %.0f s without contact: %s", outage_s, error)
-        if outage_s < (min(_AUTH_PATIENCE_S, self._patience_s) if is_refusal else self._patience_s):
+        if outage_s < (min(_REFUSED_RETRY_S, self._patience_s) if is_refusal else self._patience_s):
             return
         hint = "The tasks continue; Client.get_batch_result reads their results by task id."
         raised: FarcallError

@@ -126,11 +126,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Stop the command and its child processes, unless it has ended."""
     if process.poll() is not None:
         return
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+    for number, grace_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
+            process.wait(grace_s)
             break
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # child processes that ignored SIGTERM

@@ -435,7 +435,7 @@ def test_a_broken_file_is_told_of(farcall: Farcall, path: Path) -> None:
 def test_waiting_for_the_browser_times_out(
     provider: IdentityProvider, farcall: Farcall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_oidc, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(_oidc, "_LOGIN_TIMEOUT_S", 0.05)
     monkeypatch.setattr("webbrowser.open", lambda _: True)
     result = farcall("login", "--issuer", provider.issuer, "--client-id", "a-client", "--browser")
     assert (result.exit_code, "no answer" in result.stderr) == (77, True)

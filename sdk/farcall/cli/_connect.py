@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 #: Short, because a user at a terminal waits for the error.
-_PATIENCE_S: Final = 15.0
+_RETRY_S: Final = 15.0
 _SHOWN_AFTER_S: Final = 1.0
 
 
 def _connect(api_url: str | None, token: str | None) -> Client:
-    return Client(api_url, token, patience_s=_PATIENCE_S)
+    return Client(api_url, token, patience_s=_RETRY_S)
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ _DEVICE: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _INTERVAL_S: Final = 5.0
 _SLOWER_S: Final = 5.0
 #: Time for the user to log in, unless the provider sets it.
-_PATIENCE_S: Final = 300.0
+_LOGIN_TIMEOUT_S: Final = 300.0
 
 
 def discovered(issuer: str) -> Json:
@@ -71,13 +71,13 @@ def tokens_by_device(login: Login, provider: Json) -> Json:
         codes = answer.json()
         device, code, address = codes["device_code"], codes["user_code"], codes["verification_uri"]
         interval_s = float(codes.get("interval", _INTERVAL_S))
-        patience_s = float(codes.get("expires_in", _PATIENCE_S))
+        timeout_s = float(codes.get("expires_in", _LOGIN_TIMEOUT_S))
     except httpx.TransportError as error:
         raise Unavailable(f"the provider cannot be reached: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise Unauthenticated("the provider issued no device code", hint="Try --browser.") from error
     typer.echo(f"Open {codes.get('verification_uri_complete') or address} and confirm the code {code}.", err=True)
-    give_up_at = time.monotonic() + patience_s
+    give_up_at = time.monotonic() + timeout_s
     form = {"grant_type": _DEVICE, "device_code": device}
     while time.monotonic() < give_up_at:
         time.sleep(interval_s)
@@ -119,7 +119,7 @@ def tokens_by_browser(login: Login, provider: Json) -> Json:
         address = f"{provider['authorization_endpoint']}?{urlencode(given)}"
         typer.echo(f"Open {address} in a browser on this machine, if it does not open automatically.", err=True)
         webbrowser.open(address)
-        found = listener.wait(_PATIENCE_S)
+        found = listener.wait(_LOGIN_TIMEOUT_S)
     if "code" not in found or not secrets.compare_digest(found.get("state", ""), state):
         raise Unauthenticated(f"the login was not completed: {found.get('error', 'no answer')}")
     form = {
@@ -136,10 +136,10 @@ class _Listener(HTTPServer):
 
     found: dict[str, str]
 
-    def wait(self, patience_s: float) -> dict[str, str]:
+    def wait(self, timeout_s: float) -> dict[str, str]:
         """The query of the redirect; empty if there was none."""
         self.found = {}
-        give_up_at = time.monotonic() + patience_s
+        give_up_at = time.monotonic() + timeout_s
         while not self.found and (left_s := give_up_at - time.monotonic()) > 0:
             self.timeout = left_s
             self.handle_request()
