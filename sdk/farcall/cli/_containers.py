@@ -57,7 +57,8 @@ def show(context: typer.Context, container: Container, as_json: AsJson = False) 
     if as_json:
         show_json(found)
         return
-    show_fields({name.replace("_", " "): value for name, value in (found | _instant(found["created_at"])).items()})
+    found["created_at"] = instant(found["created_at"])
+    show_fields({name.replace("_", " "): value for name, value in found.items()})
 
 
 @app.command("rm")
@@ -67,7 +68,3 @@ def remove(context: typer.Context, container: Container, as_json: AsJson = False
         client.delete_container(container)
     if as_json:
         show_json({"deleted": container})
-
-
-def _instant(created_at: float | None) -> dict[str, str]:
-    return {"created_at": instant(created_at)}
