@@ -200,12 +200,12 @@ def _event(message: Inbound) -> ev.Event:
 
 
 def _failure_event(failure: SendFailure) -> ev.Event:
-    return ev.SlowConsumer(failure.routing_id) if failure.is_slow else ev.PeerGone(failure.routing_id)
+    return ev.SlowConsumer(failure.routing_id) if failure.is_slow else ev.PeerDisconnected(failure.routing_id)
 
 
 def _release_free_memory() -> None:
     """Return empty pages. Each connection has tens of KiB in libzmq, scattered among those of others: after thousands
-    have closed, glibc returns none of it unless it is asked. Other C libraries do, or lack this call.
+    have closed, glibc returns none of it unless it is requested. Other C libraries do, or lack this call.
     """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -91,7 +91,7 @@ def meet_faults(world: RecordedWorld) -> None:
     result = TaskResult(task_id(9), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"x", owner_id=OWNER_ID)
     world.on(ev.PubSubLost(), ev.ResultsHeard([SharedResults([result], {}, EPOCH)]))
     world.on(ev.SlowConsumer(b"agent"))
-    world.on(ev.PeerGone(b"agent"))
+    world.on(ev.PeerDisconnected(b"agent"))
     world.hears(success(1), b"late", peer=AGENT)
     world.on(ev.DrainOrdered())
     world.passes(int(POLICY.drain_s) + 1)

@@ -13,8 +13,8 @@ from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.admission import outdated
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.greetings import outdated
 
 #: Most steps in one batch, by kind.
 BATCH_LIMITS: Final[Mapping[type[do.StoreStep], int]] = {
@@ -74,9 +74,9 @@ class BatchedSteps:
         }
         self._endpoints.claim_spools({id_: mark for id_, mark in marks.items() if mark != spools[id_]})
         claimed += [ev.ClaimRefused(step.endpoint_id, step.generation, outdated(step.endpoint_id)) for step in old]
-        gone = [step for step in steps if step.endpoint_id not in spools]
+        deleted = [step for step in steps if step.endpoint_id not in spools]
         return claimed + [
-            ev.ClaimRefused(step.endpoint_id, step.generation, _deleted(step.endpoint_id)) for step in gone
+            ev.ClaimRefused(step.endpoint_id, step.generation, _deleted(step.endpoint_id)) for step in deleted
         ]
 
     @_perform.register

@@ -78,7 +78,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.SweepQueues) -> Event:
-        return ev.Swept(self._queue.endpoints_with_activity(step.fences))
+        return ev.ActivityFound(self._queue.endpoints_with_activity(step.fences))
 
     @_perform.register
     def _(self, step: do.RequeueTasks) -> None:

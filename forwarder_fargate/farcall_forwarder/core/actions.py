@@ -61,7 +61,7 @@ class EndpointStep(StoreStep):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GenerationStep(StoreStep):
-    """A step for one generation of an endpoint, under any fence. Each greeting of the agent starts a new generation."""
+    """A step for one generation of an endpoint, under any fence. Each Hello of the agent starts a new generation."""
 
     endpoint_id: str
     generation: int

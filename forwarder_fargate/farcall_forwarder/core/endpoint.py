@@ -1,6 +1,6 @@
 """Endpoint: the state of one endpoint in one generation.
 
-The functions of ``resume``, ``dispatch``, ``reports``, ``presence`` and ``upkeep`` read and change it.
+The functions of ``resume``, ``dispatch``, ``reports``, ``presence`` and ``maintenance`` read and change it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ForwarderContext:
 
 
 class Endpoint:
-    """One endpoint, from the greeting of an agent until its leases have ended. Without a connection there may still be
+    """One endpoint, from the Hello of an agent until its leases have ended. Without a connection there may still be
     leases."""
 
     def __init__(
@@ -106,14 +106,14 @@ class Endpoint:
 
         # Dispatch
         self.may_have_work = True
-        #: Newcomers are submitters with no tasks at the agent, or with fewer than their weight.
-        self.may_have_newcomers = True
+        #: New submitters have no tasks at the agent, or fewer than their weight.
+        self.may_have_new_submitters = True
         #: Number of tasks in preparation for this session: they will use its credit.
         self.preparing = 0
 
-        # Upkeep
-        self.sweep_at = self.upkeep_at = now.mono
-        #: Ids of the leases that the upkeep under way renews.
+        # Maintenance
+        self.sweep_at = self.maintain_at = now.mono
+        #: Ids of the leases that the maintenance under way renews.
         self.renewed: Sequence[str] = ()
         #: Monotonic second until which leases of tasks that may not run twice wait for a disconnected agent.
         self.return_until = 0.0
@@ -146,7 +146,7 @@ class Endpoint:
 
     def expect_work(self) -> None:
         """The queue may have tasks."""
-        self.may_have_work = self.may_have_newcomers = True
+        self.may_have_work = self.may_have_new_submitters = True
 
     def update_silence(self, now: Instant) -> None:
         """Update ``is_silent``: whether the agent has left sent tasks unanswered for too long."""

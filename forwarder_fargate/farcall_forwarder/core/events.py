@@ -38,7 +38,7 @@ class MalformedReceived(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PeerGone(Event):
+class PeerDisconnected(Event):
     """A send failed: no peer has this routing id any more."""
 
     routing_id: bytes
@@ -72,7 +72,7 @@ class WorkAvailable(Event):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Swept(Event):
+class ActivityFound(Event):
     """A sweep has found endpoints with work, with tasks to cancel, or with another owner than this forwarder."""
 
     endpoint_ids: Sequence[str]
@@ -208,7 +208,7 @@ class AttemptsRead(EndpointEvent):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refreshed(Event):
-    """The ownership of these endpoints is renewed. Those in ``active`` need a full upkeep instead."""
+    """The ownership of these endpoints is renewed. Those in ``active`` need full maintenance instead."""
 
     owned: Mapping[str, tuple[int, str]]
     active: frozenset[str]
@@ -235,7 +235,7 @@ class BatchFlushed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flushed(Event):
-    """``first`` are the results that this flush made final; ``urls`` are pre-signed GETs for watched ones."""
+    """``first`` are the results that this flush made final; ``urls`` are pre-signed GETs for owners with streams."""
 
     batches: Sequence[BatchFlushed]
     first: Mapping[str, TaskResult]
