@@ -195,7 +195,7 @@ class Shell:
             case do.Log(message=message, fields=fields):
                 _logger.info(message, extra=dict(fields))
             case _:
-                raise TypeError(f"no rule for {action}")
+                raise TypeError(f"no rule for {type(action).__name__}")
         return None
 
     def write_event_log(self) -> None:

@@ -52,6 +52,7 @@ from farcall_forwarder.core.actions import (
     StoreStep,
     Withdraw,
 )
+from farcall_forwarder.core.endpoint import FunctionCache
 from farcall_forwarder.core.events import (
     Announced,
     CancelsRead,
@@ -67,7 +68,6 @@ from farcall_forwarder.core.events import (
     TasksRead,
     TransitionsRecorded,
 )
-from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.run_tasks import orders
 from farcall_forwarder.core.transitions import TransitionBuffer

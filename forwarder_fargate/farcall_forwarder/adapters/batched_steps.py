@@ -49,7 +49,7 @@ class BatchedSteps:
 
     @functools.singledispatchmethod
     def _perform(self, like: do.StoreStep, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        raise TypeError(f"no rule for {steps}, which are like {like}")
+        raise TypeError(f"no rule for {len(steps)} steps like {type(like).__name__}")
 
     # -- an agent connects ---------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ def delivery_of(tasks: Tasks, task_id: str) -> tuple[frozenset[str], bool]:
 
 def refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> ev.StepFenced | ev.StepLost:
     """The event for a refused step."""
-    assert isinstance(step, do.EndpointStep), f"{step} does not concern an endpoint with an owner"
+    assert isinstance(step, do.EndpointStep), f"{type(step).__name__} does not concern an endpoint with an owner"
     return ev.StepFenced(step) if isinstance(refusal, Fenced) else ev.StepLost(step)
 
 

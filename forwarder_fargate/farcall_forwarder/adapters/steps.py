@@ -61,7 +61,7 @@ class StoreSteps:
 
     @functools.singledispatchmethod
     def _perform(self, step: do.StoreStep) -> Event | None:
-        raise TypeError(f"no rule for {step}")
+        raise TypeError(f"no rule for {type(step).__name__}")
 
     # -- ownership -----------------------------------------------------------------------------------------------------
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from farcall_common import wire
 from farcall_common.store.model import EndpointStatus, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
-from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.leases import LeaseTable, Stage
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy
@@ -28,6 +28,31 @@ class EndpointPhase(enum.Enum):
     RESTORING = enum.auto()
     COMPARING = enum.auto()
     SERVING = enum.auto()
+
+
+class FunctionCache:
+    """Names and bodies of functions by hash, bounded by their size. The least recently used are evicted first."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._functions: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+
+    def get(self, function_hash: str) -> tuple[str, bytes] | None:
+        """Name and body, or None if they must be fetched."""
+        found = self._functions.get(function_hash)
+        if found is not None:
+            self._functions.move_to_end(function_hash)
+        return found
+
+    def add(self, function_hash: str, name: str, body: bytes) -> None:
+        """Add a function; others are evicted if the cache is full."""
+        if function_hash not in self._functions:
+            self._functions[function_hash] = (name, body)
+            self._size_bytes += len(body)
+        while self._size_bytes > self._limit_bytes:
+            _, (_, dropped) = self._functions.popitem(last=False)
+            self._size_bytes -= len(dropped)
 
 
 @dataclasses.dataclass

@@ -168,7 +168,7 @@ class Endpoints:
             case ev.AttemptsRead():
                 return maintenance.on_attempts_read(endpoint, event)
             case _:
-                raise TypeError(f"no rule for {event}")
+                raise TypeError(f"no rule for {type(event).__name__}")
 
     def _addressee(self, event: Event) -> Endpoint | None:
         """The endpoint that an answer is for, if the fence or generation of its step is still the current one."""
@@ -180,7 +180,7 @@ class Endpoints:
             case ev.EndpointEvent() | ev.GenerationEvent() as answered:
                 pass
             case _:
-                raise TypeError(f"no rule for {event}")
+                raise TypeError(f"no rule for {type(event).__name__}")
         endpoint = self._endpoints.get(answered.endpoint_id)
         if endpoint is None:
             return None

@@ -25,10 +25,9 @@ from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.admission import TicketReader, check_opening
 from farcall_forwarder.core.clients import Clients
 from farcall_forwarder.core.connections import Connections, IdSource
-from farcall_forwarder.core.endpoint import ForwarderContext
+from farcall_forwarder.core.endpoint import ForwarderContext, FunctionCache
 from farcall_forwarder.core.endpoints import Endpoints
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy

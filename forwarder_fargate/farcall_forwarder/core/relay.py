@@ -28,8 +28,7 @@ from farcall_forwarder.core.sessions import PeerSession
 _MAX_PER_SESSION: Final = 16
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadPiece(StoreStep):
+class ReadPiece(StoreStep, frozen=True):
     """Read a part of a blob. Answered by PieceRead."""
 
     transfer_id: int
@@ -38,26 +37,23 @@ class ReadPiece(StoreStep):
     length_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoreBlob(StoreStep):
+class StoreBlob(StoreStep, frozen=True):
     """Store a blob, if its length and hash are right. Answered by BlobStored."""
 
     transfer_id: int
     ref: BlobRef
-    pieces: Sequence[bytes] = dataclasses.field(repr=False)
+    pieces: Sequence[bytes]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PieceRead(Event):
+class PieceRead(Event, frozen=True):
     """A part of a blob, or the error of the read."""
 
     transfer_id: int
-    piece: bytes = dataclasses.field(default=b"", repr=False)
+    piece: bytes = b""
     error: ErrorRecord | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlobStored(Event):
+class BlobStored(Event, frozen=True):
     """A blob was stored, or the error."""
 
     transfer_id: int
