@@ -34,6 +34,7 @@ async def _serve(service: Service) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.drain)
+    loop.add_signal_handler(signal.SIGUSR1, service.write_event_log)
     await service.run()
 
 

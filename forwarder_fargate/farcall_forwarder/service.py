@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -66,6 +67,11 @@ class Service:
         if self._shell:
             self._shell.drain()
 
+    def write_event_log(self) -> None:
+        """Write the core's last events to the log. Call it in the loop of :meth:`run`."""
+        if self._shell:
+            self._shell.write_event_log()
+
     def _assemble(self, stack: contextlib.ExitStack) -> Shell:
         """Create the parts; ``stack`` closes them in reverse order."""
         settings, stores = self._settings, self._stores
@@ -89,16 +95,20 @@ class Service:
         )
         stack.callback(router.close)
         self._port = router.port
+        id_source = IdSource()
+        now = Instant(time.monotonic(), time.time())
         core = Forwarder(
             self._policy,
             forwarder_id=self.forwarder_id,
             address=settings.address(router.port),
             server_key=public_key.decode(),
             tickets=stores.tickets,
-            id_source=IdSource(),
-            now=Instant(time.monotonic(), time.time()),
+            id_source=id_source,
+            now=now,
         )
-        shell = Shell(core, router, authenticator, pool)
+        about_core = {"forwarder_id": self.forwarder_id, "began": now, "seed": id_source.seed}
+        about_core |= {"policy": dataclasses.asdict(self._policy)}
+        shell = Shell(core, router, authenticator, pool, about_core=about_core)
         wake_ups = WakeUpThread(
             stores.queue,
             self.forwarder_id,

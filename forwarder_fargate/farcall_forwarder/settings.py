@@ -111,7 +111,7 @@ class Settings:
         """The policy of the core."""
         return Policy(
             lease_s=self.lease_s,
-            upkeep_s=min(Policy.upkeep_s, self.lease_s / 3),
+            maintenance_s=min(Policy.maintenance_s, self.lease_s / 3),
             max_result_bytes=self.max_result_bytes,
             drain_s=self.drain_s,
         )

@@ -9,17 +9,19 @@ import dataclasses
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import ForwarderInfo, SharedResults
-from farcall_common.wire import decode, encode, new_id
+from farcall_common.wire import decode, encode
 from farcall_forwarder.adapters.pool import Batcher, StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, SendFailure
 from farcall_forwarder.adapters.zap import Authenticator
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.event_log import EventLog
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant
 
@@ -34,19 +36,36 @@ _logger = logging.getLogger(__name__)
 
 
 class IdSource:
-    """Session ids and random fractions."""
+    """Session ids and random fractions. With the seed of an event log they are the same again."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = random.SystemRandom().getrandbits(64) if seed is None else seed
+        self._random = random.Random(self.seed)  # noqa: S311 -- names sessions and spreads reconnects, guards nothing
 
     def new_id(self) -> str:
-        return new_id()
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     def fraction(self) -> float:
-        return random.random()  # noqa: S311 -- spreads reconnects, guards nothing
+        return self._random.random()
 
 
 class Shell:
-    """Runs a core on a socket and a pool of threads. Only the pool's steps run outside of the event loop."""
+    """Runs a core on a socket and a pool of threads. Only the pool's steps run outside of the event loop.
 
-    def __init__(self, core: Forwarder, router: Router, authenticator: Authenticator, pool: StorePool) -> None:
+    :param about_core: how the core was made, for the reader of its event log.
+    """
+
+    def __init__(
+        self,
+        core: Forwarder,
+        router: Router,
+        authenticator: Authenticator,
+        pool: StorePool,
+        *,
+        about_core: Mapping[str, Any],
+    ) -> None:
+        self._event_log = EventLog()
+        self._about_core = about_core
         self._core = core
         self._router = router
         self._authenticator = authenticator
@@ -115,7 +134,8 @@ class Shell:
     async def _serve_peers(self) -> None:
         while True:
             if batch := self._router.receive(limit=_BATCH):
-                self._handle([_event(message) for message in batch])
+                received_bytes = sum(len(frame) for message in batch for frame in message.frames)
+                self._handle([_event(message) for message in batch], received_bytes=received_bytes)
                 await asyncio.sleep(0)  # let the other tasks run
             else:
                 await self._router.readiness.wait()
@@ -140,12 +160,18 @@ class Shell:
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
-    def _handle(self, events: Iterable[ev.Event]) -> None:
+    def _handle(self, events: Sequence[ev.Event], *, received_bytes: int = 0) -> None:
         """Give events to the core and perform its actions. Failures of these are events, too."""
         if self._is_over:
             return
         while events:
-            actions = self._core.handle(events, _now())
+            now = _now()
+            self._event_log.add(events, now, received_bytes=received_bytes)
+            try:
+                actions = self._core.handle(events, now)
+            except Exception:
+                self.write_event_log()
+                raise
             events = [_failure_event(failure) for action in actions if (failure := self._perform(action))]
         self._router.readiness.poke()
         if self._router.has_backlog:
@@ -169,8 +195,15 @@ class Shell:
             case do.Log(message=message, fields=fields):
                 _logger.info(message, extra=dict(fields))
             case _:
-                raise TypeError(f"no rule for {action}")
+                raise TypeError(f"no rule for {type(action).__name__}")
         return None
+
+    def write_event_log(self) -> None:
+        """Write the core's last events to the log, a line for each turn."""
+        head = {"turns": len(self._event_log), "dropped_turns": self._event_log.dropped_turns, **self._about_core}
+        _logger.warning("event log", extra=head)
+        for record in self._event_log.records():
+            _logger.warning("event log turn", extra=record)
 
     def health(self) -> tuple[bool, Mapping[str, Any]]:
         """Health of the process: whether it is healthy, and its numbers."""
@@ -200,12 +233,12 @@ def _event(message: Inbound) -> ev.Event:
 
 
 def _failure_event(failure: SendFailure) -> ev.Event:
-    return ev.SlowConsumer(failure.routing_id) if failure.is_slow else ev.PeerGone(failure.routing_id)
+    return ev.SlowConsumer(failure.routing_id) if failure.is_slow else ev.PeerDisconnected(failure.routing_id)
 
 
 def _release_free_memory() -> None:
     """Return empty pages. Each connection has tens of KiB in libzmq, scattered among those of others: after thousands
-    have closed, glibc returns none of it unless it is asked. Other C libraries do, or lack this call.
+    have closed, glibc returns none of it unless it is requested. Other C libraries do, or lack this call.
     """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -139,7 +139,7 @@ def test_a_second_agent_is_refused_at_any_forwarder_while_the_first_is_connected
             second.say(second.hello())
             refused, _ = second.hear(wire.Refused)
             assert refused.error["code"] == "ENDPOINT_IN_USE"
-            assert first.hears_no(wire.Redirect, for_s=FAST.upkeep_s)
+            assert first.hears_no(wire.Redirect, for_s=FAST.maintenance_s)
         task_ids = cloud.submit_new(endpoint_id, 3)
         first.finish(first.take(3))
         first.until_recorded(task_ids)

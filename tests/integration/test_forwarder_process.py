@@ -22,6 +22,8 @@ from farcall_common.sockets import RECONNECT_MS
 from farcall_common.store.model import LeasedTask
 from farcall_common.store.settings import Stores
 from farcall_common.wire import TaskState
+from farcall_forwarder.core.event_log import read_events
+from farcall_forwarder.core.events import TasksLeased
 from tests.integration.forwarder_peers import (
     Agent,
     Cloud,
@@ -51,12 +53,16 @@ def test_a_process_serves_drains_and_exits_with_0(cloud: Cloud, start: Start, en
         agent.greet(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 10, payload=b"a secret payload")
         agent.serve(10)
+        forwarder.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: "event log turn" in forwarder.log.read_text(), "the event log is written")
         forwarder.process.send_signal(signal.SIGTERM)
         agent.hear(wire.Redirect)
         agent.say(wire.Goodbye())
         assert forwarder.process.wait(WAIT_S) == 0
     cloud.until_all(task_ids, TaskState.SUCCESS)
     assert not cloud.stores.queue.forwarders()
+    turns = list(read_events(line for line in log_lines(forwarder) if line["message"] == "event log turn"))
+    assert any(isinstance(event, TasksLeased) for _, events in turns for event in events)
     messages = [line["message"] for line in log_lines(forwarder)]
     assert {"ready", "agent connected", "ended"} <= set(messages)
     text = forwarder.log.read_text()

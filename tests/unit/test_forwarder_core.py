@@ -335,9 +335,11 @@ def test_an_empty_queue_is_not_leased_from_before_a_wake_up_or_the_sweep() -> No
     sweep = do.SweepQueues({ENDPOINT_ID: 7})
     assert sweep in world.after(POLICY.sweep_s)
     assert sweep not in world.after(POLICY.sweep_s)  # one at a time
-    assert do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s) in world.on(ev.Swept([ENDPOINT_ID, "other-endpoint"]))
+    assert do.LeaseTasks(ENDPOINT_ID, 7, 7, POLICY.lease_s) in world.on(
+        ev.ActivityFound([ENDPOINT_ID, "other-endpoint"])
+    )
     assert sweep in world.after(POLICY.sweep_s)
-    assert world.on(ev.Swept([])) == []
+    assert world.on(ev.ActivityFound([])) == []
 
 
 def test_the_dispatch_of_a_non_idempotent_task_is_recorded_before_it_is_sent() -> None:
@@ -407,13 +409,13 @@ def test_a_lease_renewed_while_the_session_ended_is_kept_until_it_expires() -> N
     world.serve(credit=1)
     world.dispatch(leased(1))
     world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
-    assert any(isinstance(action, do.MaintainEndpoint) for action in world.after(POLICY.upkeep_s))
+    assert any(isinstance(action, do.MaintainEndpoint) for action in world.after(POLICY.maintenance_s))
     world.hears(wire.Goodbye())
-    world.mono += POLICY.upkeep_s / 2
+    world.mono += POLICY.maintenance_s / 2
     world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     world.after(POLICY.lease_s - 1)
     assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == []
-    world.after(POLICY.upkeep_s)
+    world.after(POLICY.maintenance_s)
     assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == [do.ReleaseEndpoint(ENDPOINT_ID, 7)]
 
 
@@ -584,7 +586,7 @@ def test_an_endpoint_without_a_session_is_maintained_without_a_spool() -> None:
     world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     [presence] = [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.SetPresence)]
     assert not presence.online
-    [step] = [action for action in world.after(POLICY.upkeep_s) if isinstance(action, do.MaintainEndpoint)]
+    [step] = [action for action in world.after(POLICY.maintenance_s) if isinstance(action, do.MaintainEndpoint)]
     assert step.spool_id == ""
 
 
@@ -658,7 +660,7 @@ def test_leases_of_a_connected_agent_outlast_any_store_outage() -> None:
     world.mono += 10 * POLICY.lease_s  # and the queue reports the expired leases
     [record] = world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [leased(1), waits_for_database], []))
     assert isinstance(record, do.RecordTransitions)  # of the sent task; no task ends
-    assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2)]
+    assert renewed(world.after(POLICY.maintenance_s)) == [task_id(1), task_id(2)]
 
 
 def test_results_that_did_not_reach_the_database_are_flushed_again() -> None:
@@ -719,7 +721,7 @@ def test_the_announced_idle_time_follows_the_monotonic_clock() -> None:
     assert POLICY.announce_s <= second - first < 3600
     world.serve()
     assert idle_s() is None
-    world.on(ev.PeerGone(b"agent"))
+    world.on(ev.PeerDisconnected(b"agent"))
     left = idle_s()
     assert left is not None
     world.epoch_offset -= 7200
@@ -734,7 +736,7 @@ def test_upkeep_renews_leases_of_sent_accepted_and_prepared_tasks() -> None:
     world.dispatch(leased(1))
     more = [leased(2), leased(3, function_hash="unknown")]
     world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []), ev.TasksLeased(ENDPOINT_ID, 7, 4, more))
-    assert renewed(world.after(POLICY.upkeep_s)) == [task_id(1), task_id(2), task_id(3)]
+    assert renewed(world.after(POLICY.maintenance_s)) == [task_id(1), task_id(2), task_id(3)]
 
 
 def renewed(actions: Sequence[do.Action]) -> Sequence[str]:
@@ -760,10 +762,10 @@ def test_non_idempotent_tasks_stay_leased_while_their_agent_may_return() -> None
     world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     assert not [action for action in world.hears(wire.Goodbye()) if isinstance(action, do.RequeueTasks)]
     until = world.mono + POLICY.return_s
-    while world.mono + POLICY.upkeep_s < until:
-        assert renewed(world.after(POLICY.upkeep_s)) == [task_id(2), task_id(3)]
+    while world.mono + POLICY.maintenance_s < until:
+        assert renewed(world.after(POLICY.maintenance_s)) == [task_id(2), task_id(3)]
         assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], [])) == []
-    assert renewed(world.after(POLICY.upkeep_s)) == []
+    assert renewed(world.after(POLICY.maintenance_s)) == []
 
 
 def test_a_silent_agent_gets_no_more_tasks_until_its_next_message() -> None:
@@ -894,12 +896,12 @@ def test_endpoints_without_tasks_are_refreshed_in_one_step() -> None:
     world.serve(credit=1)
     world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, [], []))
     refresh = do.RefreshEndpoints({ENDPOINT_ID: (7, SPOOL_ID)}, POLICY.ownership_ttl_s)
-    actions = world.after(POLICY.upkeep_s)
+    actions = world.after(POLICY.maintenance_s)
     assert refresh in actions
     assert not [action for action in actions if isinstance(action, do.MaintainEndpoint)]
-    assert refresh not in world.after(POLICY.upkeep_s)  # one at a time
+    assert refresh not in world.after(POLICY.maintenance_s)  # one at a time
     assert world.on(ev.Refreshed(refresh.owned, frozenset())) == []
-    assert refresh in world.after(POLICY.upkeep_s)
+    assert refresh in world.after(POLICY.maintenance_s)
     maintain = do.MaintainEndpoint(ENDPOINT_ID, 7, [], SPOOL_ID, POLICY.ownership_ttl_s, POLICY.lease_s)
     assert maintain in world.on(ev.Refreshed(refresh.owned, frozenset({ENDPOINT_ID})))
 
@@ -908,7 +910,7 @@ def test_many_endpoints_are_swept_less_often() -> None:
     world = World(Policy(sweeps_per_s=0.5))
     world.serve(credit=1)
     world.after(1)  # this sweep schedules the next one: in two seconds
-    world.on(ev.Swept([]))
+    world.on(ev.ActivityFound([]))
     assert not [action for action in world.after(1.5) if isinstance(action, do.SweepQueues)]
     assert [action for action in world.after(1) if isinstance(action, do.SweepQueues)]
 
@@ -917,7 +919,7 @@ def test_all_queues_are_swept_when_wake_ups_may_have_been_missed() -> None:
     world = World(Policy(sweeps_per_s=0.001))
     world.serve()
     world.after(1)  # this sweep schedules the next one: in a quarter of an hour
-    world.on(ev.Swept([]))
+    world.on(ev.ActivityFound([]))
     assert not [action for action in world.after(10) if isinstance(action, do.SweepQueues)]
     world.on(ev.PubSubLost())
     assert do.SweepQueues({ENDPOINT_ID: 7}) in world.after(1)

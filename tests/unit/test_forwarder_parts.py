@@ -52,6 +52,7 @@ from farcall_forwarder.core.actions import (
     StoreStep,
     Withdraw,
 )
+from farcall_forwarder.core.endpoint import FunctionCache
 from farcall_forwarder.core.events import (
     Announced,
     CancelsRead,
@@ -67,7 +68,6 @@ from farcall_forwarder.core.events import (
     TasksRead,
     TransitionsRecorded,
 )
-from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.run_tasks import orders
 from farcall_forwarder.core.transitions import TransitionBuffer
@@ -622,7 +622,7 @@ def test_a_key_seed_gives_one_key_pair_and_no_seed_a_random_one() -> None:
 
 def test_leases_are_renewed_within_a_third_of_their_time() -> None:
     policy = Settings(lease_s=3.0).policy
-    assert policy.upkeep_s <= policy.lease_s / 3
+    assert policy.maintenance_s <= policy.lease_s / 3
 
 
 def test_the_address_is_the_bound_one_unless_another_is_advertised() -> None:

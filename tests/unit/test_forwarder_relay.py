@@ -26,7 +26,7 @@ DATA = bytes(range(256)) * 10  # three pieces
 SHA256 = hashlib.sha256(DATA).hexdigest()
 KEY = f"{OWNER_ID}/{SHA256}"
 REF = BlobRef(KEY, len(DATA), SHA256)
-POLICY = Policy(relay_bytes=10_000, relay_piece_bytes=PIECE, relay_patience_s=30.0, max_result_bytes=8_000)
+POLICY = Policy(relay_bytes=10_000, relay_piece_bytes=PIECE, relay_timeout_s=30.0, max_result_bytes=8_000)
 UNAVAILABLE = ErrorRecord(code="UNAVAILABLE", message="away", fault=Fault.US, retryable=True)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from unittest import mock
+
+import pytest
 
 from farcall_common import wire
 from farcall_common.errors import FrameMalformed
 from farcall_common.store.model import SharedResults, TaskResult
+from farcall_common.store.tickets import Ticket
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.event_log import EventLog, read_events, without_user_data
+from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant
 from tests.unit.test_forwarder_core import (
     AGENT,
@@ -18,6 +25,7 @@ from tests.unit.test_forwarder_core import (
     EPOCH,
     OWNER_ID,
     POLICY,
+    FixedIdSource,
     World,
     hello,
     leased,
@@ -91,7 +99,7 @@ def meet_faults(world: RecordedWorld) -> None:
     result = TaskResult(task_id(9), ENDPOINT_ID, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"x", owner_id=OWNER_ID)
     world.on(ev.PubSubLost(), ev.ResultsHeard([SharedResults([result], {}, EPOCH)]))
     world.on(ev.SlowConsumer(b"agent"))
-    world.on(ev.PeerGone(b"agent"))
+    world.on(ev.PeerDisconnected(b"agent"))
     world.hears(success(1), b"late", peer=AGENT)
     world.on(ev.DrainOrdered())
     world.passes(int(POLICY.drain_s) + 1)
@@ -104,3 +112,60 @@ def test_tasks_and_results_replay() -> None:
 
 def test_faults_and_a_drain_replay() -> None:
     assert_replays(meet_faults)
+
+
+# -- the event log -----------------------------------------------------------------------------------------------------
+
+
+class AnyTicket:
+    """A log has no tickets: a replay accepts those of every peer."""
+
+    def verify(self, ticket: str, *, now: float) -> Ticket:
+        return Ticket(mock.ANY, now)
+
+
+@pytest.mark.parametrize("scenario", [run_tasks, meet_faults])
+def test_a_written_event_log_replays_the_same_actions(scenario: Callable[[RecordedWorld], None]) -> None:
+    world = RecordedWorld()
+    began_at = world.now
+    scenario(world)
+    log = EventLog()
+    for events, now, _ in world.log:
+        log.add(events, now)
+    written = [json.dumps(record) for record in log.records()]
+    assert log.dropped_turns == 0
+    replayed = Forwarder(
+        POLICY,
+        forwarder_id="forwarder",
+        address="tcp://here:1",
+        server_key="server key",
+        tickets=AnyTicket(),
+        id_source=FixedIdSource(),
+        now=began_at,
+    )
+    turns = list(read_events(map(json.loads, written)))
+    for (now, events), (_, _, actions) in zip(turns, world.log, strict=True):
+        kinds = [type(action) for action in actions]
+        repeated = replayed.handle(events, now)
+        assert [type(action) for action in repeated] == kinds, events
+        assert without_user_data(repeated) == without_user_data(actions), events
+    text = "".join(written)
+    for secret in ("payload 1", "body", "no envelope", "https://"):
+        assert secret not in text, secret
+
+
+def test_an_event_log_is_bounded_by_turns_and_bytes() -> None:
+    log = EventLog(max_turns=3, max_bytes=100_000)
+    for number in range(5):
+        log.add([ev.Tick()], Instant(float(number), EPOCH))
+    assert [record["instant"][0] for record in log.records()] == [2.0, 3.0, 4.0]
+    assert log.dropped_turns == 2
+    log.add([ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1, payload=bytes(98_000))])], Instant(5.0, EPOCH))
+    assert len(log) == 1
+    log.add([ev.Tick()], Instant(6.0, EPOCH), received_bytes=200_000)
+    assert len(log) == 0, "a turn that is too large is not kept"
+
+
+def test_what_is_no_event_is_refused() -> None:
+    with pytest.raises(ValueError):
+        list(read_events([{"instant": [1.0, 2.0], "events": [{"kind": "Unknown", "fields": {}}]}]))

@@ -154,7 +154,7 @@ class StreamResult(Part, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """Greeting of an agent. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
+    """First message of an agent. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
     every new spool: a forwarder that meets another spool knows that what it dispatched before is gone.
 
     ``spool_generation`` rises in the spool, on disk, before tasks start that may not run twice: a spool with a lower
@@ -330,7 +330,7 @@ class Refused(Message, frozen=True):
 
 
 class OpenStream(Message, frozen=True):
-    """Greeting of a client that subscribes to results in these task groups. ``cursor`` resumes an earlier stream."""
+    """First message of a client that subscribes to results in these task groups. ``cursor`` resumes a stream."""
 
     ticket: str
     protocol_versions: tuple[int, ...]

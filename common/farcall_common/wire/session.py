@@ -30,7 +30,7 @@ class Phase(enum.StrEnum):
     """Phase of a session."""
 
     NEW = "new"
-    GREETED = "greeted"
+    OPENING = "opening"
     OPEN = "open"
     DRAINING = "draining"
     CLOSED = "closed"
@@ -71,14 +71,14 @@ _CLIENT_ORDERS: Final[_Kinds] = frozenset({m.ResultsReady, m.Heartbeat, m.Redire
 _LEGAL: Final[Mapping[Role, Mapping[Phase, tuple[_Kinds, _Kinds]]]] = {
     Role.AGENT: {
         Phase.NEW: (frozenset({m.Hello}), frozenset({m.Refused})),
-        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.Welcome, m.Refused, m.Redirect})),
+        Phase.OPENING: (frozenset({m.Goodbye}), frozenset({m.Welcome, m.Refused, m.Redirect})),
         Phase.OPEN: (_AGENT_REPORTS, _AGENT_ORDERS),
         Phase.DRAINING: (_AGENT_REPORTS, _AGENT_ORDERS - {m.RunTasks, m.Redirect}),
         Phase.CLOSED: (_NOTHING, _NOTHING),
     },
     Role.CLIENT: {
         Phase.NEW: (frozenset({m.OpenStream}), frozenset({m.Refused})),
-        Phase.GREETED: (frozenset({m.Goodbye}), frozenset({m.StreamOpened, m.Refused, m.Redirect})),
+        Phase.OPENING: (frozenset({m.Goodbye}), frozenset({m.StreamOpened, m.Refused, m.Redirect})),
         Phase.OPEN: (_CLIENT_REPORTS, _CLIENT_ORDERS),
         Phase.DRAINING: (_CLIENT_REPORTS, _CLIENT_ORDERS - {m.Redirect}),
         Phase.CLOSED: (_NOTHING, _NOTHING),
@@ -87,8 +87,8 @@ _LEGAL: Final[Mapping[Role, Mapping[Phase, tuple[_Kinds, _Kinds]]]] = {
 
 #: Messages that change the phase.
 _NEXT_PHASE: Final[Mapping[type[Message], Phase]] = {
-    m.Hello: Phase.GREETED,
-    m.OpenStream: Phase.GREETED,
+    m.Hello: Phase.OPENING,
+    m.OpenStream: Phase.OPENING,
     m.Welcome: Phase.OPEN,
     m.StreamOpened: Phase.OPEN,
     m.Redirect: Phase.DRAINING,
@@ -101,8 +101,8 @@ class Session:
     """One side of a session.
 
     :param role: this side. A forwarder also gives the role of its peer, ``facing``.
-    :param heartbeat_s: the period of this side's heartbeats in seconds; the greeting's answer may change it for both
-        sides.
+    :param heartbeat_s: the period of this side's heartbeats in seconds; the answer to Hello or OpenStream may change it
+        for both sides.
     :param now: monotonic seconds, like every ``now`` here.
     """
 

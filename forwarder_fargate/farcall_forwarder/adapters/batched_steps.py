@@ -13,8 +13,8 @@ from farcall_common.store.settings import Stores
 from farcall_common.wire import Reporter
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
+from farcall_forwarder.core.admission import outdated
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.greetings import outdated
 
 #: Most steps in one batch, by kind.
 BATCH_LIMITS: Final[Mapping[type[do.StoreStep], int]] = {
@@ -49,7 +49,7 @@ class BatchedSteps:
 
     @functools.singledispatchmethod
     def _perform(self, like: do.StoreStep, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        raise TypeError(f"no rule for {steps}, which are like {like}")
+        raise TypeError(f"no rule for {len(steps)} steps like {type(like).__name__}")
 
     # -- an agent connects ---------------------------------------------------------------------------------------------
 
@@ -74,9 +74,9 @@ class BatchedSteps:
         }
         self._endpoints.claim_spools({id_: mark for id_, mark in marks.items() if mark != spools[id_]})
         claimed += [ev.ClaimRefused(step.endpoint_id, step.generation, outdated(step.endpoint_id)) for step in old]
-        gone = [step for step in steps if step.endpoint_id not in spools]
+        deleted = [step for step in steps if step.endpoint_id not in spools]
         return claimed + [
-            ev.ClaimRefused(step.endpoint_id, step.generation, _deleted(step.endpoint_id)) for step in gone
+            ev.ClaimRefused(step.endpoint_id, step.generation, _deleted(step.endpoint_id)) for step in deleted
         ]
 
     @_perform.register
@@ -202,7 +202,7 @@ def delivery_of(tasks: Tasks, task_id: str) -> tuple[frozenset[str], bool]:
 
 def refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> ev.StepFenced | ev.StepLost:
     """The event for a refused step."""
-    assert isinstance(step, do.EndpointStep), f"{step} does not concern an endpoint with an owner"
+    assert isinstance(step, do.EndpointStep), f"{type(step).__name__} does not concern an endpoint with an owner"
     return ev.StepFenced(step) if isinstance(refusal, Fenced) else ev.StepLost(step)
 
 

@@ -2,7 +2,7 @@
 
 libzmq ends a connection that does not finish its handshake in time, but has no limit on their number: when the process
 has no file descriptor left, its I/O thread spins on the connection that it cannot accept, and no new connection to a
-store can be made. So when there are too many connections, the oldest silent ones are closed: a real peer greets within
+store can be made. So when there are too many connections, the oldest silent ones are closed: a real peer sends
 a moment, and gets through a crowd of connections that only wait.
 
 An address is known once a peer with a known key has sent a message from it. Silent connections from other addresses
@@ -35,8 +35,8 @@ from farcall_common.limits import FIRST_MESSAGE_S, HANDSHAKE_S, MAX_ENVELOPE_BYT
 from farcall_forwarder.adapters.readiness import Readiness
 
 _MONITOR: Final = "inproc://connection-limiter"
-#: Time from accept to the first message; an agent greets as soon as its handshake has succeeded.
-_GREETING_S: Final = HANDSHAKE_S + FIRST_MESSAGE_S
+#: Time from accept to the first message; an agent sends Hello as soon as its handshake has succeeded.
+_FIRST_MESSAGE_S: Final = HANDSHAKE_S + FIRST_MESSAGE_S
 _PERIOD_S: Final = 1.0
 #: Period of the measurement of received bytes, which takes about 10 ms for 4,000 connections.
 _MEASURE_S: Final = 2.0
@@ -44,7 +44,7 @@ _MEASURE_S: Final = 2.0
 _RECEIVED_AT: Final = 128
 _LOG_EVERY_S: Final = 10.0
 #: Share of the connections that may be silent ones from unknown addresses: one in this many.
-_STRANGERS: Final = 2
+_UNKNOWN_SHARE: Final = 2
 #: Known addresses that are remembered, per permitted connection.
 _ADDRESSES: Final = 4
 #: Descriptors for other uses: stores, health checks, and connections that are accepted before another is closed.
@@ -92,9 +92,9 @@ class ConnectionLimiter:
         #: Connections by their source address.
         self._sources: dict[str, set[int]] = {}
         self._source_of: dict[int, str] = {}
-        self._limit_of_strangers = max(1, limit // _STRANGERS)
+        self._limit_of_unknown = max(1, limit // _UNKNOWN_SHARE)
         #: Silent connections from unknown addresses, oldest first.
-        self._strangers: dict[int, None] = {}
+        self._unknown: dict[int, None] = {}
         #: Addresses that a known peer has sent a message from; the latest last.
         self._known_addresses: OrderedDict[str, None] = OrderedDict()
         self._clock = clock
@@ -127,7 +127,7 @@ class ConnectionLimiter:
         while True:
             self._read_events()
             now = self._clock()
-            while (oldest := next(iter(self._silent.items()), None)) and now >= oldest[1] + _GREETING_S:
+            while (oldest := next(iter(self._silent.items()), None)) and now >= oldest[1] + _FIRST_MESSAGE_S:
                 self.silenced += 1
                 self._close_connection(oldest[0])
             if now >= self._measure_at:
@@ -159,14 +159,14 @@ class ConnectionLimiter:
                 if len(source) > self._limit_of_source:
                     # The oldest silent one of this address: at least the new connection is silent.
                     self._make_room(next(each for each in self._silent if each in source))
-                elif len(self._strangers) > self._limit_of_strangers:
-                    self._make_room(next(iter(self._strangers)))
+                elif len(self._unknown) > self._limit_of_unknown:
+                    self._make_room(next(iter(self._unknown)))
                 elif self.connections > self._limit:
-                    self._make_room(next(iter(self._strangers or self._silent)))
+                    self._make_room(next(iter(self._unknown or self._silent)))
             else:
                 self._forget_source(descriptor)
                 self._silent.pop(descriptor, None)
-                self._strangers.pop(descriptor, None)
+                self._unknown.pop(descriptor, None)
                 self._unfinished.pop(descriptor, None)
                 if routing_id := self._speaking.pop(descriptor, None):
                     self.known.discard(routing_id)
@@ -174,10 +174,10 @@ class ConnectionLimiter:
     def _note_source(self, descriptor: int) -> set[int]:
         """Note the source address of a connection; returns all connections of that address."""
         self._forget_source(descriptor)
-        self._strangers.pop(descriptor, None)
+        self._unknown.pop(descriptor, None)
         address = _peer_address(descriptor)
         if address not in self._known_addresses:
-            self._strangers[descriptor] = None
+            self._unknown[descriptor] = None
         if not address:
             return {descriptor}
         self._source_of[descriptor] = address
@@ -194,7 +194,7 @@ class ConnectionLimiter:
         if len(self._known_addresses) > _ADDRESSES * self._limit:
             self._known_addresses.popitem(last=False)
         for descriptor in self._sources.get(address, ()):
-            self._strangers.pop(descriptor, None)
+            self._unknown.pop(descriptor, None)
 
     def _forget_source(self, descriptor: int) -> None:
         address = self._source_of.pop(descriptor, None)
@@ -225,7 +225,7 @@ class ConnectionLimiter:
     def _close_connection(self, descriptor: int) -> None:
         """Shut a connection down. To libzmq it looks closed by the other side."""
         self._silent.pop(descriptor, None)
-        self._strangers.pop(descriptor, None)
+        self._unknown.pop(descriptor, None)
         self._forget_source(descriptor)
         # If the descriptor belongs to another connection by now, that one reconnects, if it was to this port at all.
         with contextlib.suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:

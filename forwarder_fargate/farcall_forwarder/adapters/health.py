@@ -34,7 +34,7 @@ class HealthServer:
                 writer.write(self._answer(head))
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # The caller has gone, or sent no valid request.
+            pass  # The caller has disconnected, or sent no valid request.
         finally:
             writer.close()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
+
+import msgspec
 
 from farcall_common.backoff import Backoff
 from farcall_common.errors import Unavailable
@@ -144,7 +145,7 @@ def _parts(steps: Sequence[do.StoreStep]) -> Sequence[Sequence[do.StoreStep]]:
     """Smaller parts of steps that were refused together; one part if they concern one endpoint or task."""
     match steps:
         case [do.FlushResults(batches=batches) as flush]:
-            return [[dataclasses.replace(flush, batches=[batch])] for batch in batches]
+            return [[msgspec.structs.replace(flush, batches=[batch])] for batch in batches]
         case [do.RecordTransitions(events=events)]:
             task_ids = list(dict.fromkeys(event.task_id for event in events))
             first = frozenset(task_ids[: len(task_ids) // 2])

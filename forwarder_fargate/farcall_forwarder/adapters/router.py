@@ -42,7 +42,7 @@ class Inbound:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SendFailure:
-    """A send that failed: the peer is gone, or (``is_slow``) reads too slowly."""
+    """A send that failed: the peer has disconnected, or (``is_slow``) reads too slowly."""
 
     routing_id: bytes
     is_slow: bool

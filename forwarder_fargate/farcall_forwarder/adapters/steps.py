@@ -61,7 +61,7 @@ class StoreSteps:
 
     @functools.singledispatchmethod
     def _perform(self, step: do.StoreStep) -> Event | None:
-        raise TypeError(f"no rule for {step}")
+        raise TypeError(f"no rule for {type(step).__name__}")
 
     # -- ownership -----------------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class StoreSteps:
 
     @_perform.register
     def _(self, step: do.SweepQueues) -> Event:
-        return ev.Swept(self._queue.endpoints_with_activity(step.fences))
+        return ev.ActivityFound(self._queue.endpoints_with_activity(step.fences))
 
     @_perform.register
     def _(self, step: do.RequeueTasks) -> None:

@@ -122,7 +122,7 @@ class Authenticator:
 
     def _handle_request(self, request: list[bytes]) -> None:
         """Answer a handshake at once, or let it wait for the look-up of its key."""
-        # The connection within the context and an empty frame come first, then what RFC 27 says.
+        # The connection within the context and an empty frame come first, then the fields of RFC 27.
         connection, _, version, request_id, domain, _, _, mechanism, *credentials = request
         is_curve = (version, domain, mechanism) == (_VERSION, ZAP_DOMAIN, b"CURVE")
         if not is_curve or len(credentials) != 1 or len(credentials[0]) != _KEY_BYTES:

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from farcall_common.store.model import EndpointStatus, ForwarderInfo, LeasedTask, TaskEvent, TaskResult
 from farcall_common.wire import Envelope
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """Base class of all actions."""
 
 
 # -- on the socket -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Send(Action):
+class Send(Action, frozen=True):
     routing_id: bytes
     envelope: Envelope
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DropBacklog(Action):
+class DropBacklog(Action, frozen=True):
     """Drop the messages that wait for this peer."""
 
     routing_id: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReleaseMemory(Action):
+class ReleaseMemory(Action, frozen=True):
     """Return the allocator's free memory to the operating system."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Log(Action):
+class Log(Action, frozen=True):
     """Write a line to the log. Never payloads or tickets."""
 
     message: str
@@ -46,69 +42,60 @@ class Log(Action):
 # -- on the stores -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoreStep(Action):
+class StoreStep(Action, frozen=True):
     """A step on the stores. It blocks, and is repeated while its store is unavailable."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointStep(StoreStep):
+class EndpointStep(StoreStep, frozen=True):
     """A step on the queue of an endpoint that this forwarder owns under ``fence``."""
 
     endpoint_id: str
     fence: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GenerationStep(StoreStep):
-    """A step for one generation of an endpoint, under any fence. Each greeting of the agent starts a new generation."""
+class GenerationStep(StoreStep, frozen=True):
+    """A step for one generation of an endpoint, under any fence. Each Hello of the agent starts a new generation."""
 
     endpoint_id: str
     generation: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClaimEndpoint(GenerationStep):
+class ClaimEndpoint(GenerationStep, frozen=True):
     """Claim the ownership of an endpoint for the agent with this spool."""
 
     spool_id: str
     ttl_s: float
-    weights: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, int] = msgspec.field(default_factory=dict)
     #: Generation of the spool; None if the agent does not count generations.
     spool_generation: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RecordSpoolGeneration(EndpointStep):
+class RecordSpoolGeneration(EndpointStep, frozen=True):
     """Record the generation of an agent's spool."""
 
     spool_id: str
     spool_generation: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadLeases(EndpointStep):
+class ReadLeases(EndpointStep, frozen=True):
     pass
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadTasks(EndpointStep):
+class ReadTasks(EndpointStep, frozen=True):
     """Read tasks from the database. For the tasks in ``unheld`` that may not run twice, also read their deliveries."""
 
     task_ids: Sequence[str]
     unheld: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RestoreQueue(EndpointStep):
+class RestoreQueue(EndpointStep, frozen=True):
     """Fill the endpoint's queue from the database. ``held`` maps the ids of tasks that the agent holds to attempts."""
 
     held: Mapping[str, int]
     lease_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeaseTasks(EndpointStep):
+class LeaseTasks(EndpointStep, frozen=True):
     """Lease up to ``limit`` tasks, and up to ``reserve`` more of submitters with no tasks at the agent, or with fewer
     than their weight."""
 
@@ -117,27 +104,23 @@ class LeaseTasks(EndpointStep):
     reserve: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RequeueTasks(EndpointStep):
+class RequeueTasks(EndpointStep, frozen=True):
     """Return the leases of tasks that never reached the agent. No event answers it."""
 
     task_ids: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadCancels(EndpointStep):
+class ReadCancels(EndpointStep, frozen=True):
     pass
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SweepQueues(StoreStep):
+class SweepQueues(StoreStep, frozen=True):
     """Find owned endpoints with work that no wake-up announced. ``fences`` are the fences of the endpoints."""
 
     fences: Mapping[str, int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MaintainEndpoint(EndpointStep):
+class MaintainEndpoint(EndpointStep, frozen=True):
     """Renew the ownership and the leases in ``renew``, collect expired leases, and look for results that did not reach
     the database. ``spool_id`` is the spool of the connected agent, or empty."""
 
@@ -147,23 +130,20 @@ class MaintainEndpoint(EndpointStep):
     lease_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadAttempts(EndpointStep):
+class ReadAttempts(EndpointStep, frozen=True):
     """Read how often these tasks were sent. Their leases have expired, and they may not run twice."""
 
     reaped: Sequence[LeasedTask]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RefreshEndpoints(StoreStep):
+class RefreshEndpoints(StoreStep, frozen=True):
     """Renew the ownership of endpoints without leases, in one step. ``owned`` maps endpoints to fence and spool."""
 
     owned: Mapping[str, tuple[int, str]]
     ttl_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrepareTasks(GenerationStep):
+class PrepareTasks(GenerationStep, frozen=True):
     """Fetch functions, payloads and URLs of tasks, and commit ``dispatches`` before any of the tasks is sent.
 
     ``session_id`` is the session that receives the tasks, ``spool_id`` its agent's spool.
@@ -179,8 +159,7 @@ class PrepareTasks(GenerationStep):
     url_ttl_s: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResultBatch:
+class ResultBatch(msgspec.Struct, frozen=True):
     """Results of tasks of one endpoint. ``unverified`` are tasks that the forwarder did not lease in this generation.
     They are looked up first, because an agent may report any id."""
 
@@ -191,8 +170,7 @@ class ResultBatch:
     unverified: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FlushResults(StoreStep):
+class FlushResults(StoreStep, frozen=True):
     """Remove results from the queue and commit them. ``watchers`` are the owners with open streams."""
 
     batches: Sequence[ResultBatch]
@@ -200,23 +178,20 @@ class FlushResults(StoreStep):
     url_ttl_s: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MarkFlushed(StoreStep):
+class MarkFlushed(StoreStep, frozen=True):
     """Mark results as recorded in the queue, by endpoint. No event answers it."""
 
     task_ids: Mapping[str, Sequence[str]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WatchOwners(StoreStep):
+class WatchOwners(StoreStep, frozen=True):
     """Subscribe to the results of these owners, whose clients are connected here. Not repeated; always answered."""
 
     owner_ids: Sequence[str]
     ttl_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ShareResults(StoreStep):
+class ShareResults(StoreStep, frozen=True):
     """Publish results to the forwarders where their owners' clients are connected. Each group has the epoch second of
     its record. Not repeated; always answered."""
 
@@ -224,13 +199,11 @@ class ShareResults(StoreStep):
     url_ttl_s: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RecordTransitions(StoreStep):
+class RecordTransitions(StoreStep, frozen=True):
     events: Sequence[TaskEvent]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SetPresence(EndpointStep):
+class SetPresence(EndpointStep, frozen=True):
     """Record whether an endpoint is online. A stale owner may not set it offline. No event answers it."""
 
     online: bool
@@ -238,14 +211,12 @@ class SetPresence(EndpointStep):
     ttl_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReleaseEndpoint(StoreStep):
+class ReleaseEndpoint(StoreStep, frozen=True):
     endpoint_id: str
     fence: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GrantUpload(GenerationStep):
+class GrantUpload(GenerationStep, frozen=True):
     """Create a pre-signed PUT for a result. ``owner_id`` is None if the task has to be looked up."""
 
     task_id: str
@@ -256,14 +227,12 @@ class GrantUpload(GenerationStep):
     url_ttl_s: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Announce(StoreStep):
+class Announce(StoreStep, frozen=True):
     """Register this forwarder, and count the others. Not repeated: the next one is newer."""
 
     info: ForwarderInfo
     ttl_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Withdraw(StoreStep):
+class Withdraw(StoreStep, frozen=True):
     forwarder_id: str

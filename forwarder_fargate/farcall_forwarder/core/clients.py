@@ -27,7 +27,7 @@ class Clients:
         self._connections = connections
         self._counters = counters
         self._hub = StreamHub(forwarder_id=forwarder_id, policy=policy)
-        #: Clients that greeted, by owner, until other forwarders know that results of that owner are wanted here.
+        #: Clients that wait for their stream, by owner, until other forwarders share the results of that owner.
         self._opening: dict[str, list[tuple[PeerSession, wire.OpenStream]]] = {}
         self._watch_at = now.mono + policy.watch_s
 
@@ -39,16 +39,16 @@ class Clients:
         """Owners with clients that are connected here."""
         return self._hub.watchers
 
-    def greet(self, session: PeerSession, request: wire.OpenStream, now: Instant) -> list[Action]:
+    def open_session(self, session: PeerSession, request: wire.OpenStream, now: Instant) -> list[Action]:
         """Open a stream. The first client of an owner waits until the owner's results are shared with it."""
         owner_id = session.peer.subject
-        if self._hub.is_watched_by(owner_id):
+        if self._hub.has_owner(owner_id):
             return self._open_stream(session, request, now)
         waiting = self._opening.setdefault(owner_id, [])
         waiting.append((session, request))
         return [do.WatchOwners([owner_id], self._policy.watch_ttl_s)] if len(waiting) == 1 else []
 
-    def on_watched(self, event: ev.OwnersWatched, now: Instant) -> list[Action]:
+    def on_subscribed(self, event: ev.OwnersWatched, now: Instant) -> list[Action]:
         """Other forwarders share the results of these owners from now on."""
         self._hub.interrupt(event.fresh)
         waiting = [opening for owner_id in event.owner_ids for opening in self._opening.pop(owner_id, ())]
@@ -109,5 +109,5 @@ class Clients:
         if now.mono < self._watch_at:
             return []
         self._watch_at = now.mono + self._policy.watch_s
-        watched = sorted(self._hub.watchers)
-        return [do.WatchOwners(watched, self._policy.watch_ttl_s)] if watched else []
+        owner_ids = sorted(self._hub.watchers)
+        return [do.WatchOwners(owner_ids, self._policy.watch_ttl_s)] if owner_ids else []

@@ -15,7 +15,7 @@ from farcall_forwarder.core.deadlines import DeadlineQueue
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.sessions import PeerSession
 
-#: Refused routing ids. They get no second answer until they send a valid greeting.
+#: Refused routing ids. They get no second answer until they send a valid opening.
 _MAX_REFUSED: Final = 10_000
 
 
@@ -29,7 +29,7 @@ class IdSource(Protocol):
 
 
 class Connections:
-    """The sessions of all peers that have greeted.
+    """The sessions of all peers that have opened one.
 
     :param detach: ends the use of a session by streams, transfers and its endpoint.
     """
@@ -60,17 +60,17 @@ class Connections:
         return iter(list(self._sessions.values()))
 
     def get(self, routing_id: bytes) -> PeerSession | None:
-        """The session of a connection whose peer has greeted."""
+        """The session of a connection whose peer has opened one."""
         return self._sessions.get(routing_id)
 
     def admit(self, session: PeerSession, now: Instant) -> None:
-        """The peer has sent a valid greeting."""
+        """The peer has sent a valid opening."""
         self._sessions[session.routing_id] = session
         self._deadlines.enter(session.routing_id, at=now.mono)
         self._refused.pop(session.routing_id, None)
 
     def session_of(self, event: ev.Received | ev.MalformedReceived, now: Instant) -> PeerSession:
-        """The session of a connection, or a new one without a greeting."""
+        """The session of a connection, or a new one without a opening."""
         session = self._sessions.get(event.routing_id)
         if session is not None:
             return session

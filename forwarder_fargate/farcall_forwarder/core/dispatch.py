@@ -1,6 +1,6 @@
 """Dispatch: leases tasks of one endpoint's queue, up to the agent's credit, and sends them to the agent.
 
-Without credit, tasks of newcomers are leased up to the agent's reserve. One lease step is under way at a time.
+Without credit, tasks of new submitters are leased up to the agent's reserve. One lease step is under way at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farcall_forwarder.core.sessions import PeerSession
 
 
 def lease_tasks(endpoint: Endpoint) -> list[Action]:
-    """Ask the queue for tasks, if there may be some and the agent can take them."""
+    """Lease tasks from the queue, if there may be some and the agent can take them."""
     if endpoint.is_leasing or not endpoint.may_have_work or not endpoint.is_serving:
         return []
     if (session := _session_for_tasks(endpoint)) is None:
@@ -30,10 +30,10 @@ def lease_tasks(endpoint: Endpoint) -> list[Action]:
     credit = session.wire.credit - endpoint.preparing
     limit = min(max(credit, 0), policy.max_lease_batch)
     reserve = max(min(session.wire.reserve, policy.max_reserve) + min(credit, 0), 0)
-    reserve = reserve if endpoint.may_have_newcomers else 0
+    reserve = reserve if endpoint.may_have_new_submitters else 0
     if not limit and not reserve:
         return []
-    endpoint.is_leasing, endpoint.may_have_newcomers = True, False
+    endpoint.is_leasing, endpoint.may_have_new_submitters = True, False
     if limit:
         endpoint.may_have_work = False
     return [do.LeaseTasks(endpoint.endpoint_id, endpoint.fence, limit, policy.lease_s, reserve)]
@@ -47,7 +47,7 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
     if event.limit and len(event.tasks) >= event.limit:
         endpoint.may_have_work = True
     if event.reserve and len(event.tasks) >= event.limit + event.reserve:
-        endpoint.may_have_newcomers = True
+        endpoint.may_have_new_submitters = True
     ready: list[LeasedTask] = []
     unready: list[LeasedTask] = []
     expires_at = now.mono + endpoint.policy.lease_s

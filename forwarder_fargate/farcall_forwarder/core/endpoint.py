@@ -1,19 +1,19 @@
 """Endpoint: the state of one endpoint in one generation.
 
-The functions of ``resume``, ``dispatch``, ``reports``, ``presence`` and ``upkeep`` read and change it.
+The functions of ``resume``, ``dispatch``, ``reports``, ``presence`` and ``maintenance`` read and change it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from farcall_common import wire
 from farcall_common.store.model import EndpointStatus, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
-from farcall_forwarder.core.functions import FunctionCache
 from farcall_forwarder.core.leases import LeaseTable, Stage
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy
@@ -28,6 +28,31 @@ class EndpointPhase(enum.Enum):
     RESTORING = enum.auto()
     COMPARING = enum.auto()
     SERVING = enum.auto()
+
+
+class FunctionCache:
+    """Names and bodies of functions by hash, bounded by their size. The least recently used are evicted first."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._functions: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+
+    def get(self, function_hash: str) -> tuple[str, bytes] | None:
+        """Name and body, or None if they must be fetched."""
+        found = self._functions.get(function_hash)
+        if found is not None:
+            self._functions.move_to_end(function_hash)
+        return found
+
+    def add(self, function_hash: str, name: str, body: bytes) -> None:
+        """Add a function; others are evicted if the cache is full."""
+        if function_hash not in self._functions:
+            self._functions[function_hash] = (name, body)
+            self._size_bytes += len(body)
+        while self._size_bytes > self._limit_bytes:
+            _, (_, dropped) = self._functions.popitem(last=False)
+            self._size_bytes -= len(dropped)
 
 
 @dataclasses.dataclass
@@ -46,7 +71,7 @@ class ForwarderContext:
 
 
 class Endpoint:
-    """One endpoint, from the greeting of an agent until its leases have ended. Without a connection there may still be
+    """One endpoint, from the Hello of an agent until its leases have ended. Without a connection there may still be
     leases."""
 
     def __init__(
@@ -106,14 +131,14 @@ class Endpoint:
 
         # Dispatch
         self.may_have_work = True
-        #: Newcomers are submitters with no tasks at the agent, or with fewer than their weight.
-        self.may_have_newcomers = True
+        #: New submitters have no tasks at the agent, or fewer than their weight.
+        self.may_have_new_submitters = True
         #: Number of tasks in preparation for this session: they will use its credit.
         self.preparing = 0
 
-        # Upkeep
-        self.sweep_at = self.upkeep_at = now.mono
-        #: Ids of the leases that the upkeep under way renews.
+        # Maintenance
+        self.sweep_at = self.maintain_at = now.mono
+        #: Ids of the leases that the maintenance under way renews.
         self.renewed: Sequence[str] = ()
         #: Monotonic second until which leases of tasks that may not run twice wait for a disconnected agent.
         self.return_until = 0.0
@@ -146,7 +171,7 @@ class Endpoint:
 
     def expect_work(self) -> None:
         """The queue may have tasks."""
-        self.may_have_work = self.may_have_newcomers = True
+        self.may_have_work = self.may_have_new_submitters = True
 
     def update_silence(self, now: Instant) -> None:
         """Update ``is_silent``: whether the agent has left sent tasks unanswered for too long."""

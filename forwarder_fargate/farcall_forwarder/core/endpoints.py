@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, FarcallError
 from farcall_forwarder.core import actions as do
-from farcall_forwarder.core import dispatch, presence, reports, resume, upkeep
+from farcall_forwarder.core import dispatch, maintenance, presence, reports, resume
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.admission import outdated, taken_over
 from farcall_forwarder.core.connections import Connections
 from farcall_forwarder.core.deadlines import DeadlineQueue
 from farcall_forwarder.core.endpoint import Endpoint, ForwarderContext
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.greetings import outdated, taken_over
 from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.sessions import PeerSession
@@ -43,7 +43,7 @@ class Endpoints:
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
-    def greet(self, session: PeerSession, hello: wire.Hello, now: Instant) -> list[Action]:
+    def open_session(self, session: PeerSession, hello: wire.Hello, now: Instant) -> list[Action]:
         """Begin a generation of the endpoint, for an agent that may speak for it.
 
         :raises EndpointInUse: while another agent is connected.
@@ -57,7 +57,7 @@ class Endpoints:
         self._endpoints[endpoint_id] = endpoint
         self._context.outbox.admit(endpoint_id, self._generations)
         self._deadlines.enter(endpoint_id, at=now.mono)
-        self._counters["agents_greeted"] += 1
+        self._counters["agents_connected"] += 1
         log = do.Log("agent connected", {**session.names, "held_tasks": len(hello.held)})
         return [*actions, log, *resume.claim(endpoint)]
 
@@ -100,7 +100,7 @@ class Endpoints:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def on_swept(self, endpoint_ids: Iterable[str]) -> list[Action]:
+    def on_activity_found(self, endpoint_ids: Iterable[str]) -> list[Action]:
         """A sweep found endpoints with work."""
         self._is_sweeping = False
         return self.on_work_available(endpoint_ids)
@@ -117,7 +117,7 @@ class Endpoints:
         for endpoint_id in endpoint_ids:
             if endpoint := self._endpoints.get(endpoint_id):
                 endpoint.expect_work()
-                actions += dispatch.lease_tasks(endpoint) + upkeep.read_cancels(endpoint)
+                actions += dispatch.lease_tasks(endpoint) + maintenance.read_cancels(endpoint)
         return actions
 
     # -- answers of the stores -----------------------------------------------------------------------------------------
@@ -158,17 +158,17 @@ class Endpoints:
             case ev.UploadGranted():
                 return reports.on_upload_granted(endpoint, event, now)
             case ev.CancelsRead():
-                return upkeep.on_cancels(endpoint, event, now)
+                return maintenance.on_cancels(endpoint, event, now)
             case ev.EndpointMaintained():
                 self._meter.expired(event.reaped)
-                actions = upkeep.on_maintained(endpoint, event, now)
+                actions = maintenance.on_maintained(endpoint, event, now)
                 if endpoint.is_over:
                     self._forget(endpoint)
                 return actions
             case ev.AttemptsRead():
-                return upkeep.on_attempts_read(endpoint, event)
+                return maintenance.on_attempts_read(endpoint, event)
             case _:
-                raise TypeError(f"no rule for {event}")
+                raise TypeError(f"no rule for {type(event).__name__}")
 
     def _addressee(self, event: Event) -> Endpoint | None:
         """The endpoint that an answer is for, if the fence or generation of its step is still the current one."""
@@ -180,7 +180,7 @@ class Endpoints:
             case ev.EndpointEvent() | ev.GenerationEvent() as answered:
                 pass
             case _:
-                raise TypeError(f"no rule for {event}")
+                raise TypeError(f"no rule for {type(event).__name__}")
         endpoint = self._endpoints.get(answered.endpoint_id)
         if endpoint is None:
             return None
@@ -196,7 +196,7 @@ class Endpoints:
         for endpoint_id, (fence, _) in event.owned.items():
             endpoint = self._endpoints.get(endpoint_id)
             if endpoint and endpoint.fence == fence:
-                actions += upkeep.on_refreshed(endpoint, now, needs_upkeep=endpoint_id in event.active)
+                actions += maintenance.on_refreshed(endpoint, now, needs_maintenance=endpoint_id in event.active)
         return actions
 
     def on_flushed(self, flushed: ev.BatchFlushed, now: Instant) -> list[Action]:
@@ -247,7 +247,7 @@ class Endpoints:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Instant) -> list[Action]:
-        """Perform upkeep and sweeps that are due. One step covers the upkeep of all endpoints without leases."""
+        """Perform the maintenance and sweeps that are due. One step maintains all endpoints without leases."""
         policy = self._context.policy
         actions: list[Action] = []
         owned: dict[str, tuple[int, str]] = {}
@@ -258,13 +258,13 @@ class Endpoints:
             if endpoint is None:
                 continue
             endpoint.update_silence(now)
-            if upkeep.is_to_be_refreshed(endpoint, now):
+            if maintenance.is_to_be_refreshed(endpoint, now):
                 owned[endpoint_id] = (endpoint.fence, endpoint.connected_spool_id)
-            elif now.mono >= endpoint.upkeep_at:
-                actions += upkeep.maintain(endpoint, now)
-            if not self._is_sweeping and upkeep.is_to_be_swept(endpoint, now, sweep_s=sweep_s):
+            elif now.mono >= endpoint.maintain_at:
+                actions += maintenance.maintain(endpoint, now)
+            if not self._is_sweeping and maintenance.is_to_be_swept(endpoint, now, sweep_s=sweep_s):
                 swept[endpoint_id] = endpoint.fence
-            self._deadlines.enter(endpoint_id, at=upkeep.next_at(endpoint))
+            self._deadlines.enter(endpoint_id, at=maintenance.next_at(endpoint))
         delayed, self._context.delayed = self._context.delayed, set()
         for endpoint_id in sorted(delayed):
             if endpoint := self._endpoints.get(endpoint_id):

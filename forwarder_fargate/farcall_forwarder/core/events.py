@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedResults, Task, TaskResult
@@ -11,16 +12,14 @@ from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, GenerationStep, PrepareTasks, ResultBatch
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Base class of all events."""
 
 
 # -- from the socket ---------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Received(Event):
+class Received(Event, frozen=True):
     """A decoded envelope of an authenticated peer."""
 
     routing_id: bytes
@@ -28,8 +27,7 @@ class Received(Event):
     envelope: Envelope
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MalformedReceived(Event):
+class MalformedReceived(Event, frozen=True):
     """Bytes of an authenticated peer that are not a valid envelope."""
 
     routing_id: bytes
@@ -37,15 +35,13 @@ class MalformedReceived(Event):
     error: ProtocolError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PeerGone(Event):
+class PeerDisconnected(Event, frozen=True):
     """A send failed: no peer has this routing id any more."""
 
     routing_id: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlowConsumer(Event):
+class SlowConsumer(Event, frozen=True):
     """A peer reads so slowly that the messages waiting for it were dropped."""
 
     routing_id: bytes
@@ -54,96 +50,82 @@ class SlowConsumer(Event):
 # -- from the process --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tick(Event):
+class Tick(Event, frozen=True):
     """The next deadline has come."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DrainOrdered(Event):
+class DrainOrdered(Event, frozen=True):
     """The process received a signal to end."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkAvailable(Event):
+class WorkAvailable(Event, frozen=True):
     """Endpoints have work, or tasks to cancel."""
 
     endpoint_ids: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Swept(Event):
+class ActivityFound(Event, frozen=True):
     """A sweep has found endpoints with work, with tasks to cancel, or with another owner than this forwarder."""
 
     endpoint_ids: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResultsHeard(Event):
+class ResultsHeard(Event, frozen=True):
     """Other forwarders have recorded results that clients of this one may wait for."""
 
     shared_results: Sequence[SharedResults]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PubSubLost(Event):
+class PubSubLost(Event, frozen=True):
     """The Pub/Sub connection was interrupted: wake-ups and shared results may be missed."""
 
 
 # -- from the stores ---------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointEvent(Event):
+class EndpointEvent(Event, frozen=True):
     """The answer to a step under this fence of an endpoint."""
 
     endpoint_id: str
     fence: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GenerationEvent(Event):
+class GenerationEvent(Event, frozen=True):
     """The answer to a step for this generation of an endpoint."""
 
     endpoint_id: str
     generation: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepFenced(Event):
+class StepFenced(Event, frozen=True):
     """A step was refused: another forwarder owns the endpoint."""
 
     step: EndpointStep
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepLost(Event):
+class StepLost(Event, frozen=True):
     """A step found that the queue has lost the endpoint's data."""
 
     step: EndpointStep
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointClaimed(GenerationEvent):
+class EndpointClaimed(GenerationEvent, frozen=True):
     fence: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClaimRefused(GenerationEvent):
+class ClaimRefused(GenerationEvent, frozen=True):
     """Another agent of the endpoint is connected elsewhere, the endpoint was deleted, or the spool is an old copy."""
 
     error: EndpointInUse | EndpointUnknown | SpoolOutdated
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeasesRead(EndpointEvent):
+class LeasesRead(EndpointEvent, frozen=True):
     """``leases`` maps the ids of leased tasks to their attempts."""
 
     leases: Mapping[str, int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TasksRead(EndpointEvent):
+class TasksRead(EndpointEvent, frozen=True):
     """Tasks as the database has them. For those that may not run twice and are not held: the spools that they were sent
     to, and which of them an agent has accepted."""
 
@@ -152,27 +134,23 @@ class TasksRead(EndpointEvent):
     accepted: frozenset[str] = frozenset()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpoolGenerationRecorded(EndpointEvent):
+class SpoolGenerationRecorded(EndpointEvent, frozen=True):
     """The database has this generation of a spool."""
 
     spool_generation: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class QueueRestored(EndpointEvent):
+class QueueRestored(EndpointEvent, frozen=True):
     pass
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TasksLeased(EndpointEvent):
+class TasksLeased(EndpointEvent, frozen=True):
     limit: int
     tasks: Sequence[LeasedTask]
     reserve: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TasksPrepared(Event):
+class TasksPrepared(Event, frozen=True):
     """``bodies`` maps function hashes to names and bodies, ``urls`` maps blob keys to pre-signed GETs. ``refused`` are
     tasks without a permit: they may have been started from another spool. ``payloads`` are those that the queue did
     not have, by task id."""
@@ -181,16 +159,14 @@ class TasksPrepared(Event):
     bodies: Mapping[str, tuple[str, bytes]]
     urls: Mapping[str, str]
     refused: frozenset[str]
-    payloads: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)
+    payloads: Mapping[str, bytes] = msgspec.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CancelsRead(EndpointEvent):
+class CancelsRead(EndpointEvent, frozen=True):
     task_ids: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointMaintained(EndpointEvent):
+class EndpointMaintained(EndpointEvent, frozen=True):
     """``reaped`` are expired leases whose tasks the queue does not offer again. ``outbox`` are results that may not
     have reached the database."""
 
@@ -198,31 +174,27 @@ class EndpointMaintained(EndpointEvent):
     outbox: Sequence[TaskResult]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AttemptsRead(EndpointEvent):
+class AttemptsRead(EndpointEvent, frozen=True):
     """``attempts`` has the number of recorded dispatches of each of the ``reaped`` tasks, by task id."""
 
     reaped: Sequence[LeasedTask]
     attempts: Mapping[str, int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refreshed(Event):
-    """The ownership of these endpoints is renewed. Those in ``active`` need a full upkeep instead."""
+class Refreshed(Event, frozen=True):
+    """The ownership of these endpoints is renewed. Those in ``active`` need full maintenance instead."""
 
     owned: Mapping[str, tuple[int, str]]
     active: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepFailed(Event):
+class StepFailed(Event, frozen=True):
     """A store refuses a step, and would refuse it again."""
 
     step: EndpointStep | GenerationStep
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchFlushed:
+class BatchFlushed(msgspec.Struct, frozen=True):
     """Outcome of a flush for one endpoint. ``foreign`` are tasks of other endpoints, the other results are recorded.
     With ``fenced``, ``lost`` (the queue has lost its data) or ``failed``, nothing is recorded."""
 
@@ -233,9 +205,8 @@ class BatchFlushed:
     failed: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Flushed(Event):
-    """``first`` are the results that this flush made final; ``urls`` are pre-signed GETs for watched ones."""
+class Flushed(Event, frozen=True):
+    """``first`` are the results that this flush made final; ``urls`` are pre-signed GETs for owners with streams."""
 
     batches: Sequence[BatchFlushed]
     first: Mapping[str, TaskResult]
@@ -243,33 +214,28 @@ class Flushed(Event):
     recorded_at: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OwnersWatched(Event):
+class OwnersWatched(Event, frozen=True):
     """``fresh`` are owners whose results no other forwarder shared with this one until now."""
 
     owner_ids: Sequence[str]
     fresh: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResultsShared(Event):
+class ResultsShared(Event, frozen=True):
     """The results were published to other forwarders, or could not be."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Announced(Event):
+class Announced(Event, frozen=True):
     """This forwarder is registered, as are so many others."""
 
     others: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TransitionsRecorded(Event):
+class TransitionsRecorded(Event, frozen=True):
     pass
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class UploadGranted(GenerationEvent):
+class UploadGranted(GenerationEvent, frozen=True):
     """``url`` is None if the task is unknown or belongs to another endpoint."""
 
     task_id: str

@@ -22,13 +22,12 @@ from farcall_common.store.model import ForwarderInfo
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.admission import TicketReader, check_opening
 from farcall_forwarder.core.clients import Clients
 from farcall_forwarder.core.connections import Connections, IdSource
-from farcall_forwarder.core.endpoint import ForwarderContext
+from farcall_forwarder.core.endpoint import ForwarderContext, FunctionCache
 from farcall_forwarder.core.endpoints import Endpoints
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.functions import FunctionCache
-from farcall_forwarder.core.greetings import TicketReader, check_greeting
 from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy
@@ -166,7 +165,7 @@ class Forwarder:
                 return self._received(event, now)
             case ev.MalformedReceived():
                 return self._malformed_received(event, now)
-            case ev.PeerGone(routing_id=routing_id):
+            case ev.PeerDisconnected(routing_id=routing_id):
                 session = self._connections.get(routing_id)
                 return self._connections.close(session, now) if session else []
             case ev.SlowConsumer(routing_id=routing_id):
@@ -175,8 +174,8 @@ class Forwarder:
                 return self._connections.send_away(session, "this peer reads too slowly", now) if session else []
             case ev.WorkAvailable(endpoint_ids=endpoint_ids):
                 return self._endpoints.on_work_available(endpoint_ids)
-            case ev.Swept(endpoint_ids=endpoint_ids):
-                return self._endpoints.on_swept(endpoint_ids)
+            case ev.ActivityFound(endpoint_ids=endpoint_ids):
+                return self._endpoints.on_activity_found(endpoint_ids)
             case ev.ResultsHeard(shared_results=groups):
                 return [action for group in groups for action in self._clients.publish(group.results, group, now)]
             case ev.PubSubLost():
@@ -184,7 +183,7 @@ class Forwarder:
                 self._endpoints.on_pubsub_lost(now)
                 return []
             case ev.OwnersWatched():
-                return self._clients.on_watched(event, now)
+                return self._clients.on_subscribed(event, now)
             case ev.ResultsShared():
                 self._recorder.share.on_shared()
                 return []
@@ -229,7 +228,7 @@ class Forwarder:
         """Handle a legal message of a peer."""
         match message:
             case wire.Hello() | wire.OpenStream():
-                return self._on_greeting(session, message, now)
+                return self._on_opening(session, message, now)
             case wire.Goodbye():
                 return self._connections.close(session, now)
             case wire.Subscribe(task_group_ids=groups):
@@ -237,18 +236,18 @@ class Forwarder:
             case _:
                 return self._endpoints.on_message(session, message, frames, now)
 
-    def _on_greeting(self, session: PeerSession, greeting: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
-        """Admit a peer that greets, or refuse it with the reason."""
+    def _on_opening(self, session: PeerSession, opening: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
+        """Admit a peer that opens a session, or refuse it with the reason."""
         try:
-            check_greeting(greeting, session.peer, tickets=self._tickets, now=now)
+            check_opening(opening, session.peer, tickets=self._tickets, now=now)
             self._connections.admit(session, now)
             if self._context.is_draining:
                 return self._connections.redirect(session, _ENDING, now)
-            if isinstance(greeting, wire.Hello):
-                return self._endpoints.greet(session, greeting, now)
-            return self._clients.greet(session, greeting, now)
+            if isinstance(opening, wire.Hello):
+                return self._endpoints.open_session(session, opening, now)
+            return self._clients.open_session(session, opening, now)
         except EndpointInUse as error:
-            # If the other agent has died, this heartbeat fails and closes its session: the newcomer tries again.
+            # If the other agent has died, this heartbeat fails and closes its session: the refused agent tries again.
             probe = self._endpoints.probe(session.peer.subject, now)
             return [*self._connections.refuse(session, error.record, now), *probe]
         except FarcallError as error:

@@ -19,7 +19,7 @@ class Instant(NamedTuple):
 class Policy:
     """Periods in seconds, limits in bytes or counts."""
 
-    #: A lease that is not renewed ends after this long. Each upkeep renews it while the agent has a session, and for
+    #: A lease that is not renewed ends after this long. Maintenance renews it while the agent has a session, and for
     #: ``return_s`` longer if the task may not run twice: a returning agent's spool has the outcome of the task.
     lease_s: float = 30.0
     return_s: float = 900.0
@@ -28,7 +28,7 @@ class Policy:
     #: A tick that comes so late means that this process was stopped, and messages of peers are unread.
     stall_s: float = 5.0
     ownership_ttl_s: float = 45.0
-    upkeep_s: float = 10.0
+    maintenance_s: float = 10.0
     #: How often the queue of a connected endpoint is checked for work that no wake-up announced.
     sweep_s: float = 1.0
     #: Sweeps are spread so that all endpoints together cause no more than this many a second. After an interruption of
@@ -69,12 +69,12 @@ class Policy:
     #: may take until its next message.
     relay_bytes: int = 32 * 1024 * 1024
     relay_piece_bytes: int = 1024 * 1024
-    relay_patience_s: float = 30.0
+    relay_timeout_s: float = 30.0
 
     #: How long other forwarders remember that an owner's clients are connected here, and how often that is renewed.
     watch_ttl_s: float = 45.0
     watch_s: float = 15.0
-    #: Results that wait to be shared with other forwarders; more are dropped, and clients find them by asking the API.
+    #: Results that wait to be shared with other forwarders; more are dropped, and clients find them from the API.
     share_rows: int = 2000
 
     max_groups: int = MAX_STREAM_GROUPS
@@ -101,4 +101,4 @@ class Policy:
     @property
     def tick_s(self) -> float:
         """How often deadlines are checked: often enough for the shortest of the periods."""
-        return min(self.sweep_s, self.upkeep_s, self.min_heartbeat_s, self.record_s) / 2
+        return min(self.sweep_s, self.maintenance_s, self.min_heartbeat_s, self.record_s) / 2

@@ -15,7 +15,7 @@ from farcall_forwarder.core.transitions import TransitionBuffer
 
 class ShareBuffer:
     """Recorded results that are not shared yet. They collect while one share is under way, and the oldest are dropped
-    when there are too many. Sharing is a hint, like every push: clients find missed results by asking the API. The
+    when there are too many. Sharing is a hint, like every push: clients find missed results from the API. The
     buffer stays empty while there is no other forwarder."""
 
     def __init__(self, *, limit: int) -> None:

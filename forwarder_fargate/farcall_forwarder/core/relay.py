@@ -1,6 +1,6 @@
 """Blob relay: transfers blobs in pieces for agents that can reach the forwarder and not the blob store.
 
-A download is stateless for the agent: it asks for piece after piece, at any offset, and may continue at another
+A download is stateless for the agent: it requests piece after piece, at any offset, and may continue at another
 forwarder. An upload is collected here and stored whole, because only then its length and hash can be checked; after a
 lost connection it starts again. Either way one message of a transfer is answered before the next is sent, and memory
 is reserved before the first piece: transfers without room wait in the order of arrival.
@@ -28,8 +28,7 @@ from farcall_forwarder.core.sessions import PeerSession
 _MAX_PER_SESSION: Final = 16
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReadPiece(StoreStep):
+class ReadPiece(StoreStep, frozen=True):
     """Read a part of a blob. Answered by PieceRead."""
 
     transfer_id: int
@@ -38,26 +37,23 @@ class ReadPiece(StoreStep):
     length_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoreBlob(StoreStep):
+class StoreBlob(StoreStep, frozen=True):
     """Store a blob, if its length and hash are right. Answered by BlobStored."""
 
     transfer_id: int
     ref: BlobRef
-    pieces: Sequence[bytes] = dataclasses.field(repr=False)
+    pieces: Sequence[bytes]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PieceRead(Event):
+class PieceRead(Event, frozen=True):
     """A part of a blob, or the error of the read."""
 
     transfer_id: int
-    piece: bytes = dataclasses.field(default=b"", repr=False)
+    piece: bytes = b""
     error: ErrorRecord | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlobStored(Event):
+class BlobStored(Event, frozen=True):
     """A blob was stored, or the error."""
 
     transfer_id: int
@@ -129,7 +125,7 @@ class Relay:
         error = (
             _not_leased(message)
             if lease is None
-            else uploads.refusal(_asked(message), is_leased=True, policy=self._policy)
+            else uploads.refusal(_as_request(message), is_leased=True, policy=self._policy)
         )
         ended = self._end(former, now) if former else []
         if error or lease is None:
@@ -150,7 +146,7 @@ class Relay:
         transfer.is_busy = False
         if transfer.is_over:
             return self._release_room(transfer, now)
-        transfer.due_at = now.mono + self._policy.relay_patience_s
+        transfer.due_at = now.mono + self._policy.relay_timeout_s
         frames = () if event.error else (event.piece,)
         actions = self._send(transfer.session, _piece(transfer.message, error=event.error), now, frames=frames)
         return [*actions, *(self._end(transfer, now) if event.error else [])]
@@ -196,7 +192,7 @@ class Relay:
             if isinstance(transfer.message, BlobPull):
                 actions += self._read_piece(transfer)
             else:
-                transfer.due_at = now.mono + self._policy.relay_patience_s
+                transfer.due_at = now.mono + self._policy.relay_timeout_s
                 actions += self._send(transfer.session, _taken(transfer.message), now)
         return actions
 
@@ -223,7 +219,7 @@ class Relay:
         transfer.pieces.append(piece)
         transfer.at_bytes += len(piece)
         transfer.message = message
-        transfer.due_at = now.mono + self._policy.relay_patience_s
+        transfer.due_at = now.mono + self._policy.relay_timeout_s
         if transfer.at_bytes < transfer.ref.size_bytes:
             return self._send(session, _taken(message, at_bytes=transfer.at_bytes), now)
         pieces, transfer.pieces = transfer.pieces, []
@@ -254,7 +250,7 @@ class Relay:
         return [session.send(message, now, frames=frames)] if session.may_send(type(message)) else []
 
 
-def _asked(message: BlobPush) -> BlobRequest:
+def _as_request(message: BlobPush) -> BlobRequest:
     return BlobRequest(
         task_id=message.task_id, attempt=message.attempt, size_bytes=message.size_bytes, sha256=message.sha256
     )

@@ -132,6 +132,6 @@ def on_recorded(endpoint: Endpoint, recorded: ev.BatchFlushed, now: Instant) -> 
     ended = [lease for ref in refs if (lease := endpoint.leases.pop(ref.task_id, None))]
     actions = endpoint.send(wire.ResultsRecorded(tasks=refs), now) if refs else []
     if not {lease.owner_id for lease in ended} <= {lease.owner_id for lease in endpoint.leases.values()}:
-        endpoint.may_have_newcomers = endpoint.may_have_work
+        endpoint.may_have_new_submitters = endpoint.may_have_work
         actions += lease_tasks(endpoint)
     return actions

@@ -198,7 +198,7 @@ def reaped_result(leased: LeasedTask, *, endpoint_id: str) -> TaskResult:
         fault=Fault.PEER,
         attempt=leased.attempt,
         endpoint_id=endpoint_id,
-        reasons=("the endpoint went away while it had the task",) * min(leased.attempt, task.options.max_attempts),
+        reasons=("the endpoint disconnected while it had the task",) * min(leased.attempt, task.options.max_attempts),
     )
     return dead_lettered(_declared(task.task_id, endpoint_id, leased.attempt, TaskState.FAILED, error))
 

@@ -9,7 +9,7 @@ database, then serves the endpoint.
        │        RESTORING ──▶ READING        │
        └─────────────────────────────────────┘
 
-Each greeting of an agent starts a new generation of its endpoint, without memory of the one before: the tasks that the
+Each Hello of an agent starts a new generation of its endpoint, without memory of the one before: the tasks that the
 agent holds are compared with the queue's leases and the database. When the queue loses its data, the same phases follow
 under a new fence, while the connection stays open and the lease table has the tasks that the agent holds. After the
 agent has disconnected, the endpoint stays until the agent's leases have ended.
@@ -30,10 +30,10 @@ from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.dispatch import lease_tasks
 from farcall_forwarder.core.endpoint import Endpoint, EndpointPhase
 from farcall_forwarder.core.leases import Lease, Stage
+from farcall_forwarder.core.maintenance import maintain, read_cancels
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.presence import record_presence, record_spool
 from farcall_forwarder.core.results import lost, recorded_result
-from farcall_forwarder.core.upkeep import maintain, read_cancels
 
 #: Only agents report these states.
 _ACCEPTED: Final = frozenset({TaskState.WAITING_FOR_LAUNCH, TaskState.RUNNING})
@@ -213,7 +213,7 @@ def compare(
     for task_id, attempt in leases.items():
         task = tasks.get(task_id)
         if task is None:
-            reason = "The record of the task is gone."
+            reason = "The record of the task was deleted."
             found.results.append(lost(task_id, endpoint_id=endpoint_id, attempt=attempt, reason=reason))
         elif task.state.is_terminal:
             found.results.append(recorded_result(task, endpoint_id=endpoint_id))

@@ -85,7 +85,7 @@ class StreamHub:
         """Owners that have streams, or had one recently."""
         return frozenset(self._owners)
 
-    def is_watched_by(self, owner_id: str) -> bool:
+    def has_owner(self, owner_id: str) -> bool:
         """Whether this is one of the :attr:`watchers`."""
         return owner_id in self._owners
 

@@ -1,4 +1,4 @@
-"""Authentication of greetings: compares protocol version, ticket and ids with the peer's CURVE key."""
+"""Admission of peers: compares the protocol version, ticket and ids with the peer's CURVE key."""
 
 from __future__ import annotations
 
@@ -28,23 +28,21 @@ class TicketReader(Protocol):
         """The ticket's content. Raises Unauthenticated."""
 
 
-def check_greeting(
-    greeting: wire.Hello | wire.OpenStream, peer: PeerKey, *, tickets: TicketReader, now: Instant
-) -> None:
-    """Check a greeting against the owner of the peer's CURVE key.
+def check_opening(opening: wire.Hello | wire.OpenStream, peer: PeerKey, *, tickets: TicketReader, now: Instant) -> None:
+    """Check the first message of a session against the owner of the peer's CURVE key.
 
     :raises FarcallError: with the reason for a refusal.
     """
-    if wire.PROTOCOL_VERSION not in greeting.protocol_versions:
+    if wire.PROTOCOL_VERSION not in opening.protocol_versions:
         raise VersionUnsupported(f"this forwarder has version {wire.PROTOCOL_VERSION} of the protocol")
     try:
-        ticket = tickets.verify(greeting.ticket, now=now.epoch)
+        ticket = tickets.verify(opening.ticket, now=now.epoch)
     except FarcallError as error:
         raise TicketInvalid(error.record.message, hint=error.hint) from error
     if ticket.peer != peer:
         raise TicketInvalid("the ticket belongs to another key or endpoint")
-    if isinstance(greeting, wire.Hello):
-        _check_hello(greeting, peer)
+    if isinstance(opening, wire.Hello):
+        _check_hello(opening, peer)
 
 
 def _check_hello(hello: wire.Hello, peer: PeerKey) -> None:

@@ -1,4 +1,4 @@
-"""Lease renewal and upkeep of one endpoint: ownership, leases, sweeps and cancel requests."""
+"""Maintenance of one endpoint: lease renewal, ownership, sweeps and cancel requests."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def is_to_be_swept(endpoint: Endpoint, now: Instant, *, sweep_s: float) -> bool:
 
 
 def is_to_be_refreshed(endpoint: Endpoint, now: Instant) -> bool:
-    """Whether an upkeep without leases is due. Such upkeeps of many endpoints are done in one step."""
-    is_due = now.mono >= endpoint.upkeep_at and not endpoint.is_maintaining and endpoint.is_serving
+    """Whether maintenance without leases is due. That of many endpoints is done in one step."""
+    is_due = now.mono >= endpoint.maintain_at and not endpoint.is_maintaining and endpoint.is_serving
     if not is_due or endpoint.session is None or endpoint.leases:
         return False
-    endpoint.upkeep_at = now.mono + endpoint.policy.upkeep_s
+    endpoint.maintain_at = now.mono + endpoint.policy.maintenance_s
     endpoint.is_maintaining = True
     return True
 
 
-def on_refreshed(endpoint: Endpoint, now: Instant, *, needs_upkeep: bool) -> list[Action]:
-    """The ownership was refreshed, or the endpoint needs a full upkeep."""
+def on_refreshed(endpoint: Endpoint, now: Instant, *, needs_maintenance: bool) -> list[Action]:
+    """The ownership was refreshed, or the endpoint needs a full maintenance."""
     endpoint.is_maintaining = False
-    return maintain(endpoint, now) if needs_upkeep else refresh_presence(endpoint, now)
+    return maintain(endpoint, now) if needs_maintenance else refresh_presence(endpoint, now)
 
 
 def next_at(endpoint: Endpoint) -> float:
     """The monotonic second at which the next work is due."""
-    return endpoint.upkeep_at if endpoint.session is None else min(endpoint.upkeep_at, endpoint.sweep_at)
+    return endpoint.maintain_at if endpoint.session is None else min(endpoint.maintain_at, endpoint.sweep_at)
 
 
 def maintain(endpoint: Endpoint, now: Instant) -> list[Action]:
     """Renew the ownership, and the leases of tasks that the agent has or may have."""
     policy = endpoint.policy
-    endpoint.upkeep_at = now.mono + policy.upkeep_s
+    endpoint.maintain_at = now.mono + policy.maintenance_s
     if endpoint.is_maintaining or not endpoint.is_serving:
         return []
     endpoint.is_maintaining = True
@@ -106,7 +106,7 @@ def _finish_expired(endpoint: Endpoint, reaped: Sequence[LeasedTask], now: Insta
     for leased in reaped:
         lease = endpoint.leases.get(leased.task.task_id)
         if lease and lease.attempt == leased.attempt and _is_alive(endpoint, lease, now):
-            continue  # It expired while the queue did not answer. The next upkeep renews it.
+            continue  # It expired while the queue did not answer. The next maintenance renews it.
         if leased.task.options.idempotent or leased.cancel_requested:
             endpoint.finish(results.reaped_result(leased, endpoint_id=endpoint.endpoint_id))
         else:
