@@ -41,9 +41,9 @@ class Api:
 
     # functions
     def register_function(
-        self, body: Json, *, patience_s: float | None = None, stop: threading.Event | None = None
+        self, body: Json, *, retry_timeout_s: float | None = None, stop: threading.Event | None = None
     ) -> str:
-        answer = self.http.call("POST", "/v3/functions", body=body, patience_s=patience_s, stop=stop)
+        answer = self.http.call("POST", "/v3/functions", body=body, retry_timeout_s=retry_timeout_s, stop=stop)
         return str(answer["function_uuid"])
 
     def update_function(self, function_id: str, body: Json) -> Json:
@@ -112,9 +112,9 @@ class Api:
     def list_endpoints(self, *, role: str) -> list[Json]:
         return list(self.http.call("GET", "/v2/endpoints", query={"role": role}))
 
-    def get_endpoint(self, endpoint_id: str, *, patience_s: float | None = None) -> Json:
+    def get_endpoint(self, endpoint_id: str, *, retry_timeout_s: float | None = None) -> Json:
         path = f"/v2/endpoints/{quote(endpoint_id, safe='')}"
-        return self._call("GET", path, patience_s=patience_s)
+        return self._call("GET", path, retry_timeout_s=retry_timeout_s)
 
     def get_endpoint_status(self, endpoint_id: str) -> Json:
         return self._call("GET", f"/v2/endpoints/{quote(endpoint_id, safe='')}/status")
@@ -127,20 +127,25 @@ class Api:
 
     # tasks
     def submit(
-        self, endpoint_id: str, body: bytes, *, patience_s: float | None = None, stop: threading.Event | None = None
+        self,
+        endpoint_id: str,
+        body: bytes,
+        *,
+        retry_timeout_s: float | None = None,
+        stop: threading.Event | None = None,
     ) -> Json:
         path = f"/v3/endpoints/{quote(endpoint_id, safe='')}/submit"
-        return self._call("POST", path, body=body, patience_s=patience_s, stop=stop)
+        return self._call("POST", path, body=body, retry_timeout_s=retry_timeout_s, stop=stop)
 
     def get_task(self, task_id: str) -> Json:
         return self._call("GET", f"/v2/tasks/{quote(task_id, safe='')}")
 
     def batch_status(
-        self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None
+        self, task_ids: Sequence[str], *, retry_timeout_s: float | None = None, stop: threading.Event | None = None
     ) -> dict[str, Json]:
         """Tasks by id. An answer leaves out tasks beyond its largest size; they may be requested again."""
         answer = self.http.call(
-            "POST", "/v2/batch_status", body={"task_ids": task_ids}, patience_s=patience_s, stop=stop
+            "POST", "/v2/batch_status", body={"task_ids": task_ids}, retry_timeout_s=retry_timeout_s, stop=stop
         )
         return dict(answer["results"])
 
@@ -179,10 +184,10 @@ class Api:
         return self._call("GET", f"/v3/tasks/{quote(task_id, safe='')}/why")
 
     def cancel(
-        self, task_ids: Sequence[str], *, patience_s: float | None = None, stop: threading.Event | None = None
+        self, task_ids: Sequence[str], *, retry_timeout_s: float | None = None, stop: threading.Event | None = None
     ) -> dict[str, Json]:
         answer = self.http.call(
-            "POST", "/v3/tasks/cancel", body={"task_ids": task_ids}, patience_s=patience_s, stop=stop
+            "POST", "/v3/tasks/cancel", body={"task_ids": task_ids}, retry_timeout_s=retry_timeout_s, stop=stop
         )
         return dict(answer["results"])
 
@@ -196,7 +201,7 @@ class Api:
 
     def open_stream(self, public_key: str) -> Json:
         """Not repeated here: the caller polls meanwhile, and has its own back-off."""
-        return self._call("POST", "/v3/stream", body={"public_key": public_key}, patience_s=0)
+        return self._call("POST", "/v3/stream", body={"public_key": public_key}, retry_timeout_s=0)
 
 
 def _given(query: Json) -> Json:

@@ -90,7 +90,7 @@ class Client(SourceCode):
     :param api_url: address of the API; else ``FARCALL_API_URL``, else ``config.toml`` (see :class:`Settings`).
     :param token: bearer token; else ``FARCALL_TOKEN``, else that of `farcall login`, which is renewed automatically.
     :param timeout_s: how long one attempt at a request may wait for the network, in seconds.
-    :param patience_s: how long a request is repeated before its error is raised, in seconds.
+    :param retry_timeout_s: how long a request is repeated before its error is raised, in seconds.
     :param code_serialization_strategy: the strategy for functions, instead of the fastest one that works: a strategy,
         its name, or one of Globus Compute's.
     :param data_serialization_strategy: the same for arguments.
@@ -112,7 +112,7 @@ class Client(SourceCode):
         token: str | None = None,
         *,
         timeout_s: float = 30.0,
-        patience_s: float = 60.0,
+        retry_timeout_s: float = 60.0,
         code_serialization_strategy: object = None,
         data_serialization_strategy: object = None,
         authorizer: Authorizer | None = None,
@@ -137,7 +137,9 @@ class Client(SourceCode):
         from farcall._http import Http
 
         self.api_url: str = settings.api_url
-        http = Http(settings, timeout_s=timeout_s, patience_s=patience_s, authorizer=authorizer, transport=transport)
+        http = Http(
+            settings, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s, authorizer=authorizer, transport=transport
+        )
         self._api = Api(http)
         self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(self._api))
         self.fx_serializer: Serializer = as_serializer(

@@ -86,7 +86,7 @@ class CompatibilityChecker:
         if self._clock() < until:
             return runtime
         try:
-            runtime, valid_s = _runtime_of(self._api.get_endpoint(endpoint_id, patience_s=0)), _CACHED_S
+            runtime, valid_s = _runtime_of(self._api.get_endpoint(endpoint_id, retry_timeout_s=0)), _CACHED_S
         except FarcallError:
             valid_s = _RETRY_AFTER_S  # nothing is known; the submit reports the error
         with self._lock:

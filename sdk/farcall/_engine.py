@@ -123,7 +123,7 @@ class Sender:
     follows the load, without a timer. Calls with equal contexts share a request.
 
     :param batch_size: maximum number of calls in a request.
-    :param patience_s: how long a submit is repeated while the API cannot be reached, in seconds.
+    :param retry_timeout_s: how long a submit is repeated while the API cannot be reached, in seconds.
     :param on_accepted: called when the API has taken a batch.
     :param on_gap: called when tasks have ended whose results must be polled.
     :param on_sent: called with the number of bytes that the calls of a batch had reserved, when they were sent.
@@ -137,7 +137,7 @@ class Sender:
         compatibility: CompatibilityChecker,
         batch_size: int,
         burst: BurstLimit,
-        patience_s: float,
+        retry_timeout_s: float,
         on_accepted: Callable[[], None],
         on_gap: Callable[[], None],
         on_sent: Callable[[int], None],
@@ -149,7 +149,7 @@ class Sender:
         self.burst: BurstLimit = burst
         #: How many calls the API has taken.
         self.accepted: int = 0
-        self._patience_s = patience_s
+        self._retry_timeout_s = retry_timeout_s
         self._on_accepted = on_accepted
         self._on_gap = on_gap
         self._on_sent = on_sent
@@ -262,7 +262,7 @@ class Sender:
             if handle.function_id is None:
                 try:
                     handle.function_id = self._api.register_function(
-                        handle.registration(), patience_s=self._patience_s, stop=self._stop
+                        handle.registration(), retry_timeout_s=self._retry_timeout_s, stop=self._stop
                     )
                     handle.packed = None
                 except FarcallError as error:
@@ -277,7 +277,7 @@ class Sender:
         body, ids = encode_submit(batch, task_group_id=context.task_group_id, options=options)
         self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
         try:
-            answer = self._api.submit(context.endpoint_id, body, patience_s=self._patience_s, stop=self._stop)
+            answer = self._api.submit(context.endpoint_id, body, retry_timeout_s=self._retry_timeout_s, stop=self._stop)
             check_answer(answer, ids)
         except FarcallError as error:
             if len(batch) == 1 or error.record.retryable or isinstance(error, _WHOLE_REQUEST):
@@ -303,7 +303,9 @@ class Sender:
         task_ids, self._cancelled = self._cancelled, []
         for start in range(0, len(task_ids), IDS_PER_REQUEST):
             try:
-                self._api.cancel(task_ids[start : start + IDS_PER_REQUEST], patience_s=_CANCEL_RETRY_S, stop=self._stop)
+                self._api.cancel(
+                    task_ids[start : start + IDS_PER_REQUEST], retry_timeout_s=_CANCEL_RETRY_S, stop=self._stop
+                )
             except TaskUnknown:
                 pass  # the submit of the task failed
             except FarcallError as error:
@@ -336,7 +338,7 @@ class Engine:
         *,
         task_group_id: str,
         batch_size: int,
-        patience_s: float,
+        retry_timeout_s: float,
         label: str,
         serializer: Serializer,
         burst: BurstLimit,
@@ -352,14 +354,16 @@ class Engine:
         self._unsent = MemoryBudget(_UNSENT_BYTES)
         self._collector = Collector(ResultReader(self._api, self._blobs), on_finished=self._stop)
         self._stream = Stream(self._api, self._collector, task_group_id=task_group_id, on_gap=self._poll_soon)
-        self._poller = Poller(self._api, self._collector, stream_is_open=self._stream.is_open, patience_s=patience_s)
+        self._poller = Poller(
+            self._api, self._collector, stream_is_open=self._stream.is_open, retry_timeout_s=retry_timeout_s
+        )
         self.sender: Sender = Sender(
             self._api,
             self._collector,
             compatibility=self._compatibility,
             batch_size=batch_size,
             burst=burst,
-            patience_s=patience_s,
+            retry_timeout_s=retry_timeout_s,
             on_accepted=self._poller.tasks_added,
             on_gap=self._poll_soon,
             on_sent=self._unsent.release,

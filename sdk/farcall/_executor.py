@@ -309,7 +309,7 @@ class Executor(Submitter, SourceCode):
         long as its answer requests.
     :param serializer: serializes functions and arguments; else the client's.
     :param result_serializers: strategies that the worker tries in turn on a result, by class, object or name.
-    :param patience_s: for how many seconds the API may be out of reach before futures fail.
+    :param retry_timeout_s: for how many seconds the API may be out of reach before futures fail.
     :param amqp_port: only None: results do not come from a message broker.
     :param funcx_client: former name of ``client``.
     :param container_id: former name of the option ``container``.
@@ -341,7 +341,7 @@ class Executor(Submitter, SourceCode):
         api_burst_window_s: float = 16,
         serializer: object = None,
         result_serializers: Iterable[object] | None = None,
-        patience_s: float = 3600.0,
+        retry_timeout_s: float = 3600.0,
         funcx_client: Client | None = None,
         container_id: str | None = None,
         raise_original: bool = False,
@@ -381,7 +381,7 @@ class Executor(Submitter, SourceCode):
             connection,
             task_group_id=context.task_group_id,
             batch_size=batch_size,
-            patience_s=patience_s,
+            retry_timeout_s=retry_timeout_s,
             label=label,
             serializer=self.client.fx_serializer if serializer is None else as_serializer(serializer),
             burst=burst,

@@ -55,7 +55,7 @@ class Http:
     """Requests with retries. May be used from any thread, and in a forked child.
 
     :param timeout_s: how long one attempt may wait for the network, in seconds.
-    :param patience_s: how long a request is tried again before its last error is raised, in seconds.
+    :param retry_timeout_s: how long a request is tried again before its last error is raised, in seconds.
     :param backoff: makes the back-off of one request.
     :param authorizer: provides the credentials of each request, instead of the settings' token.
     :param transport: replaces the network, for tests.
@@ -66,14 +66,14 @@ class Http:
         settings: Settings,
         *,
         timeout_s: float,
-        patience_s: float,
+        retry_timeout_s: float,
         backoff: Callable[[], Backoff] = _new_backoff,
         authorizer: Authorizer | None = None,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.patience_s = patience_s
+        self.retry_timeout_s = retry_timeout_s
         self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0))
         self._backoff = backoff
         self._transport = transport
@@ -91,13 +91,13 @@ class Http:
         *,
         body: Any = None,
         query: Mapping[str, str | int] | None = None,
-        patience_s: float | None = None,
+        retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> Any:
         """Call the API. ``body`` is encoded as JSON unless it is bytes; the answer's JSON is returned.
 
         Network failures and retryable answers are repeated, after the delay that the API requests or a random back-off,
-        until ``patience_s`` (the client's, unless given) is over or ``stop`` is set.
+        until ``retry_timeout_s`` (the client's, unless given) is over or ``stop`` is set.
 
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
         """
@@ -107,7 +107,7 @@ class Http:
         def request() -> httpx.Response:
             headers = self._headers()
             return self._request(
-                method, url, content=content, query=query, headers=headers, patience_s=patience_s, stop=stop
+                method, url, content=content, query=query, headers=headers, retry_timeout_s=retry_timeout_s, stop=stop
             )
 
         try:
@@ -157,12 +157,12 @@ class Http:
         content: bytes | None,
         headers: Mapping[str, str],
         query: Mapping[str, str | int] | None = None,
-        patience_s: float | None = None,
+        retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
         received: bytearray | None = None,
         most_bytes: int = 0,
     ) -> httpx.Response:
-        patience_s = self.patience_s if patience_s is None else patience_s
+        retry_timeout_s = self.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
         outage = OutageTimer(now=self._clock())
         backoff = self._backoff()
         while True:
@@ -173,7 +173,7 @@ class Http:
             except FarcallError as error:
                 delay_s = max(error.record.retry_after_s or 0.0, backoff.next_s())
                 broken = error.record.code == FarcallError.code
-                most_s = min(patience_s, _INTERNAL_RETRY_S) if broken else patience_s
+                most_s = min(retry_timeout_s, _INTERNAL_RETRY_S) if broken else retry_timeout_s
                 if not error.record.retryable or outage.failed(now=self._clock()) + delay_s > most_s:
                     raise
                 _logger.debug("%s %s: %s; retrying in %.2f s", method, url.partition("?")[0], error, delay_s)

@@ -290,7 +290,7 @@ class Poller:
     """Polls ``batch_status`` at the times of a :class:`PollSchedule`. Works without a stream, and verifies the stream.
 
     :param stream_is_open: whether a stream pushes results.
-    :param patience_s: after how many seconds without an answer the waiting futures fail.
+    :param retry_timeout_s: after how many seconds without an answer the waiting futures fail.
     """
 
     def __init__(
@@ -299,13 +299,13 @@ class Poller:
         collector: Collector,
         *,
         stream_is_open: Callable[[], bool],
-        patience_s: float,
+        retry_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._collector = collector
         self._stream_is_open = stream_is_open
-        self._patience_s = patience_s
+        self._retry_timeout_s = retry_timeout_s
         self._clock = clock
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -384,7 +384,7 @@ class Poller:
         for start in range(0, len(task_ids), IDS_PER_REQUEST):
             missing = task_ids[start : start + IDS_PER_REQUEST]
             while missing and not self._stop.is_set():
-                found = self._api.batch_status(missing, patience_s=0, stop=self._stop)
+                found = self._api.batch_status(missing, retry_timeout_s=0, stop=self._stop)
                 ended += self._collector.take_polled(found.values())
                 if not found:  # an answer leaves out tasks beyond its largest size, but never all of them
                     ended += len(missing)
@@ -394,10 +394,10 @@ class Poller:
         return ended
 
     def _give_up_after_outage(self, error: FarcallError, outage_s: float) -> None:
-        """Fail the waiting futures if the outage is longer than ``patience_s``."""
+        """Fail the waiting futures if the outage is longer than ``retry_timeout_s``."""
         is_refusal = isinstance(error, Unauthenticated | Forbidden)
         _logger.debug("polling failed, %.0f s without contact: %s", outage_s, error)
-        if outage_s < (min(_REFUSED_RETRY_S, self._patience_s) if is_refusal else self._patience_s):
+        if outage_s < (min(_REFUSED_RETRY_S, self._retry_timeout_s) if is_refusal else self._retry_timeout_s):
             return
         hint = "The tasks continue; Client.get_batch_result reads their results by task id."
         raised: FarcallError

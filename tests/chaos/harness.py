@@ -172,11 +172,11 @@ class Load:
             assert program.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 program.stdin.close()
-        patience_s = max(orders.within_s for orders in self._orders) + 60.0
+        retry_timeout_s = max(orders.within_s for orders in self._orders) + 60.0
         with contextlib.suppress(TimeoutError):
             while self.pids:
                 before = self.ended()
-                wait_until(lambda: self.ended() > before or not self.pids, within_s=patience_s)  # noqa: B023
+                wait_until(lambda: self.ended() > before or not self.pids, within_s=retry_timeout_s)  # noqa: B023
         result.aborted += sum(program.poll() != 0 for program in self._programs)
         lines = [line.split() for orders in self._orders for line in self._text(orders.ends).splitlines()]
         groups = [line[1] for line in lines if line[0] == "group"]

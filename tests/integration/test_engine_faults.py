@@ -150,8 +150,8 @@ def drive(endpoint: EndpointProcess, injector: FaultInjector, load: Load) -> Non
             load.submit_wave()
         next_at_s = min(injector.next_at_s or DURATION_S, DURATION_S)
         with contextlib.suppress(TimeoutError):
-            patience_s = started + next_at_s - time.monotonic()
-            endpoint.cloud.wait_for(lambda: load.unfinished() < MOST_UNFINISHED, timeout_s=max(0.0, patience_s))
+            retry_timeout_s = started + next_at_s - time.monotonic()
+            endpoint.cloud.wait_for(lambda: load.unfinished() < MOST_UNFINISHED, timeout_s=max(0.0, retry_timeout_s))
     injector.calm()
 
 

@@ -347,7 +347,7 @@ def test_unknown_addresses_have_half_of_the_places_and_yield_to_known_ones() -> 
         first.send(b"still here")
         await scene.hear()
         await scene.until(lambda: scene.limiter.connections == 4, "the crowd has gone")
-        assert not scene.limiter._strangers
+        assert not scene.limiter._unknown
 
     with_limiter(talk, limit=10)
 
@@ -356,10 +356,10 @@ def test_a_message_makes_an_address_known() -> None:
     async def talk(scene: Scene) -> None:
         waiting = await asyncio.to_thread(scene.connect_from, "127.0.0.1")
         with waiting:
-            await scene.until(lambda: len(scene.limiter._strangers) == 1, "it is a stranger")
+            await scene.until(lambda: len(scene.limiter._unknown) == 1, "it is a stranger")
             scene.join().send(b"hello")
             await scene.hear()
-            assert scene.limiter._strangers == {}
+            assert scene.limiter._unknown == {}
             assert list(scene.limiter._known_addresses) == ["127.0.0.1"]
         for number in range(1, 9):  # more addresses than are remembered: the oldest is forgotten
             scene.limiter._note_known_address(f"10.0.0.{number}")

@@ -82,8 +82,8 @@ def test_a_refused_key_is_accepted_after_its_registration(
     with Agent(cloud, endpoint_id, forwarder, admitted=False) as agent:
         wait_until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
         stores.queue.admit(agent.key, ttl_s=60)
-        patience_s = itertools.accumulate(itertools.repeat(2.0), operator.mul, initial=0.3)
-        wait_until(lambda: _can_greet(agent, forwarder, within_s=next(patience_s)), "the key is accepted")
+        retry_timeout_s = itertools.accumulate(itertools.repeat(2.0), operator.mul, initial=0.3)
+        wait_until(lambda: _can_greet(agent, forwarder, within_s=next(retry_timeout_s)), "the key is accepted")
 
 
 def _can_greet(agent: Agent, forwarder: RunningForwarder, *, within_s: float) -> bool:

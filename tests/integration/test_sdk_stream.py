@@ -383,7 +383,7 @@ def test_a_stream_that_brings_nothing_is_found_out(cloud: StreamingCloud, forwar
 def test_a_token_that_ended_stops_no_results_that_are_pushed(
     cloud: StreamingCloud, forwarder: ScriptedForwarder
 ) -> None:
-    with Executor(cloud.cloud.endpoint_id, client=cloud.client, patience_s=0.2) as executor:
+    with Executor(cloud.cloud.endpoint_id, client=cloud.client, retry_timeout_s=0.2) as executor:
         forwarder.wait_for(lambda: forwarder.streams_opened == 1)
         future = executor.submit(pow, 2, 3)
         assert executor._engine.flush(WAIT_S)

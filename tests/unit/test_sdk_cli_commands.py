@@ -353,7 +353,7 @@ def test_nothing_answers_at_the_address() -> None:
         raise httpx.ConnectError("connection refused", request=request)
 
     def connect(api_url: str | None, token: str | None) -> Client:
-        return Client("http://farcall.test", "token", patience_s=0, transport=httpx.MockTransport(refuse))
+        return Client("http://farcall.test", "token", retry_timeout_s=0, transport=httpx.MockTransport(refuse))
 
     result = CliRunner().invoke(app, ["tasks", "ls"], obj=CommandEnvironment(connect))
     assert result.exit_code == 69

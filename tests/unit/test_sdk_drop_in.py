@@ -290,7 +290,9 @@ def test_a_version_check_finds_an_api_that_is_not_there(cloud: FakeCloud) -> Non
 
     Client("http://farcall.test", cloud.token, do_version_check=True, transport=cloud.transport).close()
     with pytest.raises(farcall.Unavailable):
-        Client("http://farcall.test", "t", do_version_check=True, patience_s=0, transport=httpx.MockTransport(away))
+        Client(
+            "http://farcall.test", "t", do_version_check=True, retry_timeout_s=0, transport=httpx.MockTransport(away)
+        )
 
 
 def test_source_text_is_registered_as_it_is(client: Client, cloud: FakeCloud) -> None:

@@ -533,20 +533,23 @@ def test_an_api_that_stays_away_fails_the_futures_in_the_end(cloud: FakeCloud) -
 
     with (
         client_of(cloud, away) as client,
-        Executor(cloud.endpoint_id, client=client, patience_s=0.2) as executor,
+        Executor(cloud.endpoint_id, client=client, retry_timeout_s=0.2) as executor,
         pytest.raises(Unavailable, match="refused"),
     ):
         executor.submit(divide, 1).result(WAIT_S)
 
 
 @pytest.mark.parametrize("status", [503, 401])
-def test_an_unreachable_api_fails_waiting_futures_after_the_patience(offline: FakeCloud, status: int) -> None:
+def test_an_unreachable_api_fails_waiting_futures_after_the_retry_timeout(offline: FakeCloud, status: int) -> None:
     away = threading.Event()
 
     def leave(request: httpx.Request) -> httpx.Response | None:
         return httpx.Response(status) if away.is_set() else None
 
-    with client_of(offline, leave) as client, Executor(offline.endpoint_id, client=client, patience_s=0.2) as executor:
+    with (
+        client_of(offline, leave) as client,
+        Executor(offline.endpoint_id, client=client, retry_timeout_s=0.2) as executor,
+    ):
         future = executor.submit(divide, 1)
         assert executor._engine.flush(WAIT_S)
         away.set()

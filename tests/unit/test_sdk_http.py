@@ -34,9 +34,11 @@ AT_ONCE = functools.partial(Backoff, first_s=0.0, most_s=0.0)
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-def http(handler: Handler, *, patience_s: float = 60.0, api_url: str = "http://api.test") -> Http:
+def http(handler: Handler, *, retry_timeout_s: float = 60.0, api_url: str = "http://api.test") -> Http:
     settings = Settings(api_url, "secret-token")
-    return Http(settings, timeout_s=5, patience_s=patience_s, backoff=AT_ONCE, transport=httpx.MockTransport(handler))
+    return Http(
+        settings, timeout_s=5, retry_timeout_s=retry_timeout_s, backoff=AT_ONCE, transport=httpx.MockTransport(handler)
+    )
 
 
 def answers(*responses: httpx.Response | Exception) -> tuple[Handler, list[httpx.Request]]:
@@ -92,7 +94,7 @@ def test_passing_failures_are_tried_again(failure: httpx.Response | Exception) -
 def test_retry_after_is_obeyed() -> None:
     handle, seen = answers(httpx.Response(429, headers={"retry-after": "3600"}))
     with pytest.raises(LimitExceeded) as caught:
-        http(handle, patience_s=60).call("GET", "/x")  # an hour is more than our patience: not even tried
+        http(handle, retry_timeout_s=60).call("GET", "/x")  # an hour is longer than the retry time-out: not tried
     assert caught.value.record.retry_after_s == 3600
     assert len(seen) == 1
 
@@ -105,10 +107,10 @@ def test_retry_after_of_the_header_completes_the_record() -> None:
     assert caught.value.hint == "do that"
 
 
-def test_an_error_is_raised_after_the_patience() -> None:
+def test_an_error_is_raised_after_the_retry_timeout() -> None:
     handle, seen = answers(*[httpx.ConnectError("refused")] * 2)
     with pytest.raises(Unavailable, match="refused") as caught:
-        http(handle, patience_s=0).call("GET", "/x")
+        http(handle, retry_timeout_s=0).call("GET", "/x")
     assert caught.value.record.fault is Fault.NETWORK
     assert caught.value.record.retryable
     assert len(seen) == 1
@@ -128,7 +130,7 @@ def test_time_in_which_the_machine_slept_is_no_time_of_waiting() -> None:
     client = Http(
         settings,
         timeout_s=5,
-        patience_s=100,
+        retry_timeout_s=100,
         backoff=AT_ONCE,
         transport=httpx.MockTransport(handle),
         clock=lambda: now,
@@ -194,7 +196,7 @@ def test_a_download_ignores_the_content_encoding() -> None:
 
 def test_signatures_stay_out_of_error_messages() -> None:
     handle, _ = answers(httpx.ConnectError("refused"), httpx.Response(400, text="no"))
-    client = http(handle, patience_s=0)
+    client = http(handle, retry_timeout_s=0)
     for _ in range(2):
         with pytest.raises(FarcallError) as caught:
             client.get("http://blobs.test/a?X-Amz-Signature=abc", most_bytes=4)

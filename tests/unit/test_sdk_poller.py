@@ -23,7 +23,7 @@ NIGHT_S = 8 * 3600.0
 class Laptop:
     """Asks for the end of a task. While the lid is closed nothing runs, and no answer comes in."""
 
-    def __init__(self, cloud: FakeCloud, *, patience_s: float) -> None:
+    def __init__(self, cloud: FakeCloud, *, retry_timeout_s: float) -> None:
         self.asked, self.slept_s, self.unreachable = 0, 0.0, 0
         self._cloud = cloud
         client = Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(self._answer))
@@ -40,7 +40,7 @@ class Laptop:
             connection_of(client).api,
             collector,
             stream_is_open=lambda: False,
-            patience_s=patience_s,
+            retry_timeout_s=retry_timeout_s,
             clock=lambda: time.monotonic() + self.slept_s,
         )
         self._thread = threading.Thread(target=self._poller.run)
@@ -70,7 +70,7 @@ class Laptop:
 @pytest.fixture
 def laptop() -> Iterator[Laptop]:
     with FakeCloud(workers=0) as cloud:
-        laptop = Laptop(cloud, patience_s=90.0)
+        laptop = Laptop(cloud, retry_timeout_s=90.0)
         yield laptop
         laptop.close()
 
@@ -82,9 +82,9 @@ def test_sleep_of_the_machine_is_not_an_outage(laptop: Laptop) -> None:
     assert laptop.asked == 5
 
 
-def test_repeated_sleep_still_reaches_the_patience() -> None:
+def test_repeated_sleep_still_reaches_the_retry_timeout() -> None:
     with FakeCloud(workers=0) as cloud:
-        laptop = Laptop(cloud, patience_s=30.0)  # less than what a sleep counts for
+        laptop = Laptop(cloud, retry_timeout_s=30.0)  # less than what a sleep counts for
         laptop.unreachable = 10_000
         laptop.open()
         with pytest.raises(Unavailable, match="no contact with the API for 6"):

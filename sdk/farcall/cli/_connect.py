@@ -23,7 +23,7 @@ _SHOWN_AFTER_S: Final = 1.0
 
 
 def _connect(api_url: str | None, token: str | None) -> Client:
-    return Client(api_url, token, patience_s=_RETRY_S)
+    return Client(api_url, token, retry_timeout_s=_RETRY_S)
 
 
 @dataclasses.dataclass
