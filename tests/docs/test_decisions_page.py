@@ -57,7 +57,7 @@ def amended(word: str) -> set[tuple[str, str]]:
     }
 
 
-def test_the_numbers_have_no_gap() -> None:
+def test_record_numbers_have_no_gap() -> None:
     assert [int(path.name[:4]) for path in RECORDS] == list(range(1, len(RECORDS) + 1))
 
 
@@ -70,7 +70,7 @@ def test_a_record_has_the_form(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_what_a_record_is_held_by_is_there(path: Path) -> None:
+def test_paths_named_by_a_record_exist(path: Path) -> None:
     held_by = path.read_text(encoding="utf-8").rpartition("**Held by**")[2]
     named = re.findall(r"`([\w./]+\.\w+)`", held_by)
     assert named
@@ -91,7 +91,7 @@ def test_links_name_the_number_that_they_lead_to() -> None:
             assert (ADR / link["name"]).is_file(), f"{path.name} links to {link['name']}"
 
 
-def test_a_record_that_is_amended_says_so() -> None:
+def test_an_amended_record_names_its_amendment() -> None:
     pairs = amended("Amends")
     assert len(pairs) >= 3
     assert {(earlier, later) for later, earlier in pairs} == amended("Amended by")

@@ -84,20 +84,20 @@ def test_every_entry_has_a_code() -> None:
     assert sorted(set(entries()) - set(written())) == []
 
 
-def test_every_error_of_a_task_at_an_endpoint_is_among_them() -> None:
+def test_every_task_error_of_an_endpoint_has_an_entry() -> None:
     codes = {each.code for each in vars(outcomes).values() if isinstance(each, outcomes.Outcome)}
     assert len(codes) >= 14
     assert codes <= set(entries())
 
 
-def test_the_page_says_whose_fault_it_is() -> None:
+def test_the_page_names_the_fault_of_each_error() -> None:
     page = entries()
     known = [cls for cls in classes() if cls.code in page]
     assert farcall.EndpointIncompatible in known
     assert {cls.code: page[cls.code][0] for cls in known if WORDS[cls.fault] not in page[cls.code][0]} == {}
 
 
-def test_the_page_says_to_try_again_only_what_may_help() -> None:
+def test_the_page_suggests_a_retry_only_where_it_can_help() -> None:
     page = entries()
     known = {cls.code: cls.retryable for cls in classes() if cls.code in page}
     says = {code: page[code][1] for code in known}

@@ -74,7 +74,7 @@ def test_every_row_has_a_verdict_and_a_no_has_a_reason() -> None:
     assert all(len(row) == 3 for row in ROWS)
 
 
-def test_what_it_says_is_here_is_here() -> None:
+def test_features_listed_as_present_exist() -> None:
     named = set()
     for feature, verdict, why in ROWS:
         text = why if verdict == "no" else f"{feature} {why}"
@@ -84,7 +84,7 @@ def test_what_it_says_is_here_is_here() -> None:
     assert missing == set()
 
 
-def test_every_strategy_is_here() -> None:
+def test_every_strategy_is_listed() -> None:
     named = set().union(*(names_in(row[0]) for row in ROWS))
     assert {name for name in named if re.match(r"(Dill|JSON|Pure|All[CD]|Combined|Pickle)", name)} <= set(
         payload.__all__
@@ -92,7 +92,7 @@ def test_every_strategy_is_here() -> None:
 
 
 @pytest.mark.skipif(GLOBUS_PYTHON is None, reason="FARCALL_GLOBUS_PYTHON names no Python with globus-compute-sdk")
-def test_what_their_package_writes_is_written_here() -> None:
+def test_output_of_the_globus_package_is_documented() -> None:
     assert GLOBUS_PYTHON is not None
     shown = subprocess.run([GLOBUS_PYTHON, "-c", WRITTEN], stdout=subprocess.PIPE, check=True, timeout=WAIT_S).stdout
     writes = json.loads(shown.splitlines()[-1])
@@ -103,7 +103,7 @@ def test_what_their_package_writes_is_written_here() -> None:
 
 
 @pytest.mark.skipif(GLOBUS_PYTHON is None, reason="FARCALL_GLOBUS_PYTHON names no Python with globus-compute-sdk")
-def test_nothing_that_their_package_shows_is_left_out() -> None:
+def test_every_public_name_of_the_globus_package_is_listed() -> None:
     assert GLOBUS_PYTHON is not None
     shown = subprocess.run([GLOBUS_PYTHON, "-c", SURFACE], stdout=subprocess.PIPE, check=True, timeout=WAIT_S).stdout
     surface = json.loads(shown.splitlines()[-1])

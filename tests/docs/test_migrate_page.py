@@ -36,7 +36,7 @@ REFUSED: Final[dict[str, Any]] = {
 }
 
 
-def test_every_name_on_the_page_is_there() -> None:
+def test_every_name_on_the_page_exists() -> None:
     names = set(re.findall(r"`(?:farcall\.)?([A-Z]\w+)\.(\w+)`", TEXT))
     known = {(owner, name) for owner, name in names if hasattr(farcall, owner)}
     assert len(known) > 40
@@ -47,7 +47,7 @@ def test_every_name_on_the_page_is_there() -> None:
     assert {name for name in alone if not hasattr(farcall, name)} == set()
 
 
-def test_what_is_refused_is_what_the_page_says() -> None:
+def test_refused_options_match_the_page() -> None:
     rows = {row.split(" | ")[0].removeprefix("| ") for row in TEXT.splitlines() if "| refused" in row}
     assert rows == set(REFUSED)
 
@@ -59,7 +59,7 @@ def test_it_is_refused(asked: Any) -> None:
     assert refused.value.hint
 
 
-def test_the_defaults_are_those_on_the_page() -> None:
+def test_defaults_match_the_page() -> None:
     given = inspect.signature(farcall.Executor).parameters
     assert given["batch_size"].default == 500
     assert given["api_burst_limit"].default is None
@@ -67,7 +67,7 @@ def test_the_defaults_are_those_on_the_page() -> None:
     assert inspect.signature(farcall.Client).parameters["do_version_check"].default is False
 
 
-def test_the_fields_of_an_endpoint_that_are_called_the_same_are_there() -> None:
+def test_endpoint_fields_with_the_same_name_exist() -> None:
     [row] = [row for row in TEXT.splitlines() if row.startswith("| `max_workers_per_node`")]
     same = re.findall(r"`(\w+)`", row)
     assert len(same) > 5

@@ -29,7 +29,7 @@ def test_the_notebook(environment: Mapping[str, str], tmp_path: Path) -> None:
     assert said[7] == "True"
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs() -> None:
     cells = json.loads((DOCS / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 

@@ -26,7 +26,7 @@ def test_the_code_of_a_page_runs_without_a_cloud(
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_no_code_is_passed_over(page: Page) -> None:
+def test_no_code_block_is_skipped(page: Page) -> None:
     text = (DOCS / page.name).read_text(encoding="utf-8")
     assert text.count("```python") == sum(block.language == "python" for block in page.blocks), "a block is indented"
     assert page.in_shell or not any(block.language in ("bash", "sh", "shell") for block in page.blocks)

@@ -55,5 +55,5 @@ def test_the_tutorial(reader: Mapping[str, str], tmp_path: Path) -> None:
         if name == "config.yaml"
     ],
 )
-def test_a_configuration_on_a_page_is_one(page: str, text: str) -> None:
+def test_configurations_on_pages_are_valid(page: str, text: str) -> None:
     parse_config(text, source=page)

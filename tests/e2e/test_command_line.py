@@ -46,7 +46,7 @@ def farcall(cloud: Deployment, endpoint: LocalEndpoint, tmp_path: Path) -> Farca
 
 
 @pytest.mark.smoke
-def test_a_day_at_the_command_line(farcall: Farcall, endpoint: LocalEndpoint) -> None:
+def test_command_line_workflow(farcall: Farcall, endpoint: LocalEndpoint) -> None:
     assert json.loads(farcall("whoami", "--json"))["identity_id"]
     assert farcall("run", "calls.py:invert", "4") == "0.25\n"
     assert farcall("map", "calls.py:invert", "1", "2", "0", "4", code=1) == "1.0\n0.5\nnull\n0.25\n"

@@ -44,7 +44,7 @@ def expect_squares(futures: Sequence[farcall.ComputeFuture[int]]) -> None:
     assert [future.result() for future in futures] == [number * number for number in range(len(futures))]
 
 
-def test_an_offline_endpoint_gets_its_tasks_when_it_is_back(
+def test_an_offline_endpoint_receives_its_tasks_when_it_reconnects(
     client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint]
 ) -> None:
     endpoint = own_endpoint()

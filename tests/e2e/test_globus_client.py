@@ -60,7 +60,7 @@ def test_programs_of_globus_compute_run_unmodified(cloud: Deployment, endpoint: 
     }
 
 
-def test_their_executor_is_refused_at_once_with_a_hint(cloud: Deployment, endpoint: LocalEndpoint) -> None:
+def test_the_globus_executor_is_refused_at_once_with_a_hint(cloud: Deployment, endpoint: LocalEndpoint) -> None:
     assert "use farcall.Executor" in seen_by("globus_executor.py", cloud, endpoint.endpoint_id)["error"]
 
 

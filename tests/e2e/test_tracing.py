@@ -153,7 +153,7 @@ def test_a_cancelled_task(client: farcall.Client, endpoint: LocalEndpoint, spans
     assert call.attributes["farcall.state"] == "cancelled"
 
 
-def test_a_worker_keeps_nothing_of_a_trace(
+def test_a_worker_keeps_no_trace_context_between_tasks(
     client: farcall.Client, endpoint: LocalEndpoint, spans: InMemorySpanExporter, tmp_path: Path
 ) -> None:
     function_id = client.register_function(untraced)

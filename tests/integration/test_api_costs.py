@@ -57,7 +57,7 @@ def test_a_batch_is_one_write_and_one_script(
     assert set(calls) <= {"evalsha", "info", "config|resetstat", *WITHIN_THE_SCRIPT}
 
 
-def test_what_decides_about_somebody_elses_endpoint_is_found_by_keys_too(
+def test_access_to_another_users_endpoint_is_decided_by_key_lookups(
     api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change between two ways of planning would be a round trip more, before each and after it."""

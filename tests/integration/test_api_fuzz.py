@@ -120,7 +120,7 @@ def world(postgres_url: str, valkey: Valkey, s3_environment: None) -> Iterator[W
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_answer_is_announced(operation: str, world: World) -> None:
+def test_every_response_is_in_the_openapi_document(operation: str, world: World) -> None:
     for mode in schemathesis.GenerationMode:
         _fuzz(OPERATIONS[operation], mode, world)
 

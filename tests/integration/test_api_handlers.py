@@ -99,7 +99,7 @@ def test_the_handlers_work_together(runtime: Runtime) -> None:
     assert runtime.call("GET", "/v3/tasks", caller=None)[0] == 401
 
 
-def test_a_remembered_result_is_answered_without_the_queue(runtime: Runtime, postgres_url: str, valkey: Valkey) -> None:
+def test_a_memoized_result_is_returned_without_the_queue(runtime: Runtime, postgres_url: str, valkey: Valkey) -> None:
     _, function = runtime.call("POST", "/v3/functions", {"function_name": "f", "function_code": "c"})
     _, endpoint = runtime.call("POST", "/v3/endpoints", {"endpoint_name": "e"})
     endpoint_id, function_id = endpoint["endpoint_id"], function["function_uuid"]
@@ -126,7 +126,7 @@ def test_a_remembered_result_is_answered_without_the_queue(runtime: Runtime, pos
     queue.close()
 
 
-def test_text_that_only_json_can_hold_is_refused_and_not_an_error_of_ours(runtime: Runtime) -> None:
+def test_text_that_only_json_can_hold_is_refused_as_a_client_error(runtime: Runtime) -> None:
     odd = {"function_name": "f", "function_code": "c\u0000", "description": "\ud83d\ude00", "meta": {"a": "é"}}
 
     status, function = runtime.call("POST", "/v3/functions", odd)
@@ -147,7 +147,7 @@ def test_connections_are_opened_before_the_first_request(runtime: Runtime, start
     assert _connections_after_import(environ) == (1 if started_by_lambda else 0)
 
 
-def test_what_cannot_be_initialized_is_left_to_the_first_request() -> None:
+def test_failed_initialization_is_repeated_at_the_first_request() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FARCALL_")}
     program = "from farcall_lambdas.handlers import api; api.handle({}, None)"
     done = subprocess.run(

@@ -46,7 +46,7 @@ def test_a_token_of_the_issuer_names_its_subject(issuer: IdentityProvider) -> No
     assert issuer.asked == ["/.well-known/openid-configuration", "/jwks"], "keys are kept"
 
 
-def test_an_identity_is_of_one_subject_of_one_issuer() -> None:
+def test_an_identity_belongs_to_one_subject_of_one_issuer() -> None:
     assert identity_id_of("https://a.example", "x") == identity_id_of("https://a.example", "x")
     others = [
         ("https://a.example", "y"),
@@ -77,12 +77,12 @@ def test_elliptic_keys(issuer: IdentityProvider, oidc: OidcProvider) -> None:
     ],
     ids=["expired", "early", "for another", "for nobody", "of another", "of nobody", "without end", "about nobody"],
 )
-def test_claims_that_are_wrong(issuer: IdentityProvider, oidc: OidcProvider, claims: dict[str, Any]) -> None:
+def test_wrong_claims_are_refused(issuer: IdentityProvider, oidc: OidcProvider, claims: dict[str, Any]) -> None:
     with pytest.raises(Unauthenticated):
         oidc.authenticate(issuer.token(**claims))
 
 
-def test_clocks_may_differ_a_little(issuer: IdentityProvider, oidc: OidcProvider) -> None:
+def test_small_clock_differences_are_accepted(issuer: IdentityProvider, oidc: OidcProvider) -> None:
     now = time.time()
     assert oidc.authenticate(issuer.token(exp=now - 10, nbf=now + 20, iat=now + 20)).username == "ada@example.org"
 
@@ -118,7 +118,7 @@ def test_forged_tokens(issuer: IdentityProvider, oidc: OidcProvider) -> None:
     assert oidc.authenticate(good).username == "ada@example.org"
 
 
-def test_a_key_that_is_published_as_a_secret_signs_nothing(
+def test_a_published_symmetric_key_is_not_accepted(
     issuer: IdentityProvider, oidc: OidcProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = b"a secret of thirty-two bytes, all"
@@ -139,7 +139,7 @@ def test_keys_may_be_rotated(issuer: IdentityProvider, oidc: OidcProvider) -> No
         oidc.authenticate(before)
 
 
-def test_unknown_keys_do_not_make_a_flood_of_requests(issuer: IdentityProvider) -> None:
+def test_unknown_keys_cause_few_requests_to_the_issuer(issuer: IdentityProvider) -> None:
     oidc = OidcProvider(issuer.issuer, audience=issuer.audience, cooldown_s=60)
     oidc.authenticate(issuer.token())
     issuer.rotate("second")
@@ -149,7 +149,7 @@ def test_unknown_keys_do_not_make_a_flood_of_requests(issuer: IdentityProvider) 
     assert issuer.asked.count("/jwks") == 1
 
 
-def test_an_issuer_that_does_not_answer_is_no_refusal(issuer: IdentityProvider, oidc: OidcProvider) -> None:
+def test_an_unreachable_issuer_is_unavailable_and_not_a_refusal(issuer: IdentityProvider, oidc: OidcProvider) -> None:
     issuer.broken = True
     with pytest.raises(Unavailable):
         oidc.authenticate(issuer.token())
@@ -159,13 +159,13 @@ def test_an_issuer_that_does_not_answer_is_no_refusal(issuer: IdentityProvider, 
     assert oidc.authenticate(issuer.token()).username == "ada@example.org", "its keys are known"
 
 
-def test_an_issuer_by_another_name_is_not_believed(issuer: IdentityProvider) -> None:
+def test_an_issuer_with_another_name_is_refused(issuer: IdentityProvider) -> None:
     with pytest.raises(Unavailable, match="differs from the configured one"):
         OidcProvider(f"{issuer.issuer}/", audience="farcall").authenticate(issuer.token())
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.7/jwks", "file:///etc/passwd", "ftp://10.0.0.7/jwks", "/jwks", ""])
-def test_keys_come_by_a_way_that_nobody_else_can_answer_on(
+def test_keys_are_fetched_over_a_secure_connection_only(
     issuer: IdentityProvider, oidc: OidcProvider, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     document = issuer.discovery() | {"jwks_uri": address}

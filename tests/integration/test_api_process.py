@@ -106,7 +106,7 @@ def lease(stores: Stores, endpoint_id: str, limit: int) -> list[str]:
     return [each.task.task_id for each in single.lease(stores.queue, endpoint_id, fence, limit=limit, lease_s=60)]
 
 
-def test_the_way_of_a_task_through_the_api(api: Api, stores: Stores) -> None:
+def test_a_task_passes_through_the_api(api: Api, stores: Stores) -> None:
     function_id, endpoint_id = prepare(api)
     body = {"tasks": {function_id: ["payload"] * 100}}
 
@@ -147,7 +147,7 @@ def test_big_payloads_and_results_go_through_the_blob_store(api: Api, stores: St
     assert httpx.get(ours["result_ref"]["url"]).content == data
 
 
-def test_a_submit_sent_twice_makes_the_tasks_once(api: Api, stores: Stores) -> None:
+def test_a_repeated_submit_creates_the_tasks_once(api: Api, stores: Stores) -> None:
     function_id, endpoint_id = prepare(api)
     body = {"tasks": {function_id: ["p"] * 50}, "task_ids": {function_id: [new_task_id() for _ in range(50)]}}
 
@@ -161,9 +161,7 @@ def test_a_submit_sent_twice_makes_the_tasks_once(api: Api, stores: Stores) -> N
     assert (reused.status_code, reused.json()["code"]) == (409, "TASK_ID_REUSED")
 
 
-def test_what_was_accepted_without_the_queue_is_queued_when_it_is_back(
-    api: Api, stores: Stores, valkey: Valkey
-) -> None:
+def test_tasks_accepted_without_the_queue_are_queued_when_it_returns(api: Api, stores: Stores, valkey: Valkey) -> None:
     function_id, endpoint_id = prepare(api)
     valkey.kill()
     submitted = api.post(f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: ["p"] * 5}})
@@ -207,13 +205,13 @@ def test_an_accepted_task_survives_the_death_of_the_api(api: Api, stores: Stores
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_asked_to(api: Api, number: signal.Signals) -> None:
+def test_the_api_process_ends_on_sigterm(api: Api, number: signal.Signals) -> None:
     assert api.client.get("/v2/version").status_code == 200
 
     assert api.stop(number) == 0
 
 
-def test_a_missing_setting_is_said(environ: dict[str, str]) -> None:
+def test_a_missing_setting_is_reported(environ: dict[str, str]) -> None:
     del environ["FARCALL_BLOB_BUCKET"]
 
     ended = subprocess.run(

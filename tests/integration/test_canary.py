@@ -52,7 +52,7 @@ def program(tier: LocalTier, **environment: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_one_round_by_the_program(tier: LocalTier) -> None:
+def test_one_round_of_the_command(tier: LocalTier) -> None:
     began = time.monotonic()
     status, told = program(tier)
     assert (status, told.pop("canary")) == (0, "ok")
@@ -72,7 +72,7 @@ def test_rounds_leave_one_function_and_no_endpoint(tier: LocalTier, ask: Ask) ->
     assert left_behind(tier) == []
 
 
-def test_what_a_round_that_was_cut_short_left_is_cleared_later(tier: LocalTier, ask: Ask) -> None:
+def test_remains_of_an_interrupted_round_are_deleted_later(tier: LocalTier, ask: Ask) -> None:
     def cut_short(method: str, path: str, body: dict[str, Any] | None) -> Any:
         if method == "DELETE":
             raise Unavailable("cut short")
@@ -90,7 +90,7 @@ def test_what_a_round_that_was_cut_short_left_is_cleared_later(tier: LocalTier, 
     ask("DELETE", f"/v2/endpoints/{own['uuid']}", None)
 
 
-def test_a_round_leaves_the_endpoint_of_a_round_beside_it_alone(tier: LocalTier, ask: Ask) -> None:
+def test_a_round_does_not_delete_the_endpoint_of_a_concurrent_round(tier: LocalTier, ask: Ask) -> None:
     rounds: list[dict[str, float]] = []
 
     def in_the_middle(method: str, path: str, body: dict[str, Any] | None) -> Any:
@@ -104,7 +104,7 @@ def test_a_round_leaves_the_endpoint_of_a_round_beside_it_alone(tier: LocalTier,
     assert left_behind(tier) == []
 
 
-def test_two_rounds_that_clear_the_same_do_not_fail(ask: Ask) -> None:
+def test_two_rounds_that_delete_the_same_remains_do_not_fail(ask: Ask) -> None:
     def beaten(method: str, path: str, body: dict[str, Any] | None) -> Any:
         if method == "DELETE":
             ask(method, path, body)
@@ -113,7 +113,7 @@ def test_two_rounds_that_clear_the_same_do_not_fail(ask: Ask) -> None:
     assert Canary(beaten).run()["canary_s"] > 0
 
 
-def test_a_forwarder_that_hangs_is_told_of(tier: LocalTier, ask: Ask) -> None:
+def test_a_hanging_forwarder_is_reported(tier: LocalTier, ask: Ask) -> None:
     forwarder = psutil.Process(tier.state.processes["forwarder"].pid)
     forwarder.send_signal(signal.SIGSTOP)
     try:
@@ -129,7 +129,7 @@ def test_a_forwarder_that_hangs_is_told_of(tier: LocalTier, ask: Ask) -> None:
     ("path", "changed"),
     [("/v2/tasks/", {"result": "01\nsomething else"}), ("/v2/tasks/", {"status": "failed"})],
 )
-def test_a_record_that_is_wrong_is_told_of(ask: Ask, path: str, changed: dict[str, Any]) -> None:
+def test_a_wrong_record_is_reported(ask: Ask, path: str, changed: dict[str, Any]) -> None:
     def tampered(method: str, asked: str, body: dict[str, Any] | None) -> Any:
         answer = ask(method, asked, body)
         return {**answer, **changed} if asked.startswith(path) else answer
@@ -139,7 +139,7 @@ def test_a_record_that_is_wrong_is_told_of(ask: Ask, path: str, changed: dict[st
     assert caught.value.__notes__ == ["during: read"]
 
 
-def test_a_forwarder_that_sends_another_payload_is_told_of(ask: Ask) -> None:
+def test_a_forwarder_that_sends_another_payload_is_reported(ask: Ask) -> None:
     def tampered(method: str, path: str, body: dict[str, Any] | None) -> Any:
         if path.endswith("/submit"):
             assert body is not None
@@ -151,7 +151,7 @@ def test_a_forwarder_that_sends_another_payload_is_told_of(ask: Ask) -> None:
     assert caught.value.__notes__ == ["during: dispatch"]
 
 
-def test_an_api_that_refuses_or_is_away_is_told_of(tier: LocalTier) -> None:
+def test_a_refusing_or_unreachable_api_is_reported(tier: LocalTier) -> None:
     status, told = program(tier, FARCALL_TOKEN="nobody's")
     assert (status, told["canary"], told["code"]) == (1, "failed", Unauthenticated.code)
     assert "during: register" in told["message"]
@@ -222,9 +222,7 @@ def run_handler(address: str, function: str, directory: Path) -> subprocess.Comp
     )
 
 
-def test_a_round_as_a_lambda_writes_the_line_that_is_the_metric(
-    invocations: tuple[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_round_in_a_lambda_logs_the_metric(invocations: tuple[str, list[dict[str, Any]]], tmp_path: Path) -> None:
     address, events = invocations
     done = run_handler(address, "farcall-api", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -65,7 +65,7 @@ def has(block: BatchBlock, phase: Phase) -> Callable[[], bool]:
     return lambda: block.status().phase is phase
 
 
-def test_a_burst_of_blocks_does_not_ask_the_scheduler_after_each(
+def test_a_burst_of_blocks_does_not_query_the_scheduler_for_each_block(
     scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 600.0)
@@ -79,9 +79,7 @@ def test_a_burst_of_blocks_does_not_ask_the_scheduler_after_each(
     assert scheduler.calls == ["submit"] * 50 + ["cancel"] * 50
 
 
-def test_jobs_of_a_killed_agent_are_cancelled_and_those_that_resist_are_not_forgotten(
-    scheduler: Moody, tmp_path: Path
-) -> None:
+def test_jobs_of_a_killed_agent_are_cancelled_and_failed_cancels_are_repeated(scheduler: Moody, tmp_path: Path) -> None:
     scheduler.jobs = ["11", "12"]
     scheduler.refusals["cancel"] = [SchedulerError("not now")]
     journal = tmp_path / "jobs.json"
@@ -110,7 +108,7 @@ def test_a_defect_ends_blocks_with_its_reason_and_their_jobs_with_them(
     wait_until(has(another, Phase.RUNNING))
 
 
-def test_a_cancel_that_is_refused_is_tried_again(scheduler: Moody, start: Callable[[str], BatchBlock]) -> None:
+def test_a_refused_cancel_is_retried(scheduler: Moody, start: Callable[[str], BatchBlock]) -> None:
     block = start("block-1")
     wait_until(has(block, Phase.RUNNING))
     scheduler.refusals["cancel"] = [SchedulerError("not now")] * 2
@@ -120,7 +118,7 @@ def test_a_cancel_that_is_refused_is_tried_again(scheduler: Moody, start: Callab
     assert scheduler.calls.count("cancel") == 3
 
 
-def test_a_job_that_the_scheduler_has_forgotten_has_ended(
+def test_a_job_unknown_to_the_scheduler_has_ended(
     scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 0.02)

@@ -78,7 +78,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         cloud.close()
 
 
-def test_the_life_of_an_endpoint(shell: Shell) -> None:
+def test_endpoint_lifecycle(shell: Shell) -> None:
     assert "Configured default" in shell.ok("configure", "--display-name", "My laptop", "--max-workers", "1")
     secret = shell.directory().path / "curve.secret"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
@@ -149,7 +149,7 @@ def test_an_agent_whose_files_were_removed_is_shown_refuses_a_second_and_is_stop
     assert "is connected" in shell.ok("start", "--detach")
 
 
-def test_a_crash_is_seen_and_the_next_start_works(shell: Shell) -> None:
+def test_a_crash_is_reported_and_the_next_start_works(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.ok("start", "--detach")
     process = psutil.Process(shell.pid())
@@ -226,7 +226,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(shell: Shell, number: signal
     wait_gone([agent])
 
 
-def test_a_forwarder_that_sleeps_is_told_of_once(shell: Shell) -> None:
+def test_a_starting_forwarder_is_reported_once(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     here, asked = shell.cloud.http.connect, list[None]()
 
@@ -243,7 +243,7 @@ def test_a_forwarder_that_sleeps_is_told_of_once(shell: Shell) -> None:
     assert log.count("The forwarder is awake") == 1
 
 
-def test_a_refused_endpoint_says_so_at_start(shell: Shell) -> None:
+def test_a_refused_endpoint_is_reported_at_start(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.refusal = {"code": "ENDPOINT_IN_USE", "message": "another agent runs", "fault": "caller"}
     refused = shell.run("start", "--detach")
@@ -251,7 +251,7 @@ def test_a_refused_endpoint_says_so_at_start(shell: Shell) -> None:
     assert "another agent runs" in refused.stderr
 
 
-def test_a_spool_that_is_an_old_copy_is_data_that_cannot_be_used(shell: Shell) -> None:
+def test_an_old_copy_of_a_spool_is_refused_as_unusable_data(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.refusal = {"code": "SPOOL_OUTDATED", "message": "the spool is an old copy", "fault": "caller"}
     refused = shell.run("start", "--detach")

@@ -133,9 +133,7 @@ def stall(endpoint: EndpointProcess, disk: Disk, directory: Path, **options: obj
     return running, waiting
 
 
-def test_a_full_disk_holds_everything_back_until_there_is_room(
-    endpoint: EndpointProcess, disk: Disk, tmp_path: Path
-) -> None:
+def test_work_waits_on_a_full_disk_until_there_is_space(endpoint: EndpointProcess, disk: Disk, tmp_path: Path) -> None:
     cloud = endpoint.cloud
     running, waiting = stall(endpoint, disk, tmp_path)
     cloud.wait_for(lambda: "cannot be written" in str(cloud.reports[-1].detail.get("problem")))
@@ -153,7 +151,9 @@ def test_a_full_disk_holds_everything_back_until_there_is_room(
     assert cloud.end(cloud.submit(abs, -2)).value == 2
 
 
-def test_the_connection_may_be_lost_meanwhile(endpoint: EndpointProcess, disk: Disk, tmp_path: Path) -> None:
+def test_a_lost_connection_during_a_full_disk_loses_nothing(
+    endpoint: EndpointProcess, disk: Disk, tmp_path: Path
+) -> None:
     cloud = endpoint.cloud
     running, waiting = stall(endpoint, disk, tmp_path)
     (tmp_path / "go").touch()
@@ -170,7 +170,7 @@ def test_the_connection_may_be_lost_meanwhile(endpoint: EndpointProcess, disk: D
     assert runs(tmp_path) == dict.fromkeys(range(40), 1)
 
 
-def test_the_agent_may_be_killed_meanwhile(endpoint: EndpointProcess, disk: Disk, tmp_path: Path) -> None:
+def test_a_killed_agent_during_a_full_disk_loses_nothing(endpoint: EndpointProcess, disk: Disk, tmp_path: Path) -> None:
     cloud = endpoint.cloud
     running, waiting = stall(endpoint, disk, tmp_path, idempotent=False)
     endpoint.kill_agent()
@@ -182,7 +182,9 @@ def test_the_agent_may_be_killed_meanwhile(endpoint: EndpointProcess, disk: Disk
     assert runs(tmp_path) == dict.fromkeys(range(40), 1)
 
 
-def test_a_running_task_can_be_cancelled_meanwhile(endpoint: EndpointProcess, disk: Disk, tmp_path: Path) -> None:
+def test_a_running_task_can_be_cancelled_during_a_full_disk(
+    endpoint: EndpointProcess, disk: Disk, tmp_path: Path
+) -> None:
     cloud = endpoint.cloud
     workers = endpoint.workers()
     running, _ = stall(endpoint, disk, tmp_path)
@@ -195,7 +197,9 @@ def test_a_running_task_can_be_cancelled_meanwhile(endpoint: EndpointProcess, di
     assert ends[1].state is TaskState.SUCCESS
 
 
-def test_an_orderly_end_says_what_could_not_be_kept(endpoint: EndpointProcess, disk: Disk, tmp_path: Path) -> None:
+def test_an_orderly_stop_reports_what_could_not_be_stored(
+    endpoint: EndpointProcess, disk: Disk, tmp_path: Path
+) -> None:
     running, waiting = stall(endpoint, disk, tmp_path)
     (tmp_path / "go").touch()
     family = endpoint.family()
@@ -206,7 +210,7 @@ def test_an_orderly_end_says_what_could_not_be_kept(endpoint: EndpointProcess, d
     assert {end.state for end in endpoint.cloud.ends([*running, *waiting])} == {TaskState.SUCCESS}
 
 
-def test_a_nearly_full_disk_takes_no_more_tasks_and_ends_what_is_there(volume: Path, tmp_path: Path) -> None:
+def test_a_nearly_full_disk_accepts_no_tasks_and_finishes_accepted_ones(volume: Path, tmp_path: Path) -> None:
     with running_endpoint(volume) as endpoint:
         cloud = endpoint.cloud
         running = cloud.submit_many(note_and_wait, [(str(tmp_path), n, 10) for n in range(4)])
@@ -223,7 +227,7 @@ def test_a_nearly_full_disk_takes_no_more_tasks_and_ends_what_is_there(volume: P
         assert {end.value for end in cloud.ends(many)} == {1}
 
 
-def test_a_read_only_file_system_is_said_at_the_start(
+def test_a_read_only_file_system_is_reported_at_start(
     volume: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with running_endpoint(volume, start=False) as endpoint:

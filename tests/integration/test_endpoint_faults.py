@@ -85,7 +85,7 @@ def test_nothing_is_lost_when_something_is_killed(
 
 
 @pytest.mark.parametrize("kill", [a_worker, the_manager, the_agent])
-def test_what_may_not_run_twice_does_not(
+def test_non_idempotent_tasks_do_not_run_twice(
     endpoint: EndpointProcess, kill: Callable[[EndpointProcess], None], tmp_path: Path
 ) -> None:
     cloud, log = endpoint.cloud, tmp_path / "runs"
@@ -117,7 +117,7 @@ def test_a_task_that_was_not_started_is_not_lost_with_the_agent(endpoint: Endpoi
     assert max(runs(log).values()) == 1
 
 
-def test_a_task_that_kills_the_manager_is_given_up_and_its_neighbours_live(endpoint: EndpointProcess) -> None:
+def test_a_task_that_kills_its_manager_fails_and_other_tasks_finish(endpoint: EndpointProcess) -> None:
     def kill_parent() -> None:
         import os
         import signal
@@ -153,7 +153,7 @@ def test_results_are_sent_again_until_they_are_recorded(endpoint: EndpointProces
     assert cloud.hellos[-1].held == ()
 
 
-def test_spool_and_instance_are_what_the_greeting_says(endpoint: EndpointProcess) -> None:
+def test_the_hello_names_spool_and_instance(endpoint: EndpointProcess) -> None:
     endpoint.kill_agent()
     endpoint.start()
     first, second = endpoint.cloud.hellos
@@ -162,7 +162,7 @@ def test_spool_and_instance_are_what_the_greeting_says(endpoint: EndpointProcess
     assert first.capabilities.python_version
 
 
-def test_tasks_that_the_cloud_wants_forgotten_are_ended(endpoint: EndpointProcess, tmp_path: Path) -> None:
+def test_tasks_that_the_cloud_discards_are_stopped(endpoint: EndpointProcess, tmp_path: Path) -> None:
     cloud, log = endpoint.cloud, tmp_path / "runs"
     forgotten = cloud.submit(note_and_sleep, str(log), 1, 60.0)
     wait_until(log.exists)
@@ -174,7 +174,7 @@ def test_tasks_that_the_cloud_wants_forgotten_are_ended(endpoint: EndpointProces
     assert forgotten not in {spec.task_id for spec in cloud.results}
 
 
-def test_an_endpoint_waits_for_its_cloud_and_goes_on_without_it(tmp_path: Path) -> None:
+def test_an_endpoint_waits_for_its_cloud_and_continues_without_it(tmp_path: Path) -> None:
     with running_endpoint(tmp_path, start=False) as endpoint:
         cloud, log, release = endpoint.cloud, tmp_path / "runs", tmp_path / "release"
         cloud.offline()
@@ -191,7 +191,7 @@ def test_an_endpoint_waits_for_its_cloud_and_goes_on_without_it(tmp_path: Path) 
         assert set(runs(log).values()) == {1}
 
 
-def test_a_silent_forwarder_is_left(tmp_path: Path) -> None:
+def test_an_agent_disconnects_from_a_silent_forwarder(tmp_path: Path) -> None:
     with running_endpoint(tmp_path, start=False) as endpoint:
         cloud = endpoint.cloud
         cloud.heartbeat_s = 0.2
@@ -206,14 +206,14 @@ def test_a_silent_forwarder_is_left(tmp_path: Path) -> None:
         assert cloud.reports[-1].managers <= 1, "heartbeats carry numbers"
 
 
-def test_a_draining_forwarder_is_left_politely(endpoint: EndpointProcess) -> None:
+def test_an_agent_sends_goodbye_to_a_draining_forwarder(endpoint: EndpointProcess) -> None:
     endpoint.cloud.send(Redirect(reason="a new version", retry_after_s=0.1))
     endpoint.cloud.wait_for(lambda: len(endpoint.cloud.hellos) == 2)
     assert len(endpoint.cloud.goodbyes) == 1
     assert endpoint.cloud.end(endpoint.cloud.submit(abs, -3)).value == 3
 
 
-def test_a_key_that_is_not_known_is_made_known_again(tmp_path: Path) -> None:
+def test_an_unknown_key_is_registered_again(tmp_path: Path) -> None:
     with running_endpoint(tmp_path, start=False) as endpoint:
         endpoint.cloud.admit_keys = False
         endpoint.start(connected=False)
@@ -223,7 +223,7 @@ def test_a_key_that_is_not_known_is_made_known_again(tmp_path: Path) -> None:
         endpoint.cloud.wait_connected()
 
 
-def test_a_final_refusal_ends_the_agent_and_says_why(tmp_path: Path) -> None:
+def test_a_final_refusal_ends_the_agent_with_its_reason(tmp_path: Path) -> None:
     with running_endpoint(tmp_path, start=False) as endpoint:
         endpoint.cloud.refusal = {
             "code": "ENDPOINT_TAKEN_OVER",

@@ -101,7 +101,7 @@ CONFIG = KubernetesProviderConfig(
 )
 
 
-def test_a_block_is_a_pod_that_brings_all_it_needs(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_block_is_a_self_contained_pod(cluster: Cluster, tmp_path: Path) -> None:
     provider = BatchProvider(
         make_scheduler(CONFIG, script_dir=tmp_path),
         script_dir=tmp_path,
@@ -131,7 +131,7 @@ def test_a_block_is_a_pod_that_brings_all_it_needs(cluster: Cluster, tmp_path: P
     provider.close()
 
 
-def test_a_refusal_is_told_in_the_clusters_own_words(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_refusal_has_the_message_of_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
     scheduler = make_scheduler(KubernetesProviderConfig(image="over-quota"), script_dir=tmp_path)
     with pytest.raises(SchedulerError, match="exceeded quota"):
         scheduler.submit("true", name="block-1")

@@ -74,7 +74,7 @@ def test_no_two_programs_have_a_node_together(endpoint: EndpointProcess, tmp_pat
     assert [outcome(endpoint, task_id)["stderr"] for task_id in tasks] == [""] * 4
 
 
-def test_what_cannot_be_started_says_why(endpoint: EndpointProcess) -> None:
+def test_a_program_that_cannot_start_reports_the_reason(endpoint: EndpointProcess) -> None:
     for asked, code, words in (
         ({"num_nodes": 4}, "LIMIT_INVALID", "a block of this endpoint has 3"),
         ({"num_nodes": 2, "ranks_per_node": 2, "num_ranks": 5}, "LIMIT_INVALID", "5 ranks cannot be"),

@@ -38,7 +38,7 @@ from tests.waiting import WAIT_S
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_only_the_managers_key_opens_the_fleet(known: bool) -> None:
+def test_only_managers_with_the_key_may_connect(known: bool) -> None:
     keys = FleetKeys(new_curve_keys(), new_curve_keys())
     with zmq.Context() as context:
         fleet = fleet_socket(context)
@@ -59,7 +59,7 @@ def test_only_the_managers_key_opens_the_fleet(known: bool) -> None:
             guard.stop()
 
 
-def test_a_manager_whose_key_is_refused_is_told_so_instead_of_waiting() -> None:
+def test_a_manager_with_a_refused_key_ends_with_an_error_instead_of_waiting() -> None:
     keys = FleetKeys(new_curve_keys(), new_curve_keys())
     with zmq.Context() as context:
         fleet = fleet_socket(context)
@@ -100,7 +100,7 @@ def test_the_first_address_that_takes_a_connection_is_used() -> None:
 # -- a manager that finds a gap ----------------------------------------------------------------------------------------
 
 
-def test_a_manager_that_missed_a_message_gives_back_what_it_has(tmp_path: Path) -> None:
+def test_a_manager_that_missed_a_message_returns_its_tasks(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path)
     try:
         agent.listen(lambda: agent.progress and agent.progress[-1].idle_workers == 1)
@@ -227,7 +227,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def test_an_agent_that_missed_a_message_gives_the_manager_up(site: Site) -> None:
+def test_an_agent_that_missed_a_message_drops_the_manager(site: Site) -> None:
     site.register()
     site.turn(lambda: site.heard)
     site.say(protocol.Progress(), 3)
@@ -239,7 +239,7 @@ def test_an_agent_that_missed_a_message_gives_the_manager_up(site: Site) -> None
     assert len(site.heard) == 1
 
 
-def test_a_connection_that_was_made_again_without_loss_goes_on(site: Site) -> None:
+def test_a_reconnection_without_loss_continues(site: Site) -> None:
     site.register()
     site.turn(lambda: site.heard)
     site.manager.close(linger=0)
@@ -249,7 +249,7 @@ def test_a_connection_that_was_made_again_without_loss_goes_on(site: Site) -> No
     assert not site.lost
 
 
-def test_a_manager_of_no_block_of_ours_is_sent_away(site: Site) -> None:
+def test_a_manager_of_an_unknown_block_is_refused(site: Site) -> None:
     site.register(block_id="of an earlier agent")
     site.turn(lambda: site.manager.poll(0))
     assert isinstance(site.told(), protocol.Stop)
@@ -264,7 +264,7 @@ def test_a_manager_that_leaves_is_lost_at_once_and_its_block_ended_soon(site: Si
     assert "SIGTERM" in site.lost[0].reason
 
 
-def test_a_manager_outlives_what_a_scheduler_says_until_it_is_silent(site: Site) -> None:
+def test_a_manager_is_kept_until_it_is_silent_whatever_the_scheduler_reports(site: Site) -> None:
     site.register()
     site.turn(lambda: site.heard)
     site.nodes.phase = Phase.ENDED

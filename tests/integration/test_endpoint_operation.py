@@ -66,7 +66,7 @@ def shell(tmp_path: Path) -> Shell:
     return shell
 
 
-def test_start_at_boot_and_no_more(shell: Shell) -> None:
+def test_start_at_boot_can_be_enabled_and_disabled(shell: Shell) -> None:
     refused = shell.run("enable-on-boot", "lab", FARCALL_API_URL="http://x", FARCALL_TOKEN="plant")
     assert refused.returncode == os.EX_CONFIG, "variables of this login are not there at boot"
     assert "config.toml" in refused.stderr
@@ -98,7 +98,7 @@ def test_start_at_boot_and_no_more(shell: Shell) -> None:
     assert "was not started at boot" in shell.ok("disable-on-boot", "lab")
 
 
-def test_without_a_usable_systemd_the_user_is_told_what_to_run(shell: Shell) -> None:
+def test_without_a_usable_systemd_the_command_to_run_is_printed(shell: Shell) -> None:
     (shell.home / "config.toml").write_text('[default]\napi_url = "http://127.0.0.1:9"\ntoken = "plant"\n')
     said = shell.ok("enable-on-boot", "lab", SYSTEMCTL_FAILS="1")
     assert shell.unit.exists()

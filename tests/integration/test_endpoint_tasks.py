@@ -74,7 +74,7 @@ def note_and_wait(path: str, release: str) -> int:
     return os.getpid()
 
 
-def test_a_batch_comes_back_in_full(cloud: FakeCloud) -> None:
+def test_every_task_of_a_batch_returns_a_result(cloud: FakeCloud) -> None:
     began_at = time.time()
     ends = cloud.ends(cloud.submit_many(double, [(number,) for number in range(2000)]))
     assert [end.value for end in ends] == [2 * number for number in range(2000)]
@@ -97,7 +97,7 @@ def test_an_exception_brings_its_traceback_and_output(cloud: FakeCloud) -> None:
     assert end.error["endpoint_id"]
 
 
-def test_output_of_a_success_is_kept_for_those_who_ask(cloud: FakeCloud) -> None:
+def test_output_of_a_success_is_kept_on_request(cloud: FakeCloud) -> None:
     def talk(text: str) -> int:
         import sys
 
@@ -170,7 +170,7 @@ def test_arrays_are_used_where_they_arrived_and_go_back_as_bytes(cloud: FakeClou
     assert cloud.end(small).spec.result is not None
 
 
-def test_a_payload_that_is_not_what_was_promised_fails_its_task(cloud: FakeCloud) -> None:
+def test_a_payload_with_another_checksum_or_size_fails_its_task(cloud: FakeCloud) -> None:
     cloud.http.failing_blobs = None
     real = cloud._store
 
@@ -237,7 +237,7 @@ def test_garbage_as_payload_or_function_fails_only_its_task(cloud: FakeCloud) ->
     assert [end.error["code"] for end in cloud.ends(ids)] == ["DESERIALIZATION_FAILED"] * 2
 
 
-def test_a_task_that_kills_its_worker_is_tried_again_then_given_up(cloud: FakeCloud) -> None:
+def test_a_task_that_kills_its_worker_is_retried_and_then_fails(cloud: FakeCloud) -> None:
     neighbours = cloud.submit_many(sleep, [(0.05,)] * 20)
     end = cloud.end(cloud.submit(exit_hard, 7, max_attempts=3))
     assert end.state is TaskState.FAILED
@@ -259,7 +259,7 @@ def test_a_crash_in_compiled_code_shows_where(cloud: FakeCloud) -> None:
     assert "Segmentation fault" in end.error["stderr_tail"]
 
 
-def test_a_task_that_may_not_run_twice_does_not(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_a_non_idempotent_task_does_not_run_twice(cloud: FakeCloud, tmp_path: Path) -> None:
     def count_and_die(path: str) -> None:
         import os
 
@@ -369,7 +369,7 @@ def test_walltime_ends_a_task_and_its_children(cloud: FakeCloud, tmp_path: Path)
         wait_gone([psutil.Process(int(path.read_text()))])
 
 
-def test_a_long_task_hides_no_work_behind_it(cloud: FakeCloud, tmp_path: Path, release: Path) -> None:
+def test_a_long_task_does_not_block_other_tasks(cloud: FakeCloud, tmp_path: Path, release: Path) -> None:
     cloud.ends(cloud.submit_many(double, [(1,)] * 500))  # short tasks: prefetching is deep now
     long = cloud.submit(note_and_wait, str(tmp_path / "long"), str(release))
     cloud.ends(cloud.submit_many(double, [(1,)] * 500))
@@ -394,7 +394,7 @@ def test_cancel_of_a_waiting_and_of_a_running_task(cloud: FakeCloud, tmp_path: P
     assert not paths[ids.index(waiting[0])].exists()
 
 
-def test_lasting_states_are_reported_and_short_ones_are_not(cloud: FakeCloud, tmp_path: Path, release: Path) -> None:
+def test_only_lasting_states_are_reported(cloud: FakeCloud, tmp_path: Path, release: Path) -> None:
     began = time.monotonic()
     short = cloud.submit_many(double, [(1,)] * 100)
     cloud.ends(short)
@@ -420,7 +420,7 @@ def test_lasting_states_are_reported_and_short_ones_are_not(cloud: FakeCloud, tm
         assert not {transition.task_id for transition in cloud.transitions} & set(short)
 
 
-def test_tasks_see_their_id_and_no_secret(cloud: FakeCloud) -> None:
+def test_tasks_have_their_id_and_no_secrets(cloud: FakeCloud) -> None:
     def environment() -> dict[str, str]:
         import os
 
@@ -435,7 +435,7 @@ def test_tasks_see_their_id_and_no_secret(cloud: FakeCloud) -> None:
     assert "FARCALL_TOKEN" not in seen
 
 
-def test_result_serializers_are_the_submitters_choice(cloud: FakeCloud) -> None:
+def test_the_submitter_chooses_result_serializers(cloud: FakeCloud) -> None:
     end = cloud.end(cloud.submit(double, 4, result_serializers=("globus_compute_sdk.serialize.JSONData",)))
     assert end.value == 8
     assert end.spec.result is not None
@@ -471,7 +471,7 @@ def test_many_functions(cloud: FakeCloud) -> None:
     assert [end.value for end in cloud.ends(ids)] == list(range(600))
 
 
-def test_threads_of_a_task_do_not_hold_it_up(cloud: FakeCloud, release: Path) -> None:
+def test_threads_of_a_task_do_not_delay_its_result(cloud: FakeCloud, release: Path) -> None:
     def start_thread(release: str) -> int:
         import pathlib
         import threading

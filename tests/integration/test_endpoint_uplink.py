@@ -15,7 +15,7 @@ from tests.support.endpoint import wait_until
 from tests.waiting import WAIT_S
 
 
-def test_a_connection_that_ended_by_a_breach_of_protocol_holds_nobody_up() -> None:
+def test_a_protocol_error_does_not_block_the_connection_thread() -> None:
     with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as listener:
         uplink = Uplink(context, new_curve_keys(), zmq.Poller())
         uplink.open_socket(Address(f"tcp://127.0.0.1:{listener.getsockname()[1]}", new_curve_keys().public))

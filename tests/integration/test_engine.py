@@ -80,7 +80,7 @@ def test_a_class_of_a_module_on_the_path_is_the_same_in_functions_arguments_and_
     assert type(made) is measured_here.Value
 
 
-def test_what_a_script_defines_travels_with_its_code(engine: Engine) -> None:
+def test_definitions_of_a_script_are_sent_by_value(engine: Engine) -> None:
     factor = 3
 
     class Point:
@@ -97,7 +97,7 @@ def test_what_a_script_defines_travels_with_its_code(engine: Engine) -> None:
     assert engine.submit(str.upper, "abc").result(WAIT_S) == "ABC"
 
 
-def test_an_exception_arrives_as_itself_with_its_traceback(engine: Engine) -> None:
+def test_an_exception_keeps_its_type_and_traceback(engine: Engine) -> None:
     def fail(key: str) -> None:
         raise KeyError(key)
 
@@ -128,14 +128,14 @@ def test_an_exception_that_cannot_travel_arrives_as_text(engine: Engine) -> None
     assert "in fail" in (error.remote_traceback or "")
 
 
-def test_what_cannot_be_sent_is_refused_at_once(engine: Engine) -> None:
+def test_unserializable_arguments_are_refused_at_once(engine: Engine) -> None:
     with pytest.raises(SerializationError, match=r"lock|pickle"):
         engine.submit(add, threading.Lock())  # type: ignore[arg-type]
     with pytest.raises(SerializationError, match="cannot be called"):
         engine.submit(5)  # type: ignore[arg-type]
 
 
-def test_a_result_that_cannot_be_sent_says_so(engine: Engine) -> None:
+def test_an_unserializable_result_is_an_error(engine: Engine) -> None:
     def lock() -> object:
         import threading
 
@@ -147,7 +147,7 @@ def test_a_result_that_cannot_be_sent_says_so(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 20_000, 70_000, 1_000_000, 20_000_000])
-def test_bytes_of_any_size_go_there_and_back(engine: Engine, size_bytes: int) -> None:
+def test_bytes_of_any_size_round_trip(engine: Engine, size_bytes: int) -> None:
     data = os.urandom(size_bytes)
     assert engine.submit(bytes, data).result(WAIT_S) == data
 
@@ -271,7 +271,7 @@ def test_cancel_of_waiting_tasks_starts_none_of_them(engine: Engine, tmp_path: P
     assert list(tmp_path.iterdir()) == [release]
 
 
-def test_a_task_that_kills_its_worker_is_started_again_and_then_given_up(engine: Engine, tmp_path: Path) -> None:
+def test_a_task_that_kills_its_worker_is_restarted_and_then_fails(engine: Engine, tmp_path: Path) -> None:
     neighbours = [engine.submit(add, number) for number in range(200)]
     assert engine.submit(die_until, str(tmp_path / "twice"), 2).result(WAIT_S) == "survived"
     error = engine.submit(die_until, str(tmp_path / "always"), 99).exception(WAIT_S)
@@ -282,7 +282,7 @@ def test_a_task_that_kills_its_worker_is_started_again_and_then_given_up(engine:
     assert [future.result(WAIT_S) for future in neighbours] == [number + 10 for number in range(200)]
 
 
-def test_options_hold_for_the_tasks_of_a_view(engine: Engine, tmp_path: Path) -> None:
+def test_options_apply_to_the_tasks_of_a_view(engine: Engine, tmp_path: Path) -> None:
     once = engine.options(idempotent=False)
     error = once.submit(die_until, str(tmp_path / "once"), 99).exception(WAIT_S)
     assert isinstance(error, TaskError)
@@ -391,7 +391,7 @@ def test_a_task_that_writes_to_its_workers_socket_costs_that_worker_alone(kind: 
         assert manager.is_running()
 
 
-def test_a_task_that_prints_without_end_is_stopped_and_its_last_words_come_back(engine: Engine) -> None:
+def test_a_task_with_endless_output_is_stopped_and_the_tail_is_returned(engine: Engine) -> None:
     def chatter() -> None:
         while True:
             print("and another thing")
@@ -442,7 +442,7 @@ def test_shutdown_can_cancel_what_is_open() -> None:
     assert all(future.cancelled() for future in futures)
 
 
-def test_an_engine_that_nobody_holds_ends_its_processes() -> None:
+def test_an_unreferenced_engine_ends_its_processes() -> None:
     before = set(psutil.Process().children(recursive=True))
     engine: Engine | None = Engine(max_workers=1)
     assert engine is not None
@@ -503,7 +503,7 @@ def test_a_failing_program_shows_where_the_function_failed(tmp_path: Path) -> No
     assert "ZeroDivisionError: division by zero" in ended.stderr
 
 
-def test_options_that_only_a_cloud_knows_are_no_arguments(engine: Engine) -> None:
+def test_cloud_only_options_are_not_accepted(engine: Engine) -> None:
     wrong: Any = {"memoize": True}
     with pytest.raises(TypeError, match="memoize"):
         Engine(**wrong)
@@ -559,7 +559,7 @@ def test_a_future_is_settled_once_whoever_races() -> None:
         assert outcomes == (["cancelled"] if future.cancelled() else [1])
 
 
-def test_an_engine_that_cannot_get_a_port_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_a_port_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("sbatch", "squeue", "scancel"):
         (tmp_path / command).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / command).chmod(0o755)

@@ -35,7 +35,7 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_a_manager_that_hears_nothing_of_its_agent_ends_with_its_workers(tmp_path: Path) -> None:
+def test_a_manager_without_messages_from_its_agent_ends_with_its_workers(tmp_path: Path) -> None:
     with agent_of(tmp_path, "--heartbeat-threshold", "2.5") as agent:
         agent.run("t", sleep, 1000.0)
         agent.listen(lambda: any(progress.started for progress in agent.progress), pinging=True)
@@ -61,7 +61,7 @@ def test_a_manager_of_the_same_machine_needs_no_pings(tmp_path: Path) -> None:
         assert agent.manager.poll() is None
 
 
-def test_a_manager_that_was_stopped_listens_before_it_judges(tmp_path: Path) -> None:
+def test_a_resumed_manager_reads_messages_before_it_decides(tmp_path: Path) -> None:
     with agent_of(tmp_path, "--heartbeat-threshold", "2.5") as agent:
         process = psutil.Process(agent.manager.pid)
         process.suspend()
@@ -72,7 +72,7 @@ def test_a_manager_that_was_stopped_listens_before_it_judges(tmp_path: Path) -> 
         agent.listen(lambda: agent.finished)
 
 
-def test_a_manager_that_is_not_wanted_any_more_ends_when_it_wakes_up(tmp_path: Path) -> None:
+def test_a_dropped_manager_ends_when_it_resumes(tmp_path: Path) -> None:
     with agent_of(tmp_path) as agent:
         agent.run("t", sleep, 1000.0)
         agent.listen(lambda: any(progress.started for progress in agent.progress))
@@ -121,7 +121,7 @@ def endpoint(tmp_path: Path) -> Iterator[EndpointProcess]:
         yield endpoint
 
 
-def test_a_stopped_manager_is_given_up_and_its_tasks_go_on_elsewhere(endpoint: EndpointProcess, tmp_path: Path) -> None:
+def test_tasks_of_a_stopped_manager_run_on_another(endpoint: EndpointProcess, tmp_path: Path) -> None:
     cloud = endpoint.cloud
     again = cloud.submit_many(sleep, [(0.5,)] * 4)
     once = cloud.submit(sleep, 0.5, idempotent=False)
@@ -136,7 +136,7 @@ def test_a_stopped_manager_is_given_up_and_its_tasks_go_on_elsewhere(endpoint: E
     wait_gone(family)
 
 
-def test_a_stopped_manager_that_wakes_up_in_time_goes_on(endpoint: EndpointProcess) -> None:
+def test_a_stopped_manager_that_resumes_in_time_continues(endpoint: EndpointProcess) -> None:
     cloud = endpoint.cloud
     tasks = cloud.submit_many(sleep, [(0.3,)] * 4, idempotent=False)
     cloud.wait_for(lambda: len(cloud.accepted) == 4)
@@ -149,7 +149,7 @@ def test_a_stopped_manager_that_wakes_up_in_time_goes_on(endpoint: EndpointProce
     assert [process.pid for process in endpoint.managers()] == [manager.pid]
 
 
-def test_managers_go_on_while_their_agent_is_stopped_and_deliver_afterwards(
+def test_managers_run_while_their_agent_is_stopped_and_deliver_when_it_resumes(
     endpoint: EndpointProcess, tmp_path: Path
 ) -> None:
     def note(path: str) -> None:

@@ -97,7 +97,7 @@ def test_a_worker_sees_one_accelerator_and_may_use_any_core(tmp_path: Path) -> N
         assert "OMP_NUM_THREADS" not in environ
 
 
-def test_what_the_scheduler_hides_stays_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerators_hidden_by_the_scheduler_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     with Engine(max_workers=1, accelerators=4, working_dir=tmp_path) as engine:
         assert engine.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result(WAIT_S) == "2"
@@ -135,7 +135,7 @@ def test_an_engine_whose_workers_do_not_fit_is_refused_at_once() -> None:
         Engine(cpu_affinity="blok")  # type: ignore[arg-type]
 
 
-def test_the_agent_hears_what_a_node_has(tmp_path: Path) -> None:
+def test_the_agent_receives_the_resources_of_a_node(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, "--cores-per-worker", "0.5", "--accelerators", "a", "b", "c", slots=2)
     try:
         agent.listen(lambda: agent.registered)
@@ -149,7 +149,7 @@ def test_the_agent_hears_what_a_node_has(tmp_path: Path) -> None:
     assert capacity == protocol.Capacity(here.whole_cpus, here.memory_bytes, ("a", "b", "c"))
 
 
-def test_a_manager_on_a_node_that_is_too_small_says_why(tmp_path: Path) -> None:
+def test_a_manager_on_a_too_small_node_reports_the_reason(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "farcall_endpoint.manager", "--agent", "ipc:///nobody", "--block-id", "b"]
     command += ["--prefetch", "0", "--working-dir", str(tmp_path), "--cores-per-worker", "100000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
@@ -262,7 +262,7 @@ def test_a_task_that_is_stopped_leaves_nothing_behind(agent: FakeAgent, tmp_path
     assert all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in neighbours)
 
 
-def test_what_a_task_has_left_lives_as_long_as_its_worker(agent: FakeAgent, tmp_path: Path) -> None:
+def test_processes_left_by_a_task_live_as_long_as_its_worker(agent: FakeAgent, tmp_path: Path) -> None:
     left = left_by(agent, tmp_path / "left", wait=False)
     agent.run("next", os.getpid)
     agent.listen(lambda: "next" in agent.finished)

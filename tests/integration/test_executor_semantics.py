@@ -155,7 +155,7 @@ def test_map_is_in_order_and_ends_with_the_shortest(pool: concurrent.futures.Exe
             pool.map(pow, [1], [1], chunksize=0)
 
 
-def test_map_raises_where_the_call_did(pool: concurrent.futures.Executor) -> None:
+def test_map_raises_at_the_failed_call(pool: concurrent.futures.Executor) -> None:
     results = pool.map(divmod, [1, 1, 1, 1], [2, 3, 0, 5])
     assert (next(results), next(results)) == ((0, 1), (0, 1))
     with pytest.raises(ZeroDivisionError):
@@ -164,7 +164,7 @@ def test_map_raises_where_the_call_did(pool: concurrent.futures.Executor) -> Non
         next(results)
 
 
-def test_map_gives_up_in_time(pool: concurrent.futures.Executor, tmp_path: Path) -> None:
+def test_map_times_out(pool: concurrent.futures.Executor, tmp_path: Path) -> None:
     ready, never = tmp_path / "ready", tmp_path / "never"
     ready.touch()
     with pytest.raises(TimeoutError):
@@ -185,7 +185,7 @@ def _referred(_: int) -> Referred:
 
 
 @pytest.mark.parametrize("how", ["argument", "method"])
-def test_what_a_call_referred_to_is_freed_without_the_garbage_collector(
+def test_arguments_of_a_call_are_freed_without_the_garbage_collector(
     pool: concurrent.futures.Executor, how: str
 ) -> None:
     gc.collect()
@@ -219,9 +219,7 @@ def test_waiting_for_the_first_for_an_error_and_for_all(pool: concurrent.futures
     assert set(concurrent.futures.as_completed([*again, held], WAIT_S)) == {*again, held}
 
 
-def test_a_wait_that_is_over_is_a_timeout_and_the_call_continues(
-    pool: concurrent.futures.Executor, tmp_path: Path
-) -> None:
+def test_a_wait_times_out_and_the_call_continues(pool: concurrent.futures.Executor, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     future: Future = pool.submit(until, str(gate))
     with pytest.raises(TimeoutError):
@@ -267,7 +265,7 @@ def test_a_built_in_exception_is_caught_as_one(pool: concurrent.futures.Executor
 
 
 @pytest.mark.parametrize("error", [*BUILT_IN, Mine("alone", 3)], ids=lambda error: type(error).__name__)
-def test_ours_are_also_task_failures_and_carry_the_original(ours: Any, error: Exception) -> None:
+def test_remote_exceptions_are_task_failures_with_the_original(ours: Any, error: Exception) -> None:
     raised = ours.submit(fail, error).exception(WAIT_S)
     assert isinstance(raised, TaskFailed)
     assert type(raised.__cause__) is type(error)
@@ -279,7 +277,7 @@ def test_ours_are_also_task_failures_and_carry_the_original(ours: Any, error: Ex
     assert repr(raised).startswith("TaskFailed(")
 
 
-def test_the_original_is_raised_where_that_is_asked_for(ours: Any) -> None:
+def test_the_original_exception_is_raised_on_request(ours: Any) -> None:
     faithful = ours.options(raise_original=True)
     with pytest.raises(Mine) as caught:
         faithful.submit(fail, Mine("alone")).result(WAIT_S)
@@ -292,7 +290,7 @@ def test_the_original_is_raised_where_that_is_asked_for(ours: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [TimeoutError("slow"), StopIteration(3), SystemExit(3), KeyboardInterrupt()])
-def test_what_means_something_to_code_that_waits_is_only_a_task_failure(ours: Any, error: BaseException) -> None:
+def test_remote_timeouts_and_cancellations_are_only_task_failures(ours: Any, error: BaseException) -> None:
     raised = ours.submit(fail, error).exception(WAIT_S)
     assert isinstance(raised, TaskFailed)
     assert not isinstance(raised, type(error))
@@ -323,7 +321,9 @@ def test_callbacks_run_in_order_and_after_one_that_raised(
     assert "in a callback" in caplog.text
 
 
-def test_a_callback_that_exits_ends_nothing(ours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_exits_does_not_end_the_executor(
+    ours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     gate, called = tmp_path / "gate", collections.deque[int]()
     future = ours.submit(until, str(gate))
     future.add_done_callback(lambda _: sys.exit(5))
@@ -348,7 +348,7 @@ def test_a_result_whose_reading_exits_fails_alone(ours: Any) -> None:
     assert ours.submit(pow, 2, 3).result(WAIT_S) == 8
 
 
-def test_an_exception_whose_reading_exits_is_known_by_its_text(ours: Any) -> None:
+def test_an_exception_whose_reading_exits_is_reported_as_text(ours: Any) -> None:
     class Odd(ValueError):
         def __reduce__(self) -> Any:
             return sys.exit, (1,)
@@ -382,7 +382,7 @@ def test_an_exception_that_raises_when_it_is_shown_is_reported(ours: Any) -> Non
     assert ours.submit(pow, 2, 3).result(WAIT_S) == 8
 
 
-def test_what_cannot_be_sent_is_refused_by_submit(ours: Any) -> None:
+def test_submit_refuses_unserializable_arguments(ours: Any) -> None:
     """The standard library's process pool has it in the future instead."""
     with pytest.raises(SerializationError):
         ours.submit(sum, (number for number in range(3)))
@@ -392,7 +392,7 @@ def test_what_cannot_be_sent_is_refused_by_submit(ours: Any) -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_pool_that_was_shut_down_takes_no_more(fresh: concurrent.futures.Executor) -> None:
+def test_a_shut_down_pool_refuses_calls(fresh: concurrent.futures.Executor) -> None:
     future: Future = fresh.submit(pow, 2, 3)
     fresh.shutdown()
     assert future.result(0) == 8
@@ -409,7 +409,7 @@ def test_results_come_after_a_shutdown_that_does_not_wait(fresh: concurrent.futu
     assert [future.result(WAIT_S) for future in futures] == [str(gate)] * 4
 
 
-def test_a_shutdown_that_cancels_lets_nothing_start(fresh: concurrent.futures.Executor, tmp_path: Path) -> None:
+def test_a_cancelling_shutdown_starts_no_pending_call(fresh: concurrent.futures.Executor, tmp_path: Path) -> None:
     """In a pool of the standard library what runs is finished; ours end it, too."""
     gate = tmp_path / "gate"
     futures: list[Future] = [fresh.submit(until, str(gate)) for _ in range(20)]
@@ -460,7 +460,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_an_engine_refuses_what_comes_after_its_end() -> None:
+def test_an_ended_engine_refuses_calls() -> None:
     told = run("""
         from farcall_endpoint import Engine
         pool = Engine(max_workers=1)
@@ -469,7 +469,7 @@ def test_an_engine_refuses_what_comes_after_its_end() -> None:
     assert told.splitlines() == ["4", "refused: cannot schedule new futures after shutdown"]
 
 
-def test_an_executor_refuses_what_comes_after_its_end_and_leaves_no_future_open() -> None:
+def test_an_ended_executor_refuses_calls_and_leaves_no_future_open() -> None:
     told = run("""
         from farcall import Executor
         from farcall.testing import FakeCloud
@@ -481,7 +481,7 @@ def test_an_executor_refuses_what_comes_after_its_end_and_leaves_no_future_open(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_engine_that_dies_of_a_defect_ends_its_futures_and_takes_no_more(tmp_path: Path) -> None:
+def test_an_engine_that_crashes_fails_its_futures_and_refuses_calls(tmp_path: Path) -> None:
     with Engine(max_workers=1) as engine:
         held = engine.submit(until, str(tmp_path / "never"))
         future: EngineFuture[Any] = EngineFuture("broken", engine._cancel)
@@ -499,7 +499,7 @@ def test_an_engine_that_dies_of_a_defect_ends_its_futures_and_takes_no_more(tmp_
 # -- what programs look at ---------------------------------------------------------------------------------------------
 
 
-def test_the_size_of_a_pool_can_be_asked_for(pool: Any) -> None:
+def test_the_size_of_a_pool_can_be_read(pool: Any) -> None:
     assert pool._max_workers >= 1
 
 

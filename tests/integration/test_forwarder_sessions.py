@@ -120,7 +120,7 @@ def test_a_ticket_must_be_valid_and_belong_to_the_key(
             assert refusal(agent) == "TICKET_INVALID"
 
 
-def test_a_refused_peer_may_greet_again_on_the_same_connection(
+def test_a_refused_peer_may_send_hello_again_on_the_same_connection(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
@@ -142,7 +142,7 @@ def test_a_routing_id_chosen_by_the_peer_is_not_accepted(
         wait_until(lambda: health(forwarder)[1]["refused"]["routing_ids"] == 1, "the message is dropped")
 
 
-def test_a_client_cannot_speak_as_an_agent(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_client_cannot_open_an_agent_session(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         client_key = PeerKey(agent.key.public_key, PeerKind.CLIENT, endpoint_id)
         cloud.stores.queue.admit(client_key, ttl_s=60)
@@ -201,7 +201,7 @@ def test_malformed_messages_end_only_their_session(
     assert counter(forwarder, "protocol_errors") == 11
 
 
-def test_a_message_before_the_greeting_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
+def test_a_message_before_the_hello_is_refused(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.socket.send_multipart(wire.encode(wire.Envelope(wire.Credit(tasks=10))))
         agent.session.sent(agent.hello(), now=0.0)

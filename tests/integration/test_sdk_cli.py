@@ -72,7 +72,7 @@ def run() -> Run:
 Output = pytest.CaptureFixture[str]
 
 
-def test_why_a_task_waits(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+def test_the_reason_of_a_waiting_task_is_shown(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
     assert run("run", f"{script}:greet", "world", "--no-wait") == 0
     task_id = capsys.readouterr().out.strip()
     assert run("tasks", "why", task_id, "--json") == 0
@@ -99,7 +99,7 @@ def test_run_shows_the_result(cloud: FakeCloud, script: str, run: Run, capsys: O
     assert capsys.readouterr().out == "2.0\n"
 
 
-def test_run_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+def test_run_prints_json_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
     assert run("run", f"{script}:count", "[1]", "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["result"] == {"count": 1}
@@ -118,7 +118,7 @@ def test_a_function_that_raises(cloud: FakeCloud, script: str, run: Run, capsys:
     assert "farcall/cli" not in errors  # no frame of ours
 
 
-def test_errors_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
+def test_errors_are_json_for_programs(cloud: FakeCloud, script: str, run: Run, capsys: Output) -> None:
     assert run("run", f"{script}:fail", "--json") == 1
     captured = capsys.readouterr()
     assert captured.out == ""

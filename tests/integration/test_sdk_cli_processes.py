@@ -77,7 +77,7 @@ def states(cloud: FakeCloud) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_an_interruption_leaves_a_task_running_and_tells_its_id(
+def test_an_interruption_leaves_a_task_running_and_prints_its_id(
     start: Start, cloud: FakeCloud, number: signal.Signals, code: int
 ) -> None:
     program = start("run", "script.py:same", "1")
@@ -93,7 +93,7 @@ def test_an_interruption_leaves_a_task_running_and_tells_its_id(
     assert f"farcall groups wait {task['task_group_id']}" in errors
 
 
-def test_ctrl_c_in_a_map_tells_programs_all_ids(start: Start, cloud: FakeCloud) -> None:
+def test_ctrl_c_in_a_map_prints_all_ids_for_programs(start: Start, cloud: FakeCloud) -> None:
     program = start("map", "script.py:same", *map(str, range(30)), "--json")
     wait_until(lambda: len(states(cloud)) == 30, "not all tasks were submitted")
     program.send_signal(signal.SIGINT)
@@ -106,7 +106,7 @@ def test_ctrl_c_in_a_map_tells_programs_all_ids(start: Start, cloud: FakeCloud) 
     assert states(cloud) == ["received"] * 30
 
 
-def test_ctrl_c_ends_the_waiting_for_a_group_and_nothing_else(start: Start, cloud: FakeCloud) -> None:
+def test_ctrl_c_ends_only_the_wait_for_a_group(start: Start, cloud: FakeCloud) -> None:
     group_id, _ = start("map", "script.py:same", "1", "--no-wait").communicate(timeout=WAIT_S)
     asked = threading.Event()
 
@@ -135,7 +135,7 @@ def test_a_closed_pipe_ends_a_list_without_output(start: Start, cloud: FakeCloud
     assert program.wait(WAIT_S) == 141
 
 
-def test_a_reader_that_is_not_there_gets_no_help_and_hears_nothing(environ: dict[str, str]) -> None:
+def test_help_to_a_closed_pipe_is_silent(environ: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     program = subprocess.run([*PROGRAM, "--help"], env=environ, stdout=writer, stderr=subprocess.PIPE, timeout=WAIT_S)
@@ -243,7 +243,7 @@ def test_the_token_prompt_has_no_echo(environ: dict[str, str], cloud: FakeCloud,
         (["endpoints", "rm", "fake"], "Delete endpoint fake", "n\n"),
     ],
 )
-def test_a_question_may_be_left_without_a_yes(
+def test_a_confirmation_can_be_interrupted(
     environ: dict[str, str], cloud: FakeCloud, tmp_path: Path, arguments: list[str], question: str, answer: str
 ) -> None:
     screen = Screen()

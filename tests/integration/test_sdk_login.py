@@ -159,7 +159,7 @@ def test_a_browser_where_there_are_no_device_codes(provider: IdentityProvider, f
 
 
 @pytest.mark.parametrize("how", [(), ("--browser",)])
-def test_a_login_that_is_refused_leaves_nothing(
+def test_a_refused_login_stores_nothing(
     provider: IdentityProvider, farcall: Farcall, path: Path, browser: None, how: tuple[str, ...]
 ) -> None:
     provider.lets_in = False
@@ -169,7 +169,7 @@ def test_a_login_that_is_refused_leaves_nothing(
     assert not path.exists()
 
 
-def test_a_code_for_another_login_is_not_taken(
+def test_a_code_for_another_login_is_refused(
     provider: IdentityProvider, farcall: Farcall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def strange(address: str) -> bool:
@@ -227,7 +227,7 @@ def test_missing_login_options(
 # -- Globus ------------------------------------------------------------------------------------------------------------
 
 
-def test_globus_by_a_code_that_is_pasted(
+def test_globus_login_with_a_pasted_code(
     provider: IdentityProvider, farcall: Farcall, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def paste(text: str, **_: Any) -> str:
@@ -247,13 +247,13 @@ def test_globus_by_a_code_that_is_pasted(
     assert farcall("whoami").exit_code == 0
 
 
-def test_globus_by_a_browser(provider: IdentityProvider, farcall: Farcall, browser: None) -> None:
+def test_globus_login_with_a_browser(provider: IdentityProvider, farcall: Farcall, browser: None) -> None:
     result = farcall("login", "--provider", "globus", "--client-id", "a-client", "--scope", SCOPE, "--browser")
     assert result.exit_code == 0, result.output
     assert farcall("whoami").exit_code == 0
 
 
-def test_globus_refuses(
+def test_a_refusal_by_globus(
     provider: IdentityProvider, farcall: Farcall, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARCALL_CLIENT_ID", provider.client_id)
@@ -276,7 +276,7 @@ def test_without_globus_sdk_there_is_a_hint(path: Path) -> None:
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_renewed_before_it_ends(provider: IdentityProvider, cloud: OpenCloud, path: Path) -> None:
+def test_a_token_is_renewed_before_it_expires(provider: IdentityProvider, cloud: OpenCloud, path: Path) -> None:
     keep(path, login_at(provider))
     with Client(transport=cloud.transport) as client:
         client.whoami()
@@ -289,7 +289,7 @@ def test_a_token_is_renewed_before_it_ends(provider: IdentityProvider, cloud: Op
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_token_that_was_revoked_is_replaced_once(provider: IdentityProvider, cloud: OpenCloud, path: Path) -> None:
+def test_a_revoked_token_is_replaced_once(provider: IdentityProvider, cloud: OpenCloud, path: Path) -> None:
     keep(path, login_at(provider, access_token=(token := provider.token()), expires_at=time.time() + 3600))
     provider.revoked.append(token)
     with Client(transport=cloud.transport) as client:
@@ -303,9 +303,7 @@ def test_a_token_that_was_revoked_is_replaced_once(provider: IdentityProvider, c
         client.whoami()
 
 
-def test_a_token_that_ends_in_the_middle_of_a_map_is_renewed(
-    provider: IdentityProvider, cloud: OpenCloud, path: Path
-) -> None:
+def test_a_token_that_expires_during_a_map_is_renewed(provider: IdentityProvider, cloud: OpenCloud, path: Path) -> None:
     keep(path, login_at(provider, access_token=(token := provider.token()), expires_at=time.time() + 3600))
     cloud.start()
     with Client(transport=cloud.transport) as client, Executor(cloud.endpoint_id, client=client) as executor:
@@ -317,7 +315,7 @@ def test_a_token_that_ends_in_the_middle_of_a_map_is_renewed(
     assert cloud.refusals >= 1
 
 
-def test_clients_that_renew_at_the_same_moment_do_it_once(provider: IdentityProvider, path: Path) -> None:
+def test_concurrent_clients_renew_a_token_once(provider: IdentityProvider, path: Path) -> None:
     keep(path, login_at(provider))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         kept = [KeptLogin(path, environ={}) for _ in range(8)]
@@ -326,7 +324,7 @@ def test_clients_that_renew_at_the_same_moment_do_it_once(provider: IdentityProv
     assert len(headers) == 1
 
 
-def test_processes_that_renew_at_the_same_moment_do_it_once(provider: IdentityProvider, path: Path) -> None:
+def test_concurrent_processes_renew_a_token_once(provider: IdentityProvider, path: Path) -> None:
     keep(path, login_at(provider))
     code = (
         "import os, sys, pathlib; from farcall_common.login import KeptLogin\n"
@@ -340,7 +338,7 @@ def test_processes_that_renew_at_the_same_moment_do_it_once(provider: IdentityPr
     assert len(headers) == 1
 
 
-def test_a_client_asks_again_with_the_secret_of_its_environment(
+def test_a_client_requests_a_new_token_with_the_secret_of_its_environment(
     provider: IdentityProvider, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(path, login_at(provider, refresh_token=None))
@@ -351,7 +349,7 @@ def test_a_client_asks_again_with_the_secret_of_its_environment(
     assert provider.grants == ["client_credentials"]
 
 
-def test_a_provider_that_does_not_answer_is_no_refusal(provider: IdentityProvider, path: Path) -> None:
+def test_an_unreachable_provider_is_unavailable_and_not_a_refusal(provider: IdentityProvider, path: Path) -> None:
     keep(path, login_at(provider))
     provider.broken = True
     login = KeptLogin(path, environ={})
@@ -361,7 +359,7 @@ def test_a_provider_that_does_not_answer_is_no_refusal(provider: IdentityProvide
     assert login.get_authorization_header()
 
 
-def test_a_token_that_cannot_be_renewed_yet_is_used_until_it_ends(provider: IdentityProvider, path: Path) -> None:
+def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(provider: IdentityProvider, path: Path) -> None:
     now = time.time()
     keep(path, login_at(provider, access_token="almost over", expires_at=now + 10))
     provider.broken = True
@@ -374,7 +372,7 @@ def test_a_token_that_cannot_be_renewed_yet_is_used_until_it_ends(provider: Iden
     assert login.get_authorization_header() not in ("", "Bearer almost over")
 
 
-def test_a_token_goes_to_its_own_deployment_only(
+def test_a_token_is_sent_only_to_its_own_deployment(
     provider: IdentityProvider, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(path, login_at(provider))
@@ -395,7 +393,7 @@ def test_an_endpoint_renews_the_same_login(provider: IdentityProvider, path: Pat
     assert provider.grants == ["refresh_token"]
 
 
-def test_logging_out_ends_the_tokens(provider: IdentityProvider, farcall: Farcall, path: Path) -> None:
+def test_logging_out_revokes_the_tokens(provider: IdentityProvider, farcall: Farcall, path: Path) -> None:
     farcall("login", "--issuer", provider.issuer, "--client-id", "a-client")
     kept = read(path)
     assert kept is not None
@@ -414,7 +412,7 @@ def test_logging_out_works_without_the_provider(provider: IdentityProvider, farc
     assert not path.exists()
 
 
-def test_one_way_of_logging_in_replaces_the_other(provider: IdentityProvider, farcall: Farcall, path: Path) -> None:
+def test_one_login_method_replaces_the_other(provider: IdentityProvider, farcall: Farcall, path: Path) -> None:
     config = path.with_name("config.toml")
     assert farcall("login", input=provider.token()).exit_code == 0
     assert "token" in config.read_text()
@@ -424,7 +422,7 @@ def test_one_way_of_logging_in_replaces_the_other(provider: IdentityProvider, fa
     assert not path.exists()
 
 
-def test_a_broken_file_is_told_of(farcall: Farcall, path: Path) -> None:
+def test_a_malformed_login_file_is_reported(farcall: Farcall, path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("{")
     result = farcall("whoami")

@@ -113,7 +113,7 @@ def executor(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> Iterator[Ex
     executor.shutdown(cancel_futures=True)
 
 
-def test_pushed_results_settle_futures(executor: Executor, forwarder: ScriptedForwarder) -> None:
+def test_pushed_results_resolve_futures(executor: Executor, forwarder: ScriptedForwarder) -> None:
     futures = [executor.submit(pow, 2, n) for n in range(3)]
     forwarder.push([success(f, n) for n, f in enumerate(futures)], [serializer.serialize(2**n) for n in range(3)])
     assert [future.result(WAIT_S) for future in futures] == [1, 2, 4]
@@ -127,7 +127,7 @@ def test_pushed_results_settle_futures(executor: Executor, forwarder: ScriptedFo
     assert opening.cursor is None
 
 
-def test_other_groups_are_listened_for_when_they_are_used(executor: Executor, forwarder: ScriptedForwarder) -> None:
+def test_a_new_group_is_subscribed_when_it_is_used(executor: Executor, forwarder: ScriptedForwarder) -> None:
     executor.submit(pow, 2, 1)
     executor.task_group_id = other = "99999999-0000-4000-8000-000000000001"
     future = executor.submit(pow, 2, 2)
@@ -144,7 +144,7 @@ def test_other_groups_are_listened_for_when_they_are_used(executor: Executor, fo
     assert len(forwarder.said(Subscribe)) == 1
 
 
-def test_a_group_that_is_used_while_the_stream_opens_is_not_forgotten() -> None:
+def test_a_group_used_while_the_stream_opens_is_subscribed() -> None:
     with ScriptedForwarder(silent=True) as forwarder:
         cloud = StreamingCloud(forwarder)
         executor = cloud.executor()
@@ -178,7 +178,7 @@ def test_a_pushed_failure_raises_with_the_remote_traceback(executor: Executor, f
     assert future.attempt == 2
 
 
-def test_a_task_that_was_cancelled_elsewhere_is_a_cancelled_future(
+def test_a_task_cancelled_by_another_client_is_a_cancelled_future(
     executor: Executor, forwarder: ScriptedForwarder
 ) -> None:
     future = executor.submit(pow, 2, 3)
@@ -201,7 +201,7 @@ def test_a_result_in_a_blob_is_fetched(executor: Executor, forwarder: ScriptedFo
     assert future.result(WAIT_S) == "x" * 100_000
 
 
-def test_an_end_that_comes_twice_counts_once(executor: Executor, forwarder: ScriptedForwarder) -> None:
+def test_a_repeated_result_counts_once(executor: Executor, forwarder: ScriptedForwarder) -> None:
     first, second = executor.submit(pow, 2, 3), executor.submit(pow, 2, 4)
     calls: list[object] = []
     first.add_done_callback(calls.append)
@@ -212,7 +212,7 @@ def test_an_end_that_comes_twice_counts_once(executor: Executor, forwarder: Scri
     assert calls == [first]
 
 
-def test_a_stream_that_is_cut_in_the_middle_of_a_batch_loses_nothing(cloud: StreamingCloud) -> None:
+def test_a_stream_interrupted_within_a_batch_loses_nothing(cloud: StreamingCloud) -> None:
     with ScriptedForwarder() as first:
         cloud.way = first.connection
         executor = cloud.executor()
@@ -229,7 +229,7 @@ def test_a_stream_that_is_cut_in_the_middle_of_a_batch_loses_nothing(cloud: Stre
         cloud.cloud.close()
 
 
-def test_a_cut_stream_is_resumed_where_it_ended(cloud: StreamingCloud) -> None:
+def test_an_interrupted_stream_resumes_where_it_ended(cloud: StreamingCloud) -> None:
     with ScriptedForwarder() as second, contextlib.ExitStack() as stack:
         with ScriptedForwarder() as first:
             cloud.way = first.connection
@@ -247,7 +247,7 @@ def test_a_cut_stream_is_resumed_where_it_ended(cloud: StreamingCloud) -> None:
         assert futures[1].result(WAIT_S) == 2
 
 
-def test_a_moving_forwarder_is_left_with_a_goodbye(
+def test_a_redirect_is_followed_after_a_goodbye(
     executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud
 ) -> None:
     future = executor.submit(pow, 2, 3)
@@ -282,7 +282,7 @@ def test_a_starting_forwarder_is_reported_and_used_once_it_is_awake(
 
 
 @pytest.mark.parametrize("frames", [[b"\x01garbage"], [b"\x09\x80"], [b""]])
-def test_garbage_ends_the_stream_and_not_the_executor(
+def test_malformed_messages_end_the_stream_and_not_the_executor(
     executor: Executor, forwarder: ScriptedForwarder, frames: list[bytes]
 ) -> None:
     future = executor.submit(pow, 2, 3)
@@ -300,7 +300,7 @@ def test_a_refused_stream_is_opened_again(executor: Executor, forwarder: Scripte
     assert future.result(WAIT_S) == 8
 
 
-def test_a_silent_forwarder_is_given_up() -> None:
+def test_a_silent_forwarder_is_disconnected() -> None:
     with ScriptedForwarder(heartbeat_s=0.1, silent=True) as forwarder:
         cloud = StreamingCloud(forwarder)
         with cloud.executor() as executor:
@@ -326,7 +326,7 @@ def test_a_lost_connection_is_detected_and_opened_again() -> None:
         cloud.client.close()
 
 
-def test_both_sides_show_that_they_are_alive() -> None:
+def test_both_sides_send_heartbeats() -> None:
     with ScriptedForwarder(heartbeat_s=0.7) as forwarder:
         cloud = StreamingCloud(forwarder)
         with cloud.executor():
@@ -336,7 +336,7 @@ def test_both_sides_show_that_they_are_alive() -> None:
         cloud.client.close()
 
 
-def test_without_a_listening_forwarder_results_are_polled() -> None:
+def test_without_a_reachable_forwarder_results_are_polled() -> None:
     with socket.socket() as reserved, ScriptedForwarder() as forwarder:
         reserved.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         cloud = StreamingCloud(forwarder)
@@ -369,7 +369,7 @@ def test_results_from_before_the_stream_are_polled(cloud: StreamingCloud) -> Non
     cloud.cloud.close()
 
 
-def test_a_stream_that_brings_nothing_is_found_out(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> None:
+def test_a_stream_without_results_is_detected(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> None:
     with cloud.executor() as executor:
         forwarder.wait_for(lambda: forwarder.streams_opened == 1)
         first, second = executor.submit(pow, 2, 2), executor.submit(pow, 2, 3)
@@ -380,9 +380,7 @@ def test_a_stream_that_brings_nothing_is_found_out(cloud: StreamingCloud, forwar
         assert second.result(WAIT_S) == 8
 
 
-def test_a_token_that_ended_stops_no_results_that_are_pushed(
-    cloud: StreamingCloud, forwarder: ScriptedForwarder
-) -> None:
+def test_an_expired_token_does_not_stop_pushed_results(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> None:
     with Executor(cloud.cloud.endpoint_id, client=cloud.client, retry_timeout_s=0.2) as executor:
         forwarder.wait_for(lambda: forwarder.streams_opened == 1)
         future = executor.submit(pow, 2, 3)
@@ -397,7 +395,9 @@ def test_a_token_that_ended_stops_no_results_that_are_pushed(
         assert future.result(WAIT_S) == 8
 
 
-def test_an_open_stream_spares_the_api(executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud) -> None:
+def test_an_open_stream_replaces_polling(
+    executor: Executor, forwarder: ScriptedForwarder, cloud: StreamingCloud
+) -> None:
     began = time.monotonic()
     for n in range(30):
         future = executor.submit(pow, 2, n)

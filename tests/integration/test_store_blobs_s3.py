@@ -58,12 +58,12 @@ def test_an_absent_store_is_unavailable(s3_environment: None, monkeypatch: pytes
         S3Blobs("farcall-blobs").ping()
 
 
-def test_a_missing_bucket_is_no_missing_blob(blobs: Blobs) -> None:
+def test_a_missing_bucket_is_not_a_missing_blob(blobs: Blobs) -> None:
     with pytest.raises(Unavailable):
         S3Blobs("another-bucket").read(REF.blob_key)
 
 
-def test_an_old_blob_is_written_again_and_a_young_one_is_not(blobs: Blobs) -> None:
+def test_only_an_old_blob_is_written_again(blobs: Blobs) -> None:
     """A lifecycle rule counts from the last write, which leaves out what the first has said besides."""
     s3 = boto3.client("s3")
     s3.put_object(Bucket="farcall-blobs", Key=REF.blob_key, Body=DATA, Metadata={"first": "yes"})

@@ -106,7 +106,7 @@ def as_dict(value: object) -> dict[str, Any]:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def test_an_end_of_a_kind_that_is_not_known_is_a_failure_and_stays(records: Records, expanded_url: str) -> None:
+def test_a_result_of_an_unknown_kind_is_a_failure_and_is_kept(records: Records, expanded_url: str) -> None:
     records.tasks.add_tasks([make_task("t1"), make_task("t2")])
     records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
     error = {"code": "LATER", "message": "as the later release says", "fault": "us", "added_later": 1}
@@ -122,7 +122,7 @@ def test_an_end_of_a_kind_that_is_not_known_is_a_failure_and_stays(records: Reco
         assert connection.execute("SELECT state FROM task WHERE task_id = 't1'").fetchone() == (LATER,)
 
 
-def test_an_open_task_in_a_state_that_is_not_known_can_end(records: Records, expanded_url: str) -> None:
+def test_an_open_task_in_an_unknown_state_can_end(records: Records, expanded_url: str) -> None:
     records.tasks.add_tasks([make_task("t1")])
     rewrite(expanded_url, "t1", state=LATER)
     [open_task] = records.tasks.list_open_tasks("e1")
@@ -131,7 +131,7 @@ def test_an_open_task_in_a_state_that_is_not_known_can_end(records: Records, exp
     assert records.tasks.get_tasks(["t1"])["t1"].state is TaskState.SUCCESS
 
 
-def test_events_and_references_with_more_in_them_are_read(records: Records, expanded_url: str) -> None:
+def test_events_and_references_with_unknown_fields_are_read(records: Records, expanded_url: str) -> None:
     records.tasks.add_tasks([make_task("t1")])
     ref = {"blob_key": "alice/k", "size_bytes": 3, "sha256": "k", "added_later": True}
     rewrite(expanded_url, "t1", payload=None, payload_ref=json.dumps(ref))
@@ -153,7 +153,7 @@ def test_events_and_references_with_more_in_them_are_read(records: Records, expa
     assert events[1].detail == {"spool_id": "s"}  # where a task was sent to is never overlooked
 
 
-def test_who_reported_it_and_whose_fault_it_is_need_not_be_known(records: Records, expanded_url: str) -> None:
+def test_unknown_reporters_and_faults_are_accepted(records: Records, expanded_url: str) -> None:
     records.tasks.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
     records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
     error = {"code": "LATER", "message": "as the later release says", "fault": "weather", "hint": "Wait."}
@@ -172,7 +172,7 @@ def test_who_reported_it_and_whose_fault_it_is_need_not_be_known(records: Record
     assert stored == (error,)
 
 
-def test_an_error_with_more_in_it_is_read(records: Records, expanded_url: str) -> None:
+def test_an_error_with_unknown_fields_is_read(records: Records, expanded_url: str) -> None:
     error = ErrorRecord("BOOM", "boom", fault=Fault.USER_CODE)
     records.tasks.add_tasks([make_task("t1")])
     end = make_end("t1", result=None, state=TaskState.FAILED, error=error)
@@ -184,7 +184,7 @@ def test_an_error_with_more_in_it_is_read(records: Records, expanded_url: str) -
 # -- the queue ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_queued_task_with_more_in_it_is_leased(queue: Queue, server: redis.Redis) -> None:
+def test_a_queued_task_with_unknown_fields_is_leased(queue: Queue, server: redis.Redis) -> None:
     fence = own(queue)
     queue.enqueue([make_queued("t1")])
     server.hset("t:{e1}:t1", "task", later(make_queued("t1")))
@@ -201,7 +201,7 @@ def test_a_queued_task_with_more_in_it_is_leased(queue: Queue, server: redis.Red
     ],
     ids=["state", "reporter", "fault"],
 )
-def test_an_end_of_a_kind_that_is_not_known_is_left_to_who_knows_it(
+def test_a_result_of_an_unknown_kind_is_left_to_newer_releases(
     queue: Queue, server: redis.Redis, unknown: dict[str, Any]
 ) -> None:
     fence = own(queue)
@@ -214,7 +214,7 @@ def test_an_end_of_a_kind_that_is_not_known_is_left_to_who_knows_it(
     assert server.lrange("o:{e1}", 0, -1) == [b"t1"]
 
 
-def test_peers_and_forwarders_of_a_kind_that_is_not_known_are_nobody(queue: Queue, server: redis.Redis) -> None:
+def test_peers_and_forwarders_of_an_unknown_kind_are_ignored(queue: Queue, server: redis.Redis) -> None:
     known, unknown = PeerKey("known", PeerKind.AGENT, "e1"), PeerKey("unknown", PeerKind.AGENT, "e1")
     server.set("zap:known", later(known))
     server.set("zap:unknown", later(unknown, kind="something else"))
@@ -235,7 +235,7 @@ def stores(expanded_url: str, environ: dict[str, str]) -> Iterator[Stores]:
     opened.close()
 
 
-def test_a_forwarder_serves_beside_a_later_api_and_a_later_forwarder(
+def test_a_forwarder_works_with_a_later_api_and_a_later_forwarder(
     stores: Stores, expanded_url: str, server: redis.Redis
 ) -> None:
     cloud = Cloud(stores)

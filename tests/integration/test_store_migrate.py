@@ -31,12 +31,12 @@ def test_an_upgrade_is_done_once(empty_database: str) -> None:
     assert not migrate.upgrade(empty_database)
 
 
-def test_one_of_many_upgrades_does_it(empty_database: str) -> None:
+def test_one_of_many_concurrent_upgrades_runs(empty_database: str) -> None:
     with ThreadPoolExecutor(4) as workers:
         assert sorted(workers.map(migrate.upgrade, [empty_database] * 4)) == [False, False, False, True]
 
 
-def test_a_large_table_takes_writes_while_its_index_is_built(empty_database: str) -> None:
+def test_a_large_table_accepts_writes_while_its_index_is_built(empty_database: str) -> None:
     """An index that is built at once waits for every writer, and lets none in behind itself."""
     migrate.upgrade(empty_database, revision="0002")
     group = "INSERT INTO task_group (task_group_id, owner_id) VALUES (%s, 'alice')"
@@ -61,7 +61,7 @@ def test_a_large_table_takes_writes_while_its_index_is_built(empty_database: str
     assert not migrate.upgrade(empty_database)
 
 
-def test_an_index_that_was_cut_off_is_built_anew(empty_database: str) -> None:
+def test_an_interrupted_index_is_rebuilt(empty_database: str) -> None:
     migrate.upgrade(empty_database, revision="0002")
     columns = "task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, idempotent, "
     columns += "max_attempts, result_serializers, resource_specification, details, submitted_at, timings"
@@ -82,7 +82,7 @@ def test_an_index_that_was_cut_off_is_built_anew(empty_database: str) -> None:
 
 
 @pytest.mark.parametrize("former", ["0004", "0005", "0008"])
-def test_a_revision_that_was_cut_off_can_be_repeated(empty_database: str, former: str) -> None:
+def test_an_interrupted_revision_can_be_repeated(empty_database: str, former: str) -> None:
     """Those that run outside of a transaction may have done half of their work."""
     migrate.upgrade(empty_database)
     execute(empty_database, f"UPDATE alembic_version SET version_num = '{former}'")
@@ -144,7 +144,7 @@ def test_the_head_is_the_newest_revision() -> None:
     assert migrate.scripts().get_current_head() == migrate.HEAD
 
 
-def test_old_code_leaves_a_newer_database_as_it_is(empty_database: str) -> None:
+def test_old_code_does_not_change_a_newer_database(empty_database: str) -> None:
     """CloudFormation that puts a deployment back runs the old code's migration on what the new code's has made."""
     migrate.upgrade(empty_database)
     newer = f"{int(migrate.HEAD) + 1:04}"

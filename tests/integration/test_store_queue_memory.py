@@ -116,7 +116,7 @@ def test_a_full_queue_stays_within_its_memory(
     assert each < allowed_bytes
 
 
-def test_what_has_ended_leaves_little(queue: ValkeyQueue, used_bytes: Callable[[], int]) -> None:
+def test_ended_tasks_leave_little_memory_in_use(queue: ValkeyQueue, used_bytes: Callable[[], int]) -> None:
     waiting = tasks(payload=os.urandom(4 * 1024))
     before = used_bytes()
     ended = run_to_the_end(queue, waiting)

@@ -70,7 +70,7 @@ class TestValkeyQueue(QueueSuite):
         valkey.start()
 
 
-def test_only_what_may_be_forgotten_has_a_time_to_live(queue: Queue, server: redis.Redis) -> None:
+def test_only_expendable_keys_have_a_time_to_live(queue: Queue, server: redis.Redis) -> None:
     """A cache short of memory evicts keys with a TTL; a task that waits, runs or is not yet recorded has none."""
     fence = own(queue)
     queue.enqueue([make_queued(f"t{n}") for n in range(4)])
@@ -84,7 +84,7 @@ def test_only_what_may_be_forgotten_has_a_time_to_live(queue: Queue, server: red
     assert server.hget("t:{e1}:t2", "result") is None
 
 
-def test_an_endpoint_lives_in_one_slot(queue: Queue, server: redis.Redis) -> None:
+def test_keys_of_an_endpoint_are_in_one_slot(queue: Queue, server: redis.Redis) -> None:
     fence = own(queue)
     queue.enqueue([make_queued(f"t{n}") for n in range(3)])
     lease(queue, fence, limit=2)
@@ -107,7 +107,7 @@ def test_a_killed_server_is_a_wiped_one(queue: Queue, valkey: Valkey) -> None:
     assert lease(queue, own(queue, tasks=[make_queued("t1")])) == ["t1"]
 
 
-def test_peers_and_forwarders_are_forgotten_by_the_server_too(queue: Queue, server: redis.Redis) -> None:
+def test_peers_and_forwarders_expire_on_the_server(queue: Queue, server: redis.Redis) -> None:
     queue.admit(PeerKey("key", PeerKind.CLIENT, "alice"), ttl_s=60)
     queue.announce(ForwarderInfo("w1", "tcp://127.0.0.1:1", "key"), ttl_s=15)
     assert 0 < server.ttl("zap:key") <= 60
@@ -122,7 +122,7 @@ def test_two_adapters_share_one_queue(queue: Queue, valkey: Valkey) -> None:
     other.close()
 
 
-def test_an_upkeep_goes_well_on_a_server_that_knows_some_of_its_scripts(queue: Queue, server: redis.Redis) -> None:
+def test_maintenance_works_on_a_server_that_has_some_of_its_scripts(queue: Queue, server: redis.Redis) -> None:
     """As after a failover, when others were here first: leases must not be reaped because their renewal is unknown."""
     fence = own(queue)
     queue.enqueue([make_queued("t1", idempotent=False), make_queued("t2")])
@@ -135,7 +135,7 @@ def test_an_upkeep_goes_well_on_a_server_that_knows_some_of_its_scripts(queue: Q
     assert single.leased(queue, "e1", fence) == {"t1": 1, "t2": 1}
 
 
-def test_steps_of_one_kind_go_well_on_a_server_that_knows_none(queue: Queue, server: redis.Redis) -> None:
+def test_batched_steps_work_on_a_server_without_scripts(queue: Queue, server: redis.Redis) -> None:
     fence = own(queue, tasks=[make_queued("t1")])
     server.script_flush()
     found = queue.lease({"e1": (fence, 5, 0), "e2": (1, 5, 0)}, lease_s=30)
@@ -143,13 +143,13 @@ def test_steps_of_one_kind_go_well_on_a_server_that_knows_none(queue: Queue, ser
     assert isinstance(found["e2"], QueueDataLost)
 
 
-def test_every_script_says_what_it_takes() -> None:
+def test_every_script_declares_its_arguments() -> None:
     scripts = Path(__file__).parents[2] / "common" / "farcall_common" / "store" / "lua"
     assert all(path.read_text().startswith("-- ARGV: ") for path in scripts.glob("*.lua") if path.stem != "prelude")
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_scripts_and_the_fake_share_out_the_same(seed: int, valkey: Valkey, server: redis.Redis) -> None:
+def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Valkey, server: redis.Redis) -> None:
     """Whatever happens, and in whatever order: the same tasks leave in the same order, and nothing is left behind."""
     with queue_with_clock(valkey.url) as (queue, clock):
         chance = random.Random(seed)

@@ -42,7 +42,7 @@ class TestPostgresRecords(RecordsSuite):
     pass
 
 
-def test_a_text_that_cannot_be_stored_is_the_callers_fault(records: Records) -> None:
+def test_unstorable_text_is_the_callers_fault(records: Records) -> None:
     with pytest.raises(InvalidRequest):
         records.functions.add_function(make_function(name="nul \x00"))
     with pytest.raises(InvalidRequest):
@@ -79,7 +79,7 @@ def test_batches_that_share_tasks_in_opposite_orders_do_not_lock_each_other_out(
         assert sum(workers.map(work, range(4))) == 100
 
 
-def test_one_of_many_rivals_gets_the_permit(records: Records) -> None:
+def test_one_of_many_concurrent_callers_gets_the_permit(records: Records) -> None:
     records.tasks.add_tasks([make_task(idempotent=False)])
     start = threading.Barrier(4)
 
@@ -91,7 +91,7 @@ def test_one_of_many_rivals_gets_the_permit(records: Records) -> None:
         assert sorted(workers.map(ask, range(4))) == [[], [], [], ["t1"]]
 
 
-def test_a_history_begins_once_whoever_wrote_it(records: Records, postgres_url: str) -> None:
+def test_a_history_begins_once_with_concurrent_writers(records: Records, postgres_url: str) -> None:
     """Releases before this one added an event for what the row of the task says."""
     records.tasks.add_tasks([make_task("t1"), make_task("t2")])
     execute(
@@ -107,7 +107,7 @@ def test_a_history_begins_once_whoever_wrote_it(records: Records, postgres_url: 
     ]
 
 
-def test_what_goes_by_keys_is_planned_once_and_never_scans_a_table(postgres_url: str) -> None:
+def test_key_lookups_are_planned_once_and_never_scan_a_table(postgres_url: str) -> None:
     """Also when it is planned while the tables are empty, which is when a scan looks cheapest."""
     records = open_records(postgres_url, max_connections=1)
     for number in range(8):  # the driver prepares what comes often
@@ -149,7 +149,7 @@ def test_a_result_is_found_among_many_of_the_same_call(records: Records, postgre
     assert "Sort" not in text
 
 
-def test_old_ends_are_found_by_their_index(records: Records, postgres_url: str) -> None:
+def test_old_results_are_found_by_their_index(records: Records, postgres_url: str) -> None:
     """A look for them once a minute must not cost more the more tasks there are."""
     tasks = [make_task(f"t{n:04}") for n in range(3000)]
     records.tasks.add_tasks(tasks)
@@ -164,7 +164,7 @@ def test_old_ends_are_found_by_their_index(records: Records, postgres_url: str) 
     assert records.tasks.purge_tasks(ended_before=at(1), limit=5000) == 1000
 
 
-def test_purges_at_the_same_moment_share_the_work(records: Records) -> None:
+def test_concurrent_purges_share_the_work(records: Records) -> None:
     tasks = [make_task(f"t{n:04}") for n in range(400)]
     records.tasks.add_tasks(tasks)
     records.tasks.record_results([make_end(task.task_id) for task in tasks], at=at(0))
@@ -193,13 +193,13 @@ def test_dead_letters_are_found_by_their_index(records: Records, postgres_url: s
     assert "Seq Scan" not in str(row[0])
 
 
-def test_what_was_done_cannot_be_rewritten(records: Records, postgres_url: str) -> None:
+def test_audit_rows_cannot_be_rewritten(records: Records, postgres_url: str) -> None:
     records.audit.add_entries([make_entry("endpoint.update", "e1")])
     with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
         execute(postgres_url, "UPDATE audit SET identity_id = 'mallory'")
 
 
-def test_no_question_goes_on_when_nobody_waits_for_the_answer(records: Records) -> None:
+def test_queries_end_when_their_caller_stops_waiting(records: Records) -> None:
     database = records.database
     assert isinstance(database, PostgresDatabase)
     assert database.rows("SHOW statement_timeout", {}) == [{"statement_timeout": "28s"}]
@@ -207,7 +207,7 @@ def test_no_question_goes_on_when_nobody_waits_for_the_answer(records: Records) 
         connection.execute("SET statement_timeout = 20; SELECT pg_sleep(20)")
 
 
-def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) -> None:
+def test_a_transition_updates_its_row_in_place(records: Records, postgres_url: str) -> None:
     """No index holds what moves change; that is what the indexes on finished_at are for."""
     records.tasks.add_tasks([make_task(memo_key="a call")])
     records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
@@ -221,7 +221,7 @@ def test_a_move_changes_its_row_in_place(records: Records, postgres_url: str) ->
     assert updates == (2, 2)
 
 
-def test_what_the_reconciler_asks_reads_as_many_rows_for_a_long_backlog_as_for_a_short_one(postgres_url: str) -> None:
+def test_rows_read_by_the_reconciler_do_not_grow_with_the_backlog(postgres_url: str) -> None:
     def rows_read(backlog: int) -> dict[str, float]:
         """By name of the statement; with a fifth of the tasks ended, and 20 endpoints."""
         execute(postgres_url, "TRUNCATE task")
@@ -268,7 +268,7 @@ def _rows_of(plan: dict[str, Any]) -> float:
     return float(here + sum(map(_rows_of, plan.get("Plans", ()))))
 
 
-def test_the_database_grows_with_what_is_in_it(records: Records) -> None:
+def test_database_size_grows_with_its_content(records: Records) -> None:
     before = records.database.size_bytes()
     records.functions.add_function(make_function(body=os.urandom(1_000_000)))
     assert records.database.size_bytes() - before >= 1_000_000

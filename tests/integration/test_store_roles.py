@@ -38,7 +38,7 @@ def opened(url: str, *, max_connections: int = 1) -> Iterator[Records]:
         records.close()
 
 
-def test_the_limits_are_parts_of_what_the_server_permits() -> None:
+def test_connection_limits_are_shares_of_the_servers_limit() -> None:
     def limits(max_connections: int) -> list[int]:
         return [connection_limit(role, max_connections) for role in PASSWORDS]
 
@@ -50,7 +50,7 @@ def test_the_limits_are_parts_of_what_the_server_permits() -> None:
 
 
 @pytest.mark.parametrize("role", PASSWORDS)
-def test_a_role_may_read_and_write_rows_and_nothing_else(urls: dict[str, str], role: str) -> None:
+def test_a_role_may_only_read_and_write_rows(urls: dict[str, str], role: str) -> None:
     with opened(urls[role]) as records:
         records.functions.audited(make_entry("function.register", "f1")).add_function(make_function())
         records.tasks.add_tasks([make_task()])
@@ -84,14 +84,14 @@ def test_a_role_adds_to_the_audit_and_reads_it_and_only_the_reconciler_deletes(
             assert records.audit.purge_entries(before=at(9), limit=10) == 1
 
 
-def test_a_role_gets_its_part_of_the_connections(urls: dict[str, str], postgres_url: str) -> None:
+def test_a_role_gets_its_share_of_the_connections(urls: dict[str, str], postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         ((most,),) = connection.execute("SELECT current_setting('max_connections')::int").fetchall()
         found = connection.execute("SELECT rolname, rolconnlimit FROM pg_roles WHERE rolname LIKE 'farcall\\_%'")
         assert dict(found.fetchall()) == {role: connection_limit(role, most) for role in PASSWORDS}
 
 
-def test_a_storm_of_requests_leaves_the_forwarder_its_connections(urls: dict[str, str], postgres_url: str) -> None:
+def test_a_burst_of_requests_leaves_the_forwarder_its_connections(urls: dict[str, str], postgres_url: str) -> None:
     execute(postgres_url, f"ALTER ROLE farcall_api CONNECTION LIMIT {API_CONNECTIONS}")
     tasks = [make_task(f"t{number}") for number in range(10)]
     with opened(urls["farcall_forwarder"], max_connections=2) as forwarder, contextlib.ExitStack() as storm:
@@ -120,9 +120,7 @@ def _answers(records: Records) -> bool:
     return True
 
 
-def test_a_refusal_that_comes_late_ends_the_wait_too(
-    urls: dict[str, str], postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_refusal_ends_the_wait(urls: dict[str, str], postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow server refuses while a caller waits; by the time that the caller looks, the refusal is not recent."""
     monkeypatch.setattr(postgres, "_REFUSED_S", 0.0)
     execute(postgres_url, f"ALTER ROLE farcall_api CONNECTION LIMIT {API_CONNECTIONS}")
@@ -148,7 +146,7 @@ def test_a_new_password_is_read_from_its_source(urls: dict[str, str], postgres_u
     assert asked[:2] == [False, True]
 
 
-def test_without_a_better_password_the_wrong_one_is_said(urls: dict[str, str]) -> None:
+def test_a_wrong_password_without_a_newer_one_is_reported(urls: dict[str, str]) -> None:
     records = open_records(make_conninfo(urls["farcall_api"], password="wrong"), timeout_s=0.5)
     with pytest.raises(Unavailable):
         records.database.ping()

@@ -34,7 +34,7 @@ def stored(s3_environment: None) -> Iterator[Stored]:
     stored.client.delete_secret(SecretId=stored.arn, ForceDeleteWithoutRecovery=True)
 
 
-def test_a_secret_is_read_again_when_it_is_old(stored: Stored) -> None:
+def test_an_old_secret_is_read_again(stored: Stored) -> None:
     assert stored.secret.read() == {"key": "old"}
     stored.replace()
     assert stored.secret.read() == {"key": "old"}
@@ -42,7 +42,7 @@ def test_a_secret_is_read_again_when_it_is_old(stored: Stored) -> None:
     assert stored.secret.read() == {"key": "new"}
 
 
-def test_a_secret_that_was_refused_is_read_at_once(stored: Stored) -> None:
+def test_a_refused_secret_is_read_again_at_once(stored: Stored) -> None:
     stored.secret.read()
     stored.replace()
     assert stored.secret.read(fresh=True) == {"key": "new"}
@@ -57,7 +57,7 @@ def test_an_event_loop_does_not_wait_for_a_secret(stored: Stored) -> None:
     assert stored.secret.latest() == {"key": "new"}
 
 
-def test_an_old_secret_will_do_while_there_is_no_other(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_secret_is_used_while_there_is_no_other(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     stored.secret.read()
     stored.now = 60
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")

@@ -97,7 +97,7 @@ def test_records_and_queue_work_over_tls_that_is_verified(
         assert database.handshakes >= 1
 
 
-def test_without_authorities_a_database_is_spoken_to_that_nobody_vouches_for(
+def test_without_a_ca_bundle_an_unverified_database_is_accepted(
     postgres_url: str, database: TlsFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGSSLMODE", "require")  # what the templates ask for in any case
@@ -128,7 +128,7 @@ def impostor(request: pytest.FixtureRequest, postgres_url: str, files: Files, tm
 
 
 @pytest.mark.parametrize("use", ["migrations", "records"])
-def test_an_impostor_is_not_spoken_to(impostor: str, use: str) -> None:
+def test_a_server_with_another_certificate_is_refused(impostor: str, use: str) -> None:
     with pytest.raises(DatabaseUntrusted) as caught:
         _used(use, impostor)
     record = caught.value.record
@@ -149,9 +149,7 @@ def _used(use: str, conninfo: str) -> None:
         records.close()
 
 
-def test_a_database_is_trusted_again_when_it_has_another_certificate(
-    postgres_url: str, files: Files, tmp_path: Path
-) -> None:
+def test_a_database_is_accepted_again_with_a_valid_certificate(postgres_url: str, files: Files, tmp_path: Path) -> None:
     """As after a deployment with the right authorities, or when RDS has another certificate: nobody starts anew."""
     fresh = Authority().certify(HOST, tmp_path / "other.pem")
     with TlsFront(fresh, target_port=_port(postgres_url), postgres=True) as front:
@@ -173,7 +171,7 @@ def _until(works: Callable[[], None]) -> None:
                 raise
 
 
-def test_authorities_that_are_not_there_are_a_mistake_in_the_settings(tmp_path: Path) -> None:
+def test_a_missing_ca_bundle_is_a_configuration_error(tmp_path: Path) -> None:
     for name in (str(tmp_path / "nothing.pem"), "nothing.pem"):
         with pytest.raises(ConfigurationError, match=r"nothing\.pem") as caught:
             DatabaseSettings.from_environment(
@@ -182,9 +180,7 @@ def test_authorities_that_are_not_there_are_a_mistake_in_the_settings(tmp_path: 
         assert caught.value.hint
 
 
-def test_a_queue_that_nobody_vouches_for_is_not_spoken_to(
-    postgres_url: str, valkey: Valkey, files: Files, s3_environment: None
-) -> None:
+def test_an_unverified_queue_is_refused(postgres_url: str, valkey: Valkey, files: Files, s3_environment: None) -> None:
     with TlsFront(files.certificate, target_port=valkey.port) as queue:
         environ = _environment(queue_port=queue.port, database_url=postgres_url)
         stores = open_stores(StoreSettings.from_environment(environ))
@@ -194,7 +190,7 @@ def test_a_queue_that_nobody_vouches_for_is_not_spoken_to(
         assert queue.handshakes == 0
 
 
-def test_a_queue_of_another_name_is_not_spoken_to(
+def test_a_queue_with_another_host_name_is_refused(
     postgres_url: str,
     valkey: Valkey,
     files: Files,
@@ -212,7 +208,7 @@ def test_a_queue_of_another_name_is_not_spoken_to(
         stores.close()
 
 
-def test_a_database_without_tls_is_not_spoken_to(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_without_tls_is_refused(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSSLMODE", "require")
     with pytest.raises(DatabaseUntrusted, match="does not support SSL"):
         migrate.upgrade(postgres_url)

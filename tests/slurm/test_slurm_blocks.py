@@ -37,7 +37,7 @@ def submit_many(engine: Engine, function: Callable[..., Any], count: int, *args:
     return [engine.submit(function, *args) for _ in range(count)]
 
 
-def test_blocks_come_with_load_and_go_when_idle(cluster: SlurmCluster) -> None:
+def test_blocks_start_with_load_and_end_when_idle(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 3}, max_idletime_s=2.0) as engine:
         assert not cluster.jobs(), "no block before there is work"
         places = [future.result(WAIT_S) for future in submit_many(engine, where, 24, 0.5)]
@@ -47,7 +47,7 @@ def test_blocks_come_with_load_and_go_when_idle(cluster: SlurmCluster) -> None:
         assert engine.submit(where, 0).result(WAIT_S)[0] not in {job for job, _ in places}
 
 
-def test_a_block_with_work_is_not_given_back(cluster: SlurmCluster) -> None:
+def test_a_block_with_work_is_not_released(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1}, max_idletime_s=1.0) as engine:
         assert engine.submit(where, 5.0).result(WAIT_S)
 
@@ -60,7 +60,7 @@ def test_a_block_of_several_nodes(cluster: SlurmCluster) -> None:
     assert len({node for _, node in places}) == 2
 
 
-def test_what_a_cancelled_job_ran_is_run_again(cluster: SlurmCluster) -> None:
+def test_tasks_of_a_cancelled_job_run_again(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 2}) as engine:
         futures = submit_many(engine, where, 8, 1.0)
         wait_until(lambda: engine.stats().workers > 0)
@@ -70,7 +70,7 @@ def test_what_a_cancelled_job_ran_is_run_again(cluster: SlurmCluster) -> None:
     assert jobs - {cancelled}
 
 
-def test_what_may_not_run_twice_is_lost_with_its_job(cluster: SlurmCluster) -> None:
+def test_non_idempotent_tasks_are_lost_with_their_job(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1}) as engine:
         once = engine.options(idempotent=False).submit(where, 1000.0)
         wait_until(lambda: engine.stats().workers > 0)
@@ -92,7 +92,7 @@ def test_a_node_that_goes_down(cluster: SlurmCluster) -> None:
     wait_until(lambda: node in cluster.idle_nodes())
 
 
-def test_the_schedulers_own_words_reach_the_submitter(cluster: SlurmCluster) -> None:
+def test_the_message_of_the_scheduler_reaches_the_submitter(cluster: SlurmCluster) -> None:
     with engine_of(provider={"max_blocks": 1, "partition": "nowhere"}, max_block_failures=1) as engine:
         with pytest.raises(NodesUnavailable, match="invalid partition"):
             engine.submit(where, 0).result(WAIT_S)
@@ -112,7 +112,7 @@ def test_jobs_that_fail_before_their_manager_are_not_resubmitted_for_ever(cluste
         assert len(cluster.command("squeue", "-h", "--states=all", "-o", "%i %T").splitlines()) == submitted
 
 
-def test_why_a_block_waits_can_be_seen(cluster: SlurmCluster) -> None:
+def test_the_reason_of_a_waiting_block_is_shown(cluster: SlurmCluster) -> None:
     provider = {"max_blocks": 1, "scheduler_options": "#SBATCH --begin=now+1hour"}
     with engine_of(provider=provider) as engine:
         future = engine.submit(where, 0)
@@ -129,7 +129,7 @@ def test_a_task_that_no_block_has_time_for_is_refused(cluster: SlurmCluster) -> 
         assert engine.options(walltime_s=30.0).submit(where, 0).result(WAIT_S)
 
 
-def test_tasks_see_the_site_and_no_keys(cluster: SlurmCluster) -> None:
+def test_tasks_have_the_sites_environment_and_no_keys(cluster: SlurmCluster) -> None:
     provider = {"max_blocks": 1, "worker_init": "export SITE=here"}
     with engine_of(provider=provider) as engine:
         seen = engine.submit(variables).result(WAIT_S)

@@ -44,7 +44,7 @@ def run(endpoint: EndpointProcess, function: object, *args: object) -> TaskState
     return endpoint.cloud.end(endpoint.cloud.submit(function, *args)).state  # type: ignore[arg-type]
 
 
-def test_tasks_run_in_jobs_and_the_stop_takes_the_jobs_along(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
+def test_tasks_run_in_jobs_and_stop_cancels_the_jobs(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
     assert run(endpoint, job_id) is TaskState.SUCCESS
     [job] = cluster.jobs("RUNNING")
     wait_until(lambda: f"job {job} RUNNING" in str(endpoint.directory.read_status()["blocks"]))
@@ -67,9 +67,7 @@ def test_the_jobs_of_an_agent_that_was_killed_are_cancelled_by_the_next(
     assert len(cluster.jobs()) == 1
 
 
-def test_a_task_of_an_agent_that_was_killed_goes_on_in_another_job(
-    endpoint: EndpointProcess, cluster: SlurmCluster
-) -> None:
+def test_a_task_of_a_killed_agent_continues_in_another_job(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
     def nap() -> str:
         import time
 

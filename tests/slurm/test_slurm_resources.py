@@ -34,7 +34,7 @@ def engine_of(*, cores: int, memory_gb: int | None = None, **options: Any) -> En
         (2, None, {"accelerators": ("a", "b", "c"), "max_workers": 8}, 3),
     ],
 )
-def test_a_node_gets_as_many_workers_as_its_job_has_room_for(
+def test_a_node_has_as_many_workers_as_its_job_has_resources(
     cluster: SlurmCluster, cores: int, memory_gb: int | None, options: dict[str, Any], workers: int
 ) -> None:
     with engine_of(cores=cores, memory_gb=memory_gb, **options) as engine:
@@ -43,7 +43,7 @@ def test_a_node_gets_as_many_workers_as_its_job_has_room_for(
         assert (engine.stats().slots, engine.stats().workers) == (workers, workers)
 
 
-def test_a_node_that_is_too_small_is_said_to_be(cluster: SlurmCluster) -> None:
+def test_a_too_small_node_is_reported(cluster: SlurmCluster) -> None:
     with (
         engine_of(cores=1, cores_per_worker=2, max_block_failures=1) as engine,
         pytest.raises(NodesUnavailable, match=r"2 cores .* provides 1: not even one worker fits"),
