@@ -107,14 +107,14 @@ def test_the_first_buffers_of_our_own_stay_readable(buffer: bytes, value: object
 
 
 @pytest.mark.parametrize(("made", "entry"), cases("values"))
-def test_we_read_their_values(made: str, entry: dict[str, str]) -> None:
+def test_values_of_globus_compute_are_read(made: str, entry: dict[str, str]) -> None:
     found = serializer.deserialize(entry["buffer"].encode())
     expected = ast.literal_eval(entry["value"])
     assert (type(found), found) == (type(expected), expected)
 
 
 @pytest.mark.parametrize(("made", "entry"), cases("functions"))
-def test_we_read_their_functions(made: str, entry: dict[str, Any]) -> None:
+def test_functions_of_globus_compute_are_read(made: str, entry: dict[str, Any]) -> None:
     if entry["strategy"] == "01" and made != HERE:
         pytest.skip("byte code of another Python version")
     function = serializer.deserialize_function(entry["buffer"].encode())
@@ -129,7 +129,7 @@ def test_byte_code_of_another_python_is_refused_and_not_run(entry: dict[str, Any
 
 
 @pytest.mark.parametrize("golden", GOLDEN.values(), ids=GOLDEN)
-def test_we_read_what_they_packed(golden: dict[str, Any]) -> None:
+def test_packed_buffers_of_globus_compute_are_read(golden: dict[str, Any]) -> None:
     packed = golden["packed"]
     args, kwargs = serializer.unpack_call(packed["call"].encode())
     assert (args, kwargs) == (ast.literal_eval(packed["args"]), ast.literal_eval(packed["kwargs"]))
@@ -147,7 +147,7 @@ def test_damaged_source_is_a_clear_error() -> None:
 @pytest.mark.parametrize("strategy", [PureSourceTextInspect(), PureSourceDill()])
 @pytest.mark.parametrize("name", ["double", "root", "greet"])
 @pytest.mark.parametrize("self_contained", [False, True])
-def test_source_texts_are_theirs_to_the_byte(strategy: Strategy, name: str, self_contained: bool) -> None:
+def test_source_texts_equal_globus_compute_bytes(strategy: Strategy, name: str, self_contained: bool) -> None:
     chosen = type(strategy)(self_contained=self_contained)  # type: ignore[call-arg]
     written = serializer.serialize_function(golden_function(name), strategies=[chosen])
     assert written == golden_text(strategy.id, name)
@@ -155,25 +155,25 @@ def test_source_texts_are_theirs_to_the_byte(strategy: Strategy, name: str, self
 
 @pytest.mark.parametrize("strategy", [DillCodeTextInspect(), DillCodeSource()])
 @pytest.mark.parametrize("name", ["double", "root", "greet"])
-def test_dilled_source_texts_are_theirs_to_the_byte(strategy: Strategy, name: str) -> None:
+def test_dilled_source_texts_equal_globus_compute_bytes(strategy: Strategy, name: str) -> None:
     written = serializer.serialize_function(golden_function(name), strategies=[strategy])
     assert written == golden_text(strategy.id, name)
 
 
 @pytest.mark.parametrize(("made", "entry"), [case for case in cases("values") if case.values[1]["strategy"] == "11"])
-def test_json_is_theirs_to_the_byte(made: str, entry: dict[str, str]) -> None:
+def test_json_equals_globus_compute_bytes(made: str, entry: dict[str, str]) -> None:
     value = ast.literal_eval(entry["value"])
     assert serializer.serialize(value, strategies=[JSONData()]) == entry["buffer"].encode()
 
 
 @pytest.mark.parametrize(("made", "entry"), [case for case in cases("values") if case.values[1]["strategy"] == "00"])
-def test_dill_of_plain_data_is_theirs_to_the_byte(made: str, entry: dict[str, str]) -> None:
+def test_dill_of_plain_data_equals_globus_compute_bytes(made: str, entry: dict[str, str]) -> None:
     value = ast.literal_eval(entry["value"])
     assert serializer.serialize(value, strategies=[DillDataBase64()]) == entry["buffer"].encode()
 
 
 @pytest.mark.parametrize(("made", "entry"), [case for case in cases("values") if case.values[1]["strategy"] == "13"])
-def test_combined_data_has_their_parts_where_json_loses_nothing(made: str, entry: dict[str, str]) -> None:
+def test_combined_data_has_globus_compute_parts_if_json_is_lossless(made: str, entry: dict[str, str]) -> None:
     value = ast.literal_eval(entry["value"])
     written = serializer.serialize(value, strategies=[AllDataStrategies()])
     theirs = entry["buffer"].encode()
@@ -194,7 +194,7 @@ def test_byte_code_is_base64_in_lines_of_76() -> None:
     assert re.fullmatch(r"[A-Za-z0-9+/]{1,76}={0,2}", lines[-1])
 
 
-def test_combined_code_has_their_parts_in_their_order() -> None:
+def test_combined_code_has_globus_compute_parts_in_order() -> None:
     def ids(buffer: bytes) -> list[bytes]:
         return [bytes(part[:3]) for part in serializer.unpack(buffer[3:])]
 
@@ -202,7 +202,7 @@ def test_combined_code_has_their_parts_in_their_order() -> None:
     assert ids(written) == ids(golden_text("12", "greet")) == [b"st\n", b"sd\n", b"01\n"]
 
 
-def test_chunks_between_colons_have_their_parts_in_their_order() -> None:
+def test_colon_separated_chunks_have_globus_compute_parts_in_order() -> None:
     combined = CombinedCode()
     written = combined.dump(golden_function("greet"))
     ours, theirs = combined.split(written), combined.split(golden_text("10", "greet")[3:])
@@ -217,7 +217,7 @@ GLOBUS_PYTHON = os.environ.get("FARCALL_GLOBUS_PYTHON")
 
 
 @pytest.mark.skipif(GLOBUS_PYTHON is None, reason="FARCALL_GLOBUS_PYTHON names no Python with globus-compute-sdk")
-def test_they_read_what_we_write() -> None:
+def test_our_buffers_are_read_by_globus_compute() -> None:
     values: list[object] = [None, 42, "Grüße, 日本", [1, "two"], {"key": [1.5, {"deep": []}]}]
     python_values: list[object] = [(1, (2, "x")), {1: {2}}, b"\x00\xff"]
     data = [

@@ -144,7 +144,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return run("-m", "worker", tasks, cwd=away).splitlines()
 
 
-def test_functions_run_where_their_script_is_not(answers: list[str]) -> None:
+def test_functions_run_without_their_script(answers: list[str]) -> None:
     assert answers[:6] == [
         "st 108.0",
         "f2 Point(x=6)",
@@ -155,14 +155,14 @@ def test_functions_run_where_their_script_is_not(answers: list[str]) -> None:
     ]
 
 
-def test_tracebacks_show_the_lines_of_a_script_that_is_not_there(answers: list[str]) -> None:
+def test_tracebacks_show_the_lines_of_an_absent_script(answers: list[str]) -> None:
     traceback = "\n".join(answers[6:])
     assert "(lambda: fails(0), [])," in traceback
     assert "return [x][" in traceback
     assert "IndexError" in traceback
 
 
-def test_plain_calls_do_not_pay_for_importing_dill_and_cloudpickle(tmp_path: Path) -> None:
+def test_plain_calls_do_not_import_dill_or_cloudpickle(tmp_path: Path) -> None:
     program = (
         "import sys; from farcall_common.payload import Serializer; s = Serializer(); "
         "s.unpack_call(s.pack_call((1, 'two'), {'three': [3]})); "

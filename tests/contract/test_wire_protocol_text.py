@@ -22,11 +22,11 @@ def _row(name: str) -> str:
 
 
 @pytest.mark.parametrize("cls", sorted(STRUCTS, key=str), ids=lambda cls: cls.__name__)
-def test_fields_are_written_down(cls: type[msgspec.Struct]) -> None:
+def test_fields_are_documented(cls: type[msgspec.Struct]) -> None:
     row = _row(cls.__name__)
     missing = [name for name in cls.__struct_fields__ if not re.search(rf"`{name}\b", row)]
     assert (bool(row), missing) == (True, [])
 
 
-def test_states_are_written_down() -> None:
+def test_states_are_documented() -> None:
     assert [state for state in TaskState if f"`{state}`" not in TEXT] == []

@@ -15,14 +15,14 @@ def test_waits_grow_up_to_the_longest() -> None:
     assert waits(Backoff(first_s=5.0, most_s=1.0), 2) == [1.0, 1.0]
 
 
-def test_jitter_takes_a_share_of_each_wait_and_not_of_the_next() -> None:
+def test_jitter_shortens_one_wait_and_not_the_next() -> None:
     shares = iter([0.5, 0.0, 0.25, 1.0])
     backoff = Backoff(first_s=1.0, most_s=4.0, jitter=lambda: next(shares))
 
     assert waits(backoff, 4) == [0.5, 0.0, 1.0, 4.0]
 
 
-def test_a_reset_begins_again() -> None:
+def test_reset_restores_the_first_wait() -> None:
     backoff = Backoff(first_s=0.5, most_s=4.0)
     waits(backoff, 3)
     assert backoff.failures == 3
@@ -32,7 +32,7 @@ def test_a_reset_begins_again() -> None:
     assert (backoff.failures, waits(backoff, 2)) == (0, [0.5, 1.0])
 
 
-def test_a_reset_can_keep_some_failures() -> None:
+def test_reset_can_keep_a_number_of_failures() -> None:
     backoff = Backoff(first_s=0.5, most_s=4.0)
 
     backoff.reset(failures=2)

@@ -136,7 +136,7 @@ COMMANDS: Final = [pytest.param(_farcall, id="farcall"), pytest.param(_farcall_e
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_both_commands_find_the_same(
+def test_both_commands_find_the_same_settings(
     case: Case,
     command: Callable[[], Result],
     home: Path,
@@ -210,7 +210,7 @@ def test_the_token_is_not_in_the_repr() -> None:
     assert "secret" not in repr(Credentials("http://x", "secret"))
 
 
-def test_secrets_are_found_wherever_they_are_stored(home: Path) -> None:
+def test_secrets_are_found_in_environment_and_files(home: Path) -> None:
     assert stored_values(home) == []
     config_path(home).write_text('[default]\ntoken = "one"\n[other]\ntoken = 2\n')
     (home / "login.json").write_text(json.dumps(LOGIN))
@@ -225,7 +225,7 @@ def test_secrets_are_found_wherever_they_are_stored(home: Path) -> None:
     assert stored_values(home) == []
 
 
-def test_a_comment_is_for_a_new_file(tmp_path: Path) -> None:
+def test_comment_is_written_to_a_new_file_only(tmp_path: Path) -> None:
     write_settings(tmp_path, {"token": "one"}, comment="Written by a test.")
     write_settings(tmp_path, {"token": "two"}, comment="Written again.")
     assert config_path(tmp_path).read_text() == '# Written by a test.\n\n[default]\ntoken = "two"\n'

@@ -90,7 +90,7 @@ def test_a_result_frees_a_slot_and_is_spooled_and_sent() -> None:
     assert (end.state, end.body, end.started_at, end.ended_at) == (TaskState.SUCCESS, b"r", 0.0, 0.5)
 
 
-def test_bodies_leave_the_memory_when_the_spool_has_them() -> None:
+def test_bodies_are_freed_once_spooled() -> None:
     core = connected()
     small, large, waiting = b"payload", b"x" * 20_000, spec("c", payload=2)
     core.run_tasks(wire.RunTasks(tasks=(spec("a"), spec("b"), waiting), functions=(FUNCTION,)), [BODY, small, large])
@@ -108,7 +108,7 @@ def test_bodies_leave_the_memory_when_the_spool_has_them() -> None:
     assert task.result.body is None
 
 
-def test_an_engine_writes_no_spool_and_forgets_a_result_that_it_reported() -> None:
+def test_engine_without_a_spool_drops_reported_results() -> None:
     none = PrefetchPolicy(horizon_s=0.0, limit=0)
     policy = RoundRobinPolicy()
     core = CoreDriver(
@@ -129,7 +129,7 @@ def test_an_engine_writes_no_spool_and_forgets_a_result_that_it_reported() -> No
     assert core.report().outstanding_tasks == 0
 
 
-def test_a_recorded_result_is_forgotten() -> None:
+def test_recorded_result_is_dropped_from_the_spool() -> None:
     core = connected()
     [task] = send(core, spec("a")).accepted
     finish(core, "a")
@@ -140,7 +140,7 @@ def test_a_recorded_result_is_forgotten() -> None:
     assert core.decide(now=2.0).forgotten == []
 
 
-def test_results_wait_for_a_session_and_are_repeated_in_the_next() -> None:
+def test_unacknowledged_results_are_resent_in_the_next_session() -> None:
     core = connected()
     send(core, spec("a"))
     core.closed()
@@ -151,7 +151,7 @@ def test_results_wait_for_a_session_and_are_repeated_in_the_next() -> None:
         assert ids(core.decide(now=2.0).results) == ["a"]
 
 
-def test_what_the_cloud_forgets_is_dropped_and_stopped() -> None:
+def test_tasks_the_forwarder_forgets_are_dropped_and_stopped() -> None:
     core = connected()
     tasks = send(core, spec("a"), spec("b"), spec("c")).accepted
     core.closed()
@@ -202,7 +202,7 @@ def test_long_tasks_switch_prefetching_off() -> None:
     assert len(send(core, spec("c"), spec("d"), spec("e")).orders["m"]) == 1
 
 
-def test_a_death_is_tried_again_until_the_attempts_are_used_up() -> None:
+def test_worker_death_is_retried_up_to_max_attempts() -> None:
     core = connected()
     send(core, spec("a", max_attempts=2))
     core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)))
@@ -216,7 +216,7 @@ def test_a_death_is_tried_again_until_the_attempts_are_used_up() -> None:
     assert (task.result.exhausted, task.result.error["reasons"]) == (True, ("exit code 1", "exit code 2"))
 
 
-def test_attempts_that_came_to_nothing_elsewhere_count() -> None:
+def test_attempts_lost_on_other_agents_count() -> None:
     core = connected()
     core.accept(spec("a", attempt=2, max_attempts=3), spec("b", attempt=3, max_attempts=3), functions=[HASH])
     core.decide(now=0.0)
@@ -230,7 +230,7 @@ def test_attempts_that_came_to_nothing_elsewhere_count() -> None:
     assert ended.result.error["reasons"] == ("the endpoint that had it went away",) * 2 + ("signal 9",)
 
 
-def test_what_may_not_run_twice_is_no_dead_letter() -> None:
+def test_non_idempotent_task_is_lost_and_no_dead_letter() -> None:
     core = connected()
     send(core, spec("a", idempotent=False))
     core.progress("m", Progress(workers=2, died=(Died("a", "exit code 1"),)))
@@ -239,7 +239,7 @@ def test_what_may_not_run_twice_is_no_dead_letter() -> None:
     assert (task.result.state, task.result.exhausted) == (TaskState.FAILED, False)
 
 
-def test_a_lost_manager_blames_only_what_can_have_run() -> None:
+def test_manager_loss_counts_attempts_of_started_tasks_only() -> None:
     core = connected(prefetch=2)
     send(core, *(spec(name, max_attempts=1) for name in "abcd"))
     core.manager_lost("m", "its manager died")
@@ -253,14 +253,14 @@ def test_a_lost_manager_blames_only_what_can_have_run() -> None:
     assert ids(core.decide(now=1.0).orders["n"]) == ["c", "d"]
 
 
-def test_an_expected_end_of_a_manager_blames_nobody() -> None:
+def test_expected_manager_exit_counts_no_attempt() -> None:
     core = connected()
     send(core, spec("a", max_attempts=1))
     core.manager_lost("m", "stopped", expected=True)
     assert core.decide(now=1.0).finished == []
 
 
-def test_what_may_not_run_twice_is_lost_with_its_manager() -> None:
+def test_non_idempotent_task_is_lost_with_its_manager() -> None:
     core = connected()
     send(core, spec("a", idempotent=False), spec("b", idempotent=False), spec("c", idempotent=False))
     core.manager_lost("m", "its manager died")
@@ -271,7 +271,7 @@ def test_what_may_not_run_twice_is_lost_with_its_manager() -> None:
     ]
 
 
-def test_a_result_that_comes_after_all_counts_once() -> None:
+def test_late_result_counts_once() -> None:
     core = connected()
     send(core, spec("a"))
     core.manager_lost("m", "silent")
@@ -282,7 +282,7 @@ def test_a_result_that_comes_after_all_counts_once() -> None:
     assert finish(core, "a", manager="n").finished == []
 
 
-def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
+def test_restart_loses_no_task_and_reruns_only_idempotent_ones() -> None:
     def restored(task_id: str, seq: int, starts: int, **options: object) -> SpooledTask:
         return SpooledTask(seq, spec(task_id, **options), 1, 0.0, starts)
 
@@ -306,7 +306,7 @@ def test_restart_loses_nothing_and_runs_nothing_twice_that_must_not() -> None:
     assert ids(core.decide(now=0.0).orders["m"]) == ["not begun"]
 
 
-def test_what_may_not_run_twice_and_is_not_wanted_does_not_start_after_a_restart() -> None:
+def test_cancelled_non_idempotent_task_does_not_start_after_a_restart() -> None:
     tasks = [
         SpooledTask(seq, spec(task_id, idempotent=False), 1, 0.0, is_fetched=is_fetched)
         for seq, (task_id, is_fetched) in enumerate([("recorded", True), ("cancelled", True), ("fetching", False)], 1)
@@ -337,7 +337,7 @@ def test_a_redelivery_raises_the_attempt_and_starts_nothing() -> None:
     assert ids(send(core, spec("a", attempt=3)).results) == ["a"]
 
 
-def test_what_is_recorded_is_not_reported_again_in_the_same_turn() -> None:
+def test_recorded_result_is_not_reported_again_in_the_same_turn() -> None:
     core = connected()
     send(core, spec("a"))
     finish(core, "a")
@@ -348,7 +348,7 @@ def test_what_is_recorded_is_not_reported_again_in_the_same_turn() -> None:
     assert turn.results == []
 
 
-def test_a_result_that_the_spool_did_not_come_to_forget_makes_way() -> None:
+def test_new_attempt_replaces_a_result_left_in_the_spool() -> None:
     stored = StoredResult(TaskState.SUCCESS, None, 0, "", None, None)
     core = make_core()
     core.restore([SpooledTask(1, spec("a"), 1, 0.0, result=stored), SpooledTask(2, spec("a"), 2, 0.0)], [HASH])
@@ -359,7 +359,7 @@ def test_a_result_that_the_spool_did_not_come_to_forget_makes_way() -> None:
     assert ids(turn.orders["m"]) == ["a"]
 
 
-def test_cancel_before_and_while_running_and_after() -> None:
+def test_cancel_before_during_and_after_the_run() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
     core.cancel(["a", "c", "unknown"])
@@ -435,7 +435,7 @@ def test_an_upload_is_tried_again_with_a_new_grant_and_then_fails_the_task() -> 
     assert task.result.error["code"] == "RESULT_UPLOAD_FAILED"
 
 
-def test_a_grant_that_says_no_fails_the_task() -> None:
+def test_refused_upload_grant_fails_the_task() -> None:
     core = connected()
     send(core, spec("a"))
     finish(core, "a", b"x" * (MAX_INLINE_BYTES + 1))
@@ -444,7 +444,7 @@ def test_a_grant_that_says_no_fails_the_task() -> None:
     assert ids(core.decide(now=1.0).results) == ["a"]
 
 
-def test_states_are_reported_only_when_they_last() -> None:
+def test_short_lived_states_are_not_reported() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
     finish(core, "a", now=0.1)
@@ -458,7 +458,7 @@ def test_states_are_reported_only_when_they_last() -> None:
     assert core.decide(now=100.0).transitions == []
 
 
-def test_the_report_counts() -> None:
+def test_report_counts_tasks_and_slots() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
     core.progress("m", Progress(workers=2, idle_workers=1, problem="no disk"))
@@ -493,7 +493,7 @@ def test_submitters_with_long_and_with_short_tasks_share_the_slots() -> None:
     assert ids(finish(core, "b4").orders["m"]) == ["a1"]
 
 
-def test_what_comes_back_from_a_lost_manager_does_not_count() -> None:
+def test_tasks_returned_by_a_lost_manager_free_their_share() -> None:
     core = connected()
     send(core, *several("a", 4))
     core.manager_lost("m", "gone")
@@ -524,7 +524,7 @@ def test_weights_give_a_submitter_more_slots() -> None:
     assert [sum(task_id.startswith(letter) for task_id in started) for letter in "ab"] == [2, 6]
 
 
-def test_what_a_manager_never_started_runs_elsewhere_also_what_may_not_run_twice() -> None:
+def test_tasks_never_started_by_a_manager_run_elsewhere_even_if_non_idempotent() -> None:
     core = connected()
     send(core, spec("a"), spec("b", idempotent=False, max_attempts=1))
     core.manager_lost("m", "its manager could start no worker", unstarted=True)
@@ -535,14 +535,14 @@ def test_what_a_manager_never_started_runs_elsewhere_also_what_may_not_run_twice
     assert {task.task_id: task.starts for task in turn.orders["n"]} == {"a": 1, "b": 1}
 
 
-def test_a_submitter_with_nothing_at_a_manager_gets_in_behind_what_was_prefetched() -> None:
+def test_submitter_without_tasks_at_a_manager_is_prefetched_despite_a_full_queue() -> None:
     core = connected(prefetch=5)
     send(core, *several("a", 30))
     assert ids(send(core, *several("b", 2)).orders["m"]) == ["b0"]
     assert ids(finish(core, "b0").orders["m"]) == ["b1"]
 
 
-def test_the_reserve_is_given_back_as_tasks_end_although_the_window_is_too_full() -> None:
+def test_reserve_credit_is_returned_as_tasks_end_above_the_window() -> None:
     core = connected()
     core.decide(now=0.0)
     send(core, *several("a", 30))

@@ -56,11 +56,11 @@ def test_a_slot_for_each_task_as_parallelism_says(tasks: int, parallelism: float
     assert scaling(parallelism=parallelism).scale(Monitor(tasks, SLOTS)).more == more
 
 
-def test_blocks_on_their_way_count() -> None:
+def test_pending_blocks_count() -> None:
     assert scaling().scale(Monitor(8, SLOTS, [BlockLoad("a", 0), BlockLoad("b", 0)])) == Scaling()
 
 
-def test_the_least_is_kept_and_the_longest_idle_goes_first() -> None:
+def test_min_blocks_are_kept_and_longest_idle_are_released_first() -> None:
     blocks = [BlockLoad("a", 4, 130.0), BlockLoad("b", 4, 500.0), BlockLoad("c", 4), BlockLoad("d", 4, 119.0)]
     assert scaling().scale(Monitor(0, SLOTS, blocks)).release == ("b", "a")
     assert scaling(min_blocks=3).scale(Monitor(0, SLOTS, blocks)).release == ("b",)
@@ -75,7 +75,7 @@ def test_the_least_is_kept_and_the_longest_idle_goes_first() -> None:
     span=st.integers(0, 6),
     parallelism=st.floats(0.01, 1.0),
 )
-def test_never_beyond_the_bounds(
+def test_block_count_stays_within_its_bounds(
     tasks: int, slots: list[int], idle: list[float | None], least: int, span: int, parallelism: float
 ) -> None:
     most = max(1, least + span)
@@ -94,7 +94,7 @@ def test_never_beyond_the_bounds(
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_blocks_come_without_any_task_and_once() -> None:
+def test_init_blocks_are_requested_once_without_tasks() -> None:
     site = Site(first=2)
     assert site.decide().start == ("b1", "b2")
     assert site.decide() == Orders()
@@ -104,7 +104,7 @@ def test_the_first_blocks_come_without_any_task_and_once() -> None:
     assert site.decide() == Orders()
 
 
-def test_a_block_is_idle_only_while_none_of_its_managers_has_a_task() -> None:
+def test_block_with_a_busy_manager_is_not_idle() -> None:
     site = Site(first=1)
     site.decide()
     site.join("b1")
@@ -114,7 +114,7 @@ def test_a_block_is_idle_only_while_none_of_its_managers_has_a_task() -> None:
     assert site.decide(after_s=2.0).release == ("b1",)
 
 
-def test_a_block_that_was_given_back_is_replaced_when_there_is_work() -> None:
+def test_released_block_is_replaced_when_tasks_wait() -> None:
     site = Site(first=1, max_blocks=1)
     site.decide()
     site.join("b1")
@@ -122,7 +122,7 @@ def test_a_block_that_was_given_back_is_replaced_when_there_is_work() -> None:
     assert site.decide(tasks=1).start == ("b2",)
 
 
-def test_how_many_slots_a_block_has_is_learned() -> None:
+def test_slots_per_block_are_learned_from_managers() -> None:
     site = Site()
     assert len(site.decide(tasks=8).start) == 2
     site.join("b1", slots=32, manager_id="m1")
@@ -147,7 +147,7 @@ def test_a_lost_block_is_replaced_at_once_but_not_in_a_hot_loop() -> None:
 # -- the circuit breaker -----------------------------------------------------------------------------------------------
 
 
-def test_failures_in_a_row_open_the_breaker_with_the_last_words() -> None:
+def test_consecutive_failures_open_the_breaker_with_the_last_error() -> None:
     site = Site(max_failures=3, max_blocks=1)
     for number, pause_s in ((1, 1.0), (2, 2.0)):
         assert site.decide(tasks=1).start == (f"b{number}",)
@@ -215,7 +215,7 @@ def test_a_manager_closes_the_breaker() -> None:
     assert site.blocks.refusal == "", "not in a row"
 
 
-def test_a_block_that_was_given_back_before_it_came_is_no_failure() -> None:
+def test_block_released_while_pending_is_no_failure() -> None:
     site = Site(first=1, max_failures=1)
     site.decide()
     site.join("b1")

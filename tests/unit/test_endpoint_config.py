@@ -54,14 +54,14 @@ def complaint(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "engine: {}\n"])
-def test_a_file_that_says_nothing_is_all_defaults(text: str) -> None:
+def test_empty_file_has_all_defaults(text: str) -> None:
     config = parse(text)
     assert config == Config()
     assert config.engine.slots == len(os.sched_getaffinity(0))
     assert config.engine.provider == LocalProviderConfig()
 
 
-def test_a_cluster_of_slurm() -> None:
+def test_slurm_configuration_is_read() -> None:
     config = parse("""\
 display_name: Ein Cluster
 engine:
@@ -104,7 +104,7 @@ engine:
     assert engine.limits.walltime_s == 1200
 
 
-def test_blocks_are_counted_with_sense() -> None:
+def test_configuration_defaults_depend_on_the_provider() -> None:
     assert LocalProviderConfig().first_blocks == 1
     assert SlurmProviderConfig().first_blocks == 1
     assert SlurmProviderConfig(init_blocks=0).first_blocks == 0
@@ -270,7 +270,7 @@ def test_an_error_names_its_place_and_the_fix(text: str, place: str, words: str)
     assert words in said
 
 
-def test_strange_files_are_refused_in_our_words(tmp_path: Path) -> None:
+def test_invalid_files_are_refused_with_our_message(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     with pytest.raises(ConfigurationError, match=r"cannot be read: No such file"):
         read_config(path)
@@ -294,7 +294,7 @@ def outcome(text: str) -> str:
 
 
 @given(st.text(max_size=200))
-def test_no_text_whatever_breaks_the_reader(text: str) -> None:
+def test_arbitrary_text_raises_only_configuration_errors(text: str) -> None:
     said = outcome(text)
     assert not said or said.startswith("[CONFIGURATION] config.yaml")
 
@@ -307,7 +307,7 @@ _VALUES = st.recursive(
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(Config.__struct_fields__, _VALUES)))
-def test_no_value_whatever_breaks_the_reader(data: dict[str, Any]) -> None:
+def test_arbitrary_values_raise_only_configuration_errors(data: dict[str, Any]) -> None:
     said = outcome(json.dumps(data))
     assert not said or said.startswith("[CONFIGURATION] config.yaml:1:")
 
@@ -338,13 +338,13 @@ def test_no_value_whatever_breaks_the_reader(data: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_is_written_reads_as_it_was(tmp_path: Path, config: Config) -> None:
+def test_written_configuration_round_trips(tmp_path: Path, config: Config) -> None:
     path = tmp_path / "config.yaml"
     write_config(path, config)
     assert read_config(path) == config
 
 
-def test_a_newcomer_finds_comments_and_suggestions_that_work(tmp_path: Path) -> None:
+def test_new_file_has_comments_and_valid_suggestions(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     write_config(path, Config(display_name="Mine"))
     text = path.read_text()

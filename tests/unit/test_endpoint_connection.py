@@ -65,7 +65,7 @@ def wait_out(connection: Connection) -> tuple[float, list[Action]]:
     return due_at, connection.handle([Tick()], due_at)
 
 
-def test_the_straight_way() -> None:
+def test_connection_is_established_and_welcomed() -> None:
     connection = make()
     before = connection.is_open
     open_session(connection)
@@ -116,7 +116,7 @@ def test_an_outage_of_a_day_does_not_end_the_agent() -> None:
         assert actions == [AskApi()]
 
 
-def test_what_failed_before_a_session_is_not_held_against_it_however_soon_it_ends() -> None:
+def test_session_resets_the_failures_before_it() -> None:
     for seed in range(200):
         connection = make(seed)
         connection.handle([Started()], 0.0)
@@ -129,7 +129,7 @@ def test_what_failed_before_a_session_is_not_held_against_it_however_soon_it_end
         assert wait_out(connection)[0] - 0.5 <= 0.8
 
 
-def test_sessions_that_end_at_once_are_sought_ever_more_slowly_until_one_lasts() -> None:
+def test_short_sessions_back_off_until_one_lasts() -> None:
     longest = [0.0] * 13
     for seed in range(200):
         connection = make(seed)
@@ -148,7 +148,7 @@ def test_sessions_that_end_at_once_are_sought_ever_more_slowly_until_one_lasts()
     assert longest[12] <= 0.4
 
 
-def test_the_api_decides_how_long_to_wait_at_least() -> None:
+def test_retry_after_of_the_api_is_the_minimum_wait() -> None:
     connection = make()
     connection.handle([Started()], 0.0)
     record = ErrorRecord("NO_FORWARDER", "none", retryable=True, retry_after_s=7.0)
@@ -156,7 +156,7 @@ def test_the_api_decides_how_long_to_wait_at_least() -> None:
     assert (connection.next_deadline() or 0) >= 7.0
 
 
-def test_an_error_that_waiting_cannot_mend_ends_it() -> None:
+def test_permanent_error_ends_the_agent() -> None:
     connection = make()
     connection.handle([Started()], 0.0)
     error = Unauthenticated("no")
@@ -167,7 +167,7 @@ def test_an_error_that_waiting_cannot_mend_ends_it() -> None:
     assert connection.next_deadline() is None
 
 
-def test_a_lost_session_is_sought_where_it_was_and_then_through_the_api() -> None:
+def test_lost_session_reconnects_to_its_forwarder_then_through_the_api() -> None:
     connection = make()
     open_session(connection)
     assert connection.handle([ConnectionLost("gone")], 50.0) == [Close(), Closed("gone")]
@@ -184,7 +184,7 @@ def test_an_expired_ticket_is_not_tried() -> None:
     assert wait_out(connection)[1] == [AskApi()]
 
 
-def test_a_refused_key_goes_through_the_api() -> None:
+def test_refused_key_reconnects_through_the_api() -> None:
     connection = make()
     connection.handle([Started()], 0.0)
     asked(connection, A, B)
@@ -192,7 +192,7 @@ def test_a_refused_key_goes_through_the_api() -> None:
     assert wait_out(connection)[1] == [AskApi()]
 
 
-def test_a_forwarder_that_does_not_answer_is_given_up() -> None:
+def test_forwarder_that_does_not_answer_times_out() -> None:
     connection = make()
     connection.handle([Started()], 0.0)
     asked(connection, A)
@@ -209,7 +209,7 @@ def refuse(connection: Connection, code: str, *, retryable: bool = False, now: f
 
 
 @pytest.mark.parametrize("code", ["ENDPOINT_TAKEN_OVER", "SPOOL_OUTDATED", "SOMETHING_NEW"])
-def test_a_final_refusal(code: str) -> None:
+def test_final_refusal_ends_the_agent(code: str) -> None:
     connection = make()
     connection.handle([Started()], 0.0)
     asked(connection, A)
@@ -219,7 +219,7 @@ def test_a_final_refusal(code: str) -> None:
     assert give_up.error.record.code == code
 
 
-def test_an_agent_waits_a_moment_for_the_end_of_another_ones_session() -> None:
+def test_endpoint_in_use_is_retried_for_a_short_time() -> None:
     """Which may have died: its spool was lost, and this one has a new one."""
     connection = make()
     connection.handle([Started()], 0.0)
@@ -233,7 +233,7 @@ def test_an_agent_waits_a_moment_for_the_end_of_another_ones_session() -> None:
     assert 10.0 <= now < 60.0
 
 
-def test_a_refusal_that_may_pass() -> None:
+def test_retriable_refusal_is_retried() -> None:
     connection = make()
     connection.handle([Started()], 0.0)
     asked(connection, A)
@@ -252,7 +252,7 @@ def test_a_bad_ticket_is_renewed_once() -> None:
     assert isinstance(refuse(connection, "TICKET_INVALID")[-1], GiveUp)
 
 
-def test_heartbeats_and_their_absence() -> None:
+def test_heartbeats_are_sent_and_missing_ones_end_the_session() -> None:
     connection = make()
     open_session(connection)
     assert connection.handle([Tick()], 9.9) == []
@@ -276,7 +276,7 @@ def test_a_draining_forwarder_is_left_after_the_time_that_it_names() -> None:
     assert connection.may_send(wire.Goodbye)
 
 
-def test_a_message_that_is_not_legal_ends_the_session() -> None:
+def test_illegal_message_ends_the_session() -> None:
     connection = make()
     open_session(connection)
     log, *others = connection.handle([Received(wire.Envelope(WELCOME))], 1.0)
@@ -286,7 +286,7 @@ def test_a_message_that_is_not_legal_ends_the_session() -> None:
     assert isinstance(others[1], Closed)
 
 
-def test_bytes_that_are_no_message_end_the_session() -> None:
+def test_malformed_message_ends_the_session() -> None:
     connection = make()
     open_session(connection)
     actions = connection.handle([MalformedReceived("no header")], 1.0)
@@ -303,7 +303,7 @@ def test_messages_about_tasks_are_delivered_while_there_is_a_session() -> None:
         connection.handle([Sent(HELLO)], 0.0)
 
 
-def test_late_answers_change_nothing() -> None:
+def test_late_answers_are_ignored() -> None:
     connection = make()
     open_session(connection)
     assert asked(connection, B) == []

@@ -55,7 +55,7 @@ def test_secrets_are_removed(text: str) -> None:
 @pytest.mark.parametrize(
     "token", ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "AKIAIOSFODNN7EXAMPLE", "ghp_0123456789abcdef"]
 )
-def test_tokens_are_known_by_their_looks(token: str) -> None:
+def test_tokens_are_recognised_by_their_format(token: str) -> None:
     assert token not in Scrubber([]).clean(f"it was {token}, I think")
 
 
@@ -70,11 +70,11 @@ def test_tokens_are_known_by_their_looks(token: str) -> None:
         "me@example.org ran it",
     ],
 )
-def test_what_helps_stays(text: str) -> None:
+def test_harmless_text_is_kept(text: str) -> None:
     assert Scrubber([KNOWN]).clean(text) == text
 
 
-def test_variables_that_sound_secret_keep_only_their_names() -> None:
+def test_variables_with_secret_names_lose_their_values() -> None:
     environ = {
         "GITHUB_PAT": "x1",
         "MY_KEY": "x2",
@@ -93,13 +93,13 @@ def test_variables_that_sound_secret_keep_only_their_names() -> None:
     }
 
 
-def test_a_secret_is_found_also_as_json_writes_it_and_short_ones_spoil_nothing() -> None:
+def test_secrets_are_found_in_json_escapes_and_short_ones_are_skipped() -> None:
     scrubber = Scrubber(['quo"te\\d', "abc"])
     assert scrubber.clean(r'{"x": "quo\"te\\d"}') == '{"x": "<removed>"}'
     assert scrubber.clean("abcdef") == "abcdef"
 
 
-def test_long_lines_take_no_time() -> None:
+def test_long_lines_are_redacted_in_linear_time() -> None:
     started_at = time.monotonic()
     Scrubber(["secret-secret"]).clean("a" * 300_000 + "." * 300_000 + "tokentoken" * 30_000)
     assert time.monotonic() - started_at < 60
@@ -131,7 +131,7 @@ def texts(report: Report) -> str:
     return "\n".join([*report.files, *report.files.values(), *(finding.text for finding in report.findings)])
 
 
-def test_no_planted_secret_is_in_a_report(home: Path) -> None:
+def test_reports_contain_no_planted_secret(home: Path) -> None:
     directory = EndpointDirectory.of(home, "lab")
     secret = (directory.path / "curve.secret").read_text().strip()
     directory.config_file.write_text(
@@ -161,7 +161,7 @@ def test_no_planted_secret_is_in_a_report(home: Path) -> None:
     assert "the key is <removed>" in report.files["logs/manager-n1-7.log"]
 
 
-def test_a_report_has_what_is_asked_for(home: Path) -> None:
+def test_report_has_the_requested_parts(home: Path) -> None:
     directory = EndpointDirectory.of(home, "lab")
     directory.log_file.write_text("INFO connecting to tcp://127.0.0.1:9\n")
     tools = home / "tools"
@@ -211,7 +211,7 @@ def test_event_logs_are_in_a_report_and_can_still_be_read(home: Path) -> None:
     assert "<removed>" in failed.reason
 
 
-def test_what_is_broken_is_said_in_its_place(home: Path) -> None:
+def test_failed_part_is_reported_in_its_place(home: Path) -> None:
     directory = EndpointDirectory.of(home, "lab")
     directory.config_file.write_text("engine:\n  prefetch: many\n")
     directory.spool_file.write_bytes(b"this is no database" * 100)
@@ -223,7 +223,7 @@ def test_what_is_broken_is_said_in_its_place(home: Path) -> None:
     assert any("chmod 600" in text for text in bad)
 
 
-def test_a_report_is_for_its_owner_alone(home: Path, tmp_path: Path) -> None:
+def test_report_is_readable_by_its_owner_only(home: Path, tmp_path: Path) -> None:
     report = Report({"a.txt": "ä", "logs/b.log": "x"}, ())
     archive, directory = tmp_path / "r.tar.gz", tmp_path / "r"
     report.write_archive(archive)

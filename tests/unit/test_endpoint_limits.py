@@ -35,13 +35,13 @@ def test_only_tasks_with_limits_are_measured() -> None:
     ("memory_bytes", "output", "code"),
     [(100, 10, None), (101, 10, "MEMORY_EXCEEDED"), (100, 11, "OUTPUT_EXCEEDED"), (101, 11, "MEMORY_EXCEEDED")],
 )
-def test_a_limit_is_what_may_be_used(memory_bytes: int, output: int, code: str | None) -> None:
+def test_limit_itself_may_be_used(memory_bytes: int, output: int, code: str | None) -> None:
     record = breach(order(memory_bytes=100, max_output_bytes=10), memory_bytes=memory_bytes, output_bytes=output)
     assert (record.code if record else None) == code
 
 
 @pytest.mark.parametrize("wanted", [None, 50, 200])
-def test_a_task_may_ask_for_less_than_its_endpoint_permits_and_not_for_more(wanted: int | None) -> None:
+def test_task_limit_cannot_exceed_the_endpoint_limit(wanted: int | None) -> None:
     asked = TaskOptions(
         walltime_s=wanted, memory_bytes=wanted, max_output_bytes=wanted, idempotent=False, keep_output=True
     )
@@ -53,7 +53,7 @@ def test_a_task_may_ask_for_less_than_its_endpoint_permits_and_not_for_more(want
     assert NO_LIMITS.applied_to(asked) == asked
 
 
-def test_without_a_limit_anything_goes() -> None:
+def test_unlimited_use_is_no_breach() -> None:
     assert breach(order(), memory_bytes=2**60, output_bytes=2**60) is None
 
 
@@ -101,19 +101,19 @@ def test_pages_that_forked_processes_share_count_once() -> None:
     assert 60 * 2**20 < measured(MeasuredTask(100 * 2**20, {}), "fork") < 100 * 2**20
 
 
-def test_what_a_worker_held_before_is_not_the_tasks() -> None:
+def test_memory_held_before_the_task_does_not_count() -> None:
     assert measured(MeasuredTask(2**20, {0: 60 * 2**20})) < 30 * 2**20
     assert measured(MeasuredTask(2**20, {0: 60 * 2**20}), "fork") < 40 * 2**20
 
 
-def test_memory_that_was_freed_and_is_taken_again_counts() -> None:
+def test_memory_freed_and_allocated_again_counts() -> None:
     held = MeasuredTask(2**20, {0: 2**40})
     assert measured(held) == 0
     [lowered] = held.held_bytes.values()
     assert 64 * 2**20 < lowered < 2**30
 
 
-def test_output_is_that_of_the_larger_stream(tmp_path: Path) -> None:
+def test_output_limit_applies_to_the_larger_stream(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "b").write_bytes(b"123")
     descriptors = [os.open(tmp_path / name, os.O_RDONLY) for name in "ab"]
@@ -123,7 +123,7 @@ def test_output_is_that_of_the_larger_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, "2 GB", True, 1.5])
-def test_a_limit_that_is_none_ends_the_task_and_says_so(value: object) -> None:
+def test_invalid_limit_fails_the_task_with_a_reason(value: object) -> None:
     none = PrefetchPolicy(horizon_s=0.0, limit=0)
     core = CoreDriver(
         AgentCore(endpoint_id="e", policy=RoundRobinPolicy(), slots_hint=1, prefetch=none, window=none, max_window=8)

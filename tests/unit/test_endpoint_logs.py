@@ -26,7 +26,7 @@ def _root_logger() -> Iterator[None]:
     root.setLevel(level)
 
 
-def test_a_log_is_put_aside_when_it_has_grown_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_log_rotates_by_size_and_drops_the_oldest(tmp_path: Path) -> None:
     file = tmp_path / "endpoint.log"
     set_up_logging(file=file, to_console=False, role="agent", max_bytes=1000, backups=2)
     for number in range(100):
@@ -40,7 +40,7 @@ def test_a_log_is_put_aside_when_it_has_grown_and_the_oldest_goes(tmp_path: Path
     assert numbers == list(range(numbers[0], 100)), "nothing is lost between two files"
 
 
-def test_a_log_that_was_removed_is_begun_again(tmp_path: Path) -> None:
+def test_removed_log_is_created_again(tmp_path: Path) -> None:
     file = tmp_path / "endpoint.log"
     set_up_logging(file=file, to_console=False, role="agent")
     logging.getLogger("x").info("before")
@@ -49,7 +49,7 @@ def test_a_log_that_was_removed_is_begun_again(tmp_path: Path) -> None:
     assert "after" in file.read_text()
 
 
-def test_lines_say_who_and_when_for_people_and_for_programs(tmp_path: Path) -> None:
+def test_lines_have_source_and_time_as_text_and_json(tmp_path: Path) -> None:
     text, lines = tmp_path / "text.log", tmp_path / "json.log"
     set_up_logging(file=text, to_console=False, role="manager")
     logging.getLogger("x").warning("a block is late")
@@ -66,7 +66,7 @@ def test_lines_say_who_and_when_for_people_and_for_programs(tmp_path: Path) -> N
     assert "ValueError: no" in data["exception"]
 
 
-def test_every_manager_has_its_own_file_and_old_ones_go(tmp_path: Path) -> None:
+def test_each_manager_has_a_file_and_old_files_are_removed(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     for name, written_at in {"manager-n1-1.log": 0, "manager-n1-1.log.1": 0, "console.log": 0}.items():
@@ -78,7 +78,7 @@ def test_every_manager_has_its_own_file_and_old_ones_go(tmp_path: Path) -> None:
     assert sorted(path.name for path in logs.iterdir()) == ["console.log", "manager-n2-7.log"]
 
 
-def test_there_are_never_more_than_some_hundred_logs_of_managers(tmp_path: Path) -> None:
+def test_number_of_manager_logs_is_bounded(tmp_path: Path) -> None:
     for number in range(600):
         path = tmp_path / f"manager-n-{number}.log"
         path.touch()
@@ -89,7 +89,7 @@ def test_there_are_never_more_than_some_hundred_logs_of_managers(tmp_path: Path)
     assert "manager-n-0.log" not in left
 
 
-def test_the_end_of_a_file_is_whole_lines(tmp_path: Path) -> None:
+def test_tail_of_a_file_has_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "endpoint.log"
     assert tail(file, 10) == ""
     file.write_text("one\ntwo\nthree\n")

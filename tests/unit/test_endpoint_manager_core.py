@@ -230,7 +230,7 @@ def test_a_function_travels_once_to_each_worker() -> None:
     assert send.packet.functions == ()
 
 
-def test_a_worker_forgets_functions_before_it_holds_too_many() -> None:
+def test_worker_function_cache_is_bounded() -> None:
     rig = started()
     for number in range(300):
         rig.jobs("t", function=f"h{number}")
@@ -247,7 +247,7 @@ def test_pipelining_follows_the_policy_and_shares_fairly() -> None:
     assert {worker_id: len(worker.ahead) for worker_id, worker in rig.workers.items()} == {0: 3, 1: 3}
 
 
-def test_nobody_works_ahead_while_another_has_nothing() -> None:
+def test_idle_worker_gets_a_task_before_pipelining() -> None:
     rig = started(slots=4, prefetch=9)
     rig.jobs(*"abcde")
     assert sorted(len(worker.ahead) for worker in rig.workers.values()) == [1, 1, 1, 2]
@@ -269,7 +269,7 @@ def test_large_payloads_travel_alone_and_few_at_a_time() -> None:
     assert len(sends) < 5
 
 
-def test_what_waits_behind_a_slow_task_is_recalled_and_keeps_its_place() -> None:
+def test_tasks_behind_a_slow_task_are_recalled_in_order() -> None:
     rig = started(slots=2, prefetch=3)
     rig.jobs(*"abcdef")
     rig.read(0)
@@ -283,7 +283,7 @@ def test_what_waits_behind_a_slow_task_is_recalled_and_keeps_its_place() -> None
     assert [rig.done(1) for _ in range(4)] == ["e", "f", *behind]
 
 
-def test_a_worker_gets_nothing_new_before_it_has_passed_over_what_was_recalled() -> None:
+def test_worker_gets_no_task_until_recalled_ones_are_skipped() -> None:
     rig = started(prefetch=3)
     rig.jobs(*"abc")
     rig.read()
@@ -299,7 +299,7 @@ def test_a_worker_gets_nothing_new_before_it_has_passed_over_what_was_recalled()
     assert worker.ahead == ["b", "c"]
 
 
-def test_a_worker_that_was_between_two_tasks_when_they_were_recalled_gets_new_ones() -> None:
+def test_worker_between_two_recalled_tasks_gets_new_ones() -> None:
     rig = started(prefetch=3)
     rig.jobs(*"abc")
     rig.now = 0.02  # it was held up before it could start anything
@@ -309,7 +309,7 @@ def test_a_worker_that_was_between_two_tasks_when_they_were_recalled_gets_new_on
     assert [rig.done() for _ in range(3)] == list("abc")
 
 
-def test_a_breach_of_a_limit_ends_the_running_task_with_its_record() -> None:
+def test_limit_breach_fails_the_running_task_with_its_error() -> None:
     rig = started(prefetch=1)
     rig.jobs("a", "b")
     rig.read()
@@ -340,7 +340,7 @@ def test_cancel_of_waiting_pipelined_and_running_tasks() -> None:
     assert not rig.progress().died
 
 
-def test_a_result_that_beats_the_kill_wins() -> None:
+def test_result_before_the_kill_wins() -> None:
     rig = started()
     rig.jobs("a")
     rig.read()
@@ -372,7 +372,7 @@ def test_walltime_counts_from_the_start_of_the_task() -> None:
     assert finished.error["stderr_tail"] == "err"
 
 
-def test_a_death_names_the_one_task_that_ran_and_reassigns_the_rest() -> None:
+def test_worker_death_names_its_running_task_and_reassigns_the_rest() -> None:
     rig = started(prefetch=2)
     rig.jobs(*"abc")
     rig.read()
@@ -387,7 +387,7 @@ def test_a_death_names_the_one_task_that_ran_and_reassigns_the_rest() -> None:
     assert rig.workers[worker_id].ahead == ["b", "c"]
 
 
-def test_workers_that_do_not_start_are_tried_less_and_less_often_and_the_reason_is_told() -> None:
+def test_failed_worker_starts_back_off_and_report_the_reason() -> None:
     rig = Rig()
     waits = []
     for _ in range(5):
@@ -406,7 +406,7 @@ def test_workers_that_do_not_start_are_tried_less_and_less_often_and_the_reason_
     assert rig.progress().problem == ""
 
 
-def test_a_worker_that_hangs_at_its_start_is_killed() -> None:
+def test_worker_that_hangs_at_start_is_killed() -> None:
     rig = Rig()
     rig.handle()
     rig.now = 59.9
@@ -418,7 +418,7 @@ def test_a_worker_that_hangs_at_its_start_is_killed() -> None:
     assert rig.killed == [0]
 
 
-def test_a_task_that_lasts_is_reported_as_running_once() -> None:
+def test_long_task_is_reported_as_running_once() -> None:
     rig = started()
     rig.jobs("a")
     assert not rig.progress().started
@@ -455,7 +455,7 @@ def test_stop_lets_running_tasks_finish_within_the_grace(grace_s: float) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_task_is_answered_once_whatever_happens(seed: int) -> None:
+def test_each_task_is_answered_once_in_random_runs(seed: int) -> None:
     """Random reads, deaths, cancels and pauses: each task ends or dies exactly once, and no more than one dies at a
     time."""
     rng = random.Random(seed)
@@ -560,7 +560,7 @@ def test_a_manager_with_a_worker_does_not_give_up() -> None:
     assert "no such directory" in manager.problem
 
 
-def test_results_wait_for_room_at_the_agent_and_nothing_is_started_meanwhile() -> None:
+def test_full_agent_holds_back_results_and_new_starts() -> None:
     """At most a window of results is on its way, and a result more; what is ordered ahead is taken back."""
     rig = started(slots=2, prefetch=4)
     rig.handle(ResultsTaken(0, 100))

@@ -26,18 +26,18 @@ from tests.waiting import WAIT_S
         ((None, 5, None), Ranks(1, 5)),
     ],
 )
-def test_two_numbers_are_enough(asked: tuple[int | None, int | None, int | None], meant: Ranks) -> None:
+def test_third_number_is_derived_from_two(asked: tuple[int | None, int | None, int | None], meant: Ranks) -> None:
     assert Ranks.of(*asked) == meant
 
 
 @pytest.mark.parametrize("asked", [(2, 4, 9), (2, None, 7), (None, 4, 9)])
-def test_numbers_that_contradict_one_another(asked: tuple[int | None, int | None, int | None]) -> None:
+def test_contradicting_numbers_are_refused(asked: tuple[int | None, int | None, int | None]) -> None:
     with pytest.raises(RanksImpossible) as refused:
         Ranks.of(*asked)
     assert refused.value.record.code == "LIMIT_INVALID"
 
 
-def test_launchers_are_told_where_and_how_many() -> None:
+def test_launchers_get_hosts_and_rank_counts() -> None:
     ranks, nodes = Ranks(2, 4), ["n1", "n2"]
     told = {name: variables(name, ranks, nodes)["PARSL_MPI_PREFIX"] for name in ("srun", "mpiexec", "aprun")}
     assert told == {
@@ -52,7 +52,7 @@ def test_launchers_are_told_where_and_how_many() -> None:
         variables("jsrun", ranks, nodes)
 
 
-def test_the_nodes_are_those_of_the_scheduler(tmp_path: Path) -> None:
+def test_nodes_come_from_the_scheduler(tmp_path: Path) -> None:
     listed = tmp_path / "nodes"
     listed.write_text("n1\nn1\nn2 slots=4\n\n")
     assert nodes_of_block({"PBS_NODEFILE": str(listed)}) == ["n1", "n2"]
@@ -96,7 +96,7 @@ class Holder:
             self.process.kill()
 
 
-def test_a_node_is_had_by_one_worker_at_a_time_and_given_back_by_the_dead(tmp_path: Path) -> None:
+def test_nodes_are_exclusive_and_freed_when_a_worker_dies(tmp_path: Path) -> None:
     names, lock_file = ["n1", "n2", "n3"], tmp_path / "lock"
     holders: list[Holder] = []
     try:
@@ -116,7 +116,7 @@ def test_a_node_is_had_by_one_worker_at_a_time_and_given_back_by_the_dead(tmp_pa
             holder.kill()
 
 
-def test_more_nodes_than_there_are_is_an_error_at_once(tmp_path: Path) -> None:
+def test_request_for_too_many_nodes_fails_at_once(tmp_path: Path) -> None:
     nodes = Nodes(["localhost"], tmp_path / "lock")
     with pytest.raises(RanksImpossible, match="3 nodes, and a block of this endpoint has 1"), nodes.taken(3):
         raise AssertionError

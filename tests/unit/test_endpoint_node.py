@@ -34,18 +34,18 @@ def found(root: Path, environ: Mapping[str, str] | None = None) -> Node:
     return discover_node(environ=environ or {}, cores={3, 1, 2, 0}, root=root)
 
 
-def test_this_machine() -> None:
+def test_this_node_has_cores_and_memory() -> None:
     node = discover_node(environ={})
     assert node.cores == tuple(sorted(os.sched_getaffinity(0)))
     assert 2**26 < node.memory_bytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert node.usable_cpus <= len(node.cores)
 
 
-def test_a_machine_without_control_groups(tmp_path: Path) -> None:
+def test_node_without_cgroups_uses_the_machine_values(tmp_path: Path) -> None:
     assert found(machine(tmp_path, {})) == Node(cores=(0, 1, 2, 3), memory_bytes=64 * GB)
 
 
-def test_limits_of_cgroup_v2_hold_at_every_level(tmp_path: Path) -> None:
+def test_cgroup_v2_limits_apply_at_each_level(tmp_path: Path) -> None:
     node = found(
         machine(
             tmp_path,
@@ -63,7 +63,7 @@ def test_limits_of_cgroup_v2_hold_at_every_level(tmp_path: Path) -> None:
     assert node == Node(cores=(0, 1, 2, 3), memory_bytes=8 * GB, cpus=2.5)
 
 
-def test_limits_of_cgroup_v1(tmp_path: Path) -> None:
+def test_cgroup_v1_limits_apply(tmp_path: Path) -> None:
     node = found(
         machine(
             tmp_path,
@@ -83,7 +83,7 @@ def test_limits_of_cgroup_v1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mounted", ["/docker/abc", "/../../docker/abc"])
-def test_in_a_container_the_top_of_what_is_mounted_is_ours(tmp_path: Path, mounted: str) -> None:
+def test_container_reads_limits_at_the_top_of_its_mount(tmp_path: Path, mounted: str) -> None:
     node = found(
         machine(
             tmp_path,
@@ -111,12 +111,12 @@ def test_in_a_container_the_top_of_what_is_mounted_is_ours(tmp_path: Path, mount
         ({"SLURM_MEM_PER_CPU": "2048"}, 8, 4),
     ],
 )
-def test_what_slurm_has_granted(tmp_path: Path, environ: dict[str, str], memory_gb: int, cpus: int) -> None:
+def test_slurm_allocation_limits_the_node(tmp_path: Path, environ: dict[str, str], memory_gb: int, cpus: int) -> None:
     node = found(machine(tmp_path, {}), environ)
     assert (node.memory_bytes, node.usable_cpus) == (memory_gb * GB, cpus)
 
 
-def test_a_kernel_that_does_not_say_how_much_memory_there_is(tmp_path: Path) -> None:
+def test_unknown_memory_size_is_none(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("Nothing: 1 kB\n")
     with pytest.raises(OSError, match="MemTotal"):
@@ -140,13 +140,13 @@ def test_a_kernel_that_does_not_say_how_much_memory_there_is(tmp_path: Path) -> 
         ((), {"CUDA_VISIBLE_DEVICES": "0,1"}, ()),
     ],
 )
-def test_what_the_scheduler_hides_is_not_shared_out(
+def test_accelerators_hidden_by_the_scheduler_are_not_assigned(
     names: tuple[str, ...], environ: dict[str, str], visible: tuple[str, ...]
 ) -> None:
     assert visible_accelerators(names, environ=environ) == visible
 
 
-def test_amd_accelerators_are_known_by_their_driver(tmp_path: Path) -> None:
+def test_amd_accelerators_are_found_by_their_driver(tmp_path: Path) -> None:
     assert not has_amd_accelerators(tmp_path)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()

@@ -87,7 +87,7 @@ def test_short_tasks_go_to_one_manager_in_a_row_while_it_has_free_slots(policy: 
 
 
 @pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
-def test_a_task_overtakes_only_one_that_nobody_has_the_time_for(policy: SchedulingPolicy) -> None:
+def test_task_overtakes_only_tasks_that_fit_no_manager(policy: SchedulingPolicy) -> None:
     queue = tasks(3)
     queue[0].spec = msgspec.structs.replace(queue[0].spec, options=TaskOptions(walltime_s=100.0))
     loads = [ManagerLoad("short", 8, 8, Lifetime(50.0)), ManagerLoad("long", 1, 1, Lifetime(500.0))]
@@ -105,7 +105,7 @@ def test_round_robin_takes_turns() -> None:
     assert len(set(names)) == 3
 
 
-def test_a_task_that_may_not_run_twice_never_waits_at_a_manager() -> None:
+def test_non_idempotent_task_is_never_prefetched() -> None:
     placed = RoundRobinPolicy().place(tasks(5, idempotent=False), [ManagerLoad("a", 2, 2)], depth=49, now=0.0)
     assert len(placed) == 2
 
@@ -143,7 +143,7 @@ def directory(tmp_path: Path) -> EndpointDirectory:
     return directory
 
 
-def test_only_one_agent_at_a_time(directory: EndpointDirectory) -> None:
+def test_only_one_agent_runs_per_directory(directory: EndpointDirectory) -> None:
     with directory.lock():
         assert directory.read_agent() == AgentProcess.current()
         with pytest.raises(EndpointInUse, match=f"process {os.getpid()}"), directory.lock():
@@ -152,7 +152,7 @@ def test_only_one_agent_at_a_time(directory: EndpointDirectory) -> None:
 
 
 @pytest.mark.parametrize("removed", [[], ["daemon.pid"], ["daemon.pid", "spool.sqlite3", "spool.sqlite3-wal"]])
-def test_an_agent_is_found_whatever_was_removed_of_its_files(directory: EndpointDirectory, removed: list[str]) -> None:
+def test_agent_is_found_after_its_files_were_removed(directory: EndpointDirectory, removed: list[str]) -> None:
     code = f"""
         import pathlib
         from farcall_endpoint.agent.spool import Spool
@@ -204,7 +204,7 @@ def test_an_agent_of_a_directory_that_was_moved_or_whose_files_are_old_is_found(
 
 
 @pytest.mark.parametrize("row", ["0 0 0 0 1 1 {inode}", ""])
-def test_a_name_of_a_socket_that_looks_like_an_agents_is_nobody(directory: EndpointDirectory, row: str) -> None:
+def test_unrelated_socket_name_is_no_agent(directory: EndpointDirectory, row: str) -> None:
     """Whoever is found is ended by `stop`; names of sockets may have a line's end in them, and be any user's."""
     with socket.socket(socket.AF_UNIX) as innocent, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as forged:
         inode = os.fstat(innocent.fileno()).st_ino
@@ -212,7 +212,7 @@ def test_a_name_of_a_socket_that_looks_like_an_agents_is_nobody(directory: Endpo
         assert directory.read_agent() is None
 
 
-def test_a_crash_leaves_its_trace_and_an_error_does_not(directory: EndpointDirectory) -> None:
+def test_crash_prints_a_traceback_and_an_error_does_not(directory: EndpointDirectory) -> None:
     with pytest.raises(Unavailable), directory.lock():
         raise Unavailable("an error of ours")
     assert directory.read_agent() is None
@@ -225,7 +225,7 @@ def test_a_crash_leaves_its_trace_and_an_error_does_not(directory: EndpointDirec
     assert not AgentProcess(1, 0.0, "elsewhere").is_here()
 
 
-def test_keys_are_a_pair_that_only_the_owner_reads(directory: EndpointDirectory) -> None:
+def test_key_pair_is_readable_by_its_owner_only(directory: EndpointDirectory) -> None:
     keys = directory.read_keys()
     assert len(keys.public) == len(keys.secret) == 40
     assert keys.secret not in repr(keys)
@@ -234,7 +234,7 @@ def test_keys_are_a_pair_that_only_the_owner_reads(directory: EndpointDirectory)
         directory.read_keys()
 
 
-def test_the_id_is_kept(directory: EndpointDirectory, tmp_path: Path) -> None:
+def test_endpoint_id_is_stored(directory: EndpointDirectory, tmp_path: Path) -> None:
     assert directory.read_endpoint_id() is None
     directory.write_endpoint_id("an id")
     assert directory.read_endpoint_id() == "an id"
@@ -282,7 +282,7 @@ def cloud_answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[httpx
         (404, ["not found"], ProtocolError, False),
     ],
 )
-def test_answers_become_errors_of_ours(
+def test_http_answers_become_farcall_errors(
     cloud_answering: Callable[[httpx.Response], Cloud],
     status: int,
     body: object,
@@ -295,21 +295,21 @@ def test_answers_become_errors_of_ours(
     assert caught.value.record.retryable is retryable
 
 
-def test_an_answer_that_is_not_json_is_not_believed(cloud_answering: Callable[[httpx.Response], Cloud]) -> None:
+def test_answer_that_is_not_json_is_refused(cloud_answering: Callable[[httpx.Response], Cloud]) -> None:
     with pytest.raises(Unavailable, match="not a JSON object"):
         cloud_answering(httpx.Response(200, text="<html>log in to the hotel's network</html>")).register(
             name="n", display_name="d", metadata={}
         )
 
 
-def test_an_answer_without_what_was_asked_for_is_not_believed(
+def test_incomplete_answer_is_refused(
     cloud_answering: Callable[[httpx.Response], Cloud],
 ) -> None:
     with pytest.raises(Unavailable, match="endpoint_id"):
         cloud_answering(httpx.Response(200, json={})).register(name="n", display_name="d", metadata={})
 
 
-def test_a_network_that_is_away_is_the_networks_fault() -> None:
+def test_unreachable_network_is_a_network_fault() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         cloud = Cloud(Credentials(f"http://127.0.0.1:{unused.getsockname()[1]}", "token"))
@@ -327,7 +327,7 @@ def transfers(*statuses: int) -> tuple[Transfers, list[float]]:
     return Transfers(transport=transport, pause=pauses.append), pauses
 
 
-def test_transfers_are_tried_again_when_the_store_fails_and_not_when_it_refuses() -> None:
+def test_transfers_are_retried_after_server_errors_and_not_after_refusals() -> None:
     good, pauses = transfers(503, 500, 200)
     sha256 = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
     assert good.download("http://store/x", sha256=sha256, size_bytes=4) == b"data"
@@ -346,7 +346,7 @@ def test_transfers_are_tried_again_when_the_store_fails_and_not_when_it_refuses(
         each.close()
 
 
-def test_a_download_ends_at_its_size_and_is_not_decoded() -> None:
+def test_download_stops_at_its_size_and_is_not_decoded() -> None:
     bomb = gzip.compress(bytes(10_000_000))
     sent = 0
 
@@ -382,7 +382,7 @@ def orders(*names: str, payload_bytes: int = 0) -> Run:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 60_000, 70_000, 3_000_000])
-def test_packets_arrive_whole_whatever_their_size(ends: tuple[Channel, Channel], size_bytes: int) -> None:
+def test_packets_of_any_size_arrive_whole(ends: tuple[Channel, Channel], size_bytes: int) -> None:
     manager, worker = ends
     body = os.urandom(size_bytes)
     run = Run((Order("t", 1, "h", size_bytes, TaskOptions(result_serializers=("JSONData",))),), (("h", 3),), True)
@@ -393,7 +393,7 @@ def test_packets_arrive_whole_whatever_their_size(ends: tuple[Channel, Channel],
     assert manager.receive() == (done, body)  # a view equals the bytes that it shows
 
 
-def test_a_claim_is_had_by_one_side(ends: tuple[Channel, Channel]) -> None:
+def test_claim_has_one_holder(ends: tuple[Channel, Channel]) -> None:
     manager, worker = ends
     manager.order(orders("a", "b", "c"), ())
     assert worker.claim()
@@ -406,7 +406,7 @@ def test_a_claim_is_had_by_one_side(ends: tuple[Channel, Channel]) -> None:
     assert worker.claim()
 
 
-def test_claims_are_never_had_twice_by_racing_sides(ends: tuple[Channel, Channel]) -> None:
+def test_racing_claims_have_one_holder(ends: tuple[Channel, Channel]) -> None:
     manager, worker = ends
     had = [0]
     over = threading.Event()
@@ -447,7 +447,7 @@ def test_a_full_socket_refuses_whole_packets(ends: tuple[Channel, Channel]) -> N
         assert worker.receive() == (orders(name, payload_bytes=30_000), b"x" * 30_000)
 
 
-def test_the_end_of_the_other_side_is_seen(ends: tuple[Channel, Channel]) -> None:
+def test_closed_peer_is_detected(ends: tuple[Channel, Channel]) -> None:
     manager, worker = ends
     worker.socket.close()
     assert manager.receive() is None

@@ -48,7 +48,7 @@ def test_frames_arrive_as_they_were_sent(sizes: list[int]) -> None:
     other.close()
 
 
-def test_what_is_handed_on_is_not_copied(pair: Pair) -> None:
+def test_frames_are_sent_without_copies(pair: Pair) -> None:
     here, other = pair
     onward, there = pipe_pair()
     last = Pipe(there)
@@ -68,7 +68,7 @@ def test_what_is_handed_on_is_not_copied(pair: Pair) -> None:
     last.close()
 
 
-def test_more_than_a_message_can_hold_descriptors_for(pair: Pair) -> None:
+def test_frames_beyond_the_descriptor_limit_arrive(pair: Pair) -> None:
     here, other = pair
     onward, there = pipe_pair()
     last = Pipe(there)
@@ -86,7 +86,7 @@ def test_more_than_a_message_can_hold_descriptors_for(pair: Pair) -> None:
     last.close()
 
 
-def test_sending_never_waits_and_nothing_is_lost_or_reordered(pair: Pair) -> None:
+def test_sends_never_block_and_frames_keep_their_order(pair: Pair) -> None:
     here, other = pair
     for number in range(500):
         here.send([number.to_bytes(2, "big"), b"." * 4000])
@@ -104,7 +104,7 @@ def test_sending_never_waits_and_nothing_is_lost_or_reordered(pair: Pair) -> Non
     assert not here.is_congested
 
 
-def test_nobody_there(pair: Pair) -> None:
+def test_closed_pipe_ends_receives_and_drops_sends(pair: Pair) -> None:
     here, other = pair
     with pytest.raises(BlockingIOError):
         here.receive()
@@ -116,7 +116,7 @@ def test_nobody_there(pair: Pair) -> None:
     assert open_files() == before
 
 
-def test_last_words_get_through_when_there_is_room(pair: Pair) -> None:
+def test_final_messages_are_sent_when_there_is_room(pair: Pair) -> None:
     here, other = pair
     here.send([b"last"])
     here.close(linger_s=1.0)
@@ -124,7 +124,7 @@ def test_last_words_get_through_when_there_is_room(pair: Pair) -> None:
     assert other.receive() is None
 
 
-def test_what_cannot_be_sent_any_more_is_given_back(pair: Pair) -> None:
+def test_unsent_descriptors_are_closed_with_the_pipe(pair: Pair) -> None:
     here, _ = pair
     before = open_files()
     for _ in range(300):

@@ -52,7 +52,7 @@ def file_limit(size_bytes: int) -> Iterator[None]:
 # -- the spool ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_told_from_a_defect_and_leaves_what_was_there() -> None:
+def test_full_disk_differs_from_a_defect_and_keeps_the_spool() -> None:
     spool = Spool(None)
     spool.commit(WriteSpool(accepted=[a_task(1)]))
     pages(spool, 10)
@@ -66,7 +66,7 @@ def test_a_full_disk_is_told_from_a_defect_and_leaves_what_was_there() -> None:
     assert [task.seq for task in load(spool)[0]] == list(range(1, 20))
 
 
-def test_what_was_to_be_forgotten_is_not_forgotten_when_the_disk_is_full() -> None:
+def test_deletion_is_rolled_back_on_a_full_disk() -> None:
     spool = Spool(None)
     ended = a_task(1)
     ended.stage, ended.result = Stage.FINISHED, TaskResult(TaskState.SUCCESS, size_bytes=1, body=b"r")
@@ -94,7 +94,7 @@ def test_an_io_error_counts_as_a_full_disk_and_the_spool_recovers(tmp_path: Path
     again.close()
 
 
-def test_a_large_body_that_finds_no_room_fails_the_commit_and_the_spool_recovers(tmp_path: Path) -> None:
+def test_large_body_without_space_fails_the_commit_and_the_spool_recovers(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     large = a_task(1, payload_bytes=400_000)
     with file_limit(300_000), pytest.raises(SpoolUnwritable, match="too large"):
@@ -106,7 +106,7 @@ def test_a_large_body_that_finds_no_room_fails_the_commit_and_the_spool_recovers
     spool.close()
 
 
-def test_opening_loading_and_closing_need_no_room(tmp_path: Path) -> None:
+def test_open_load_and_close_need_no_space(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     functions = [(wire.FunctionSpec(function_hash="unused", name="f", body=0), b"body")]
     spool.commit(WriteSpool(functions=functions, accepted=[a_task(1, payload_bytes=100_000)]))
@@ -122,18 +122,18 @@ def test_opening_loading_and_closing_need_no_room(tmp_path: Path) -> None:
     assert bytes(bytes_of(payload)) == b"p" * 100_000
 
 
-def test_a_new_spool_on_a_full_disk_says_so(tmp_path: Path) -> None:
+def test_new_spool_on_a_full_disk_is_an_error(tmp_path: Path) -> None:
     message = r"cannot be written.*full, over its quota, or broken"
     with file_limit(0), pytest.raises(ConfigurationError, match=message):
         Spool(tmp_path / "spool")
 
 
-def test_a_directory_that_is_not_there_or_not_writable_is_said(tmp_path: Path) -> None:
+def test_missing_or_read_only_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be written"):
         Spool(tmp_path / "nowhere" / "spool")
 
 
-def test_room_is_told_for_files_alone(tmp_path: Path) -> None:
+def test_free_space_is_known_for_files_only(tmp_path: Path) -> None:
     assert Spool(None).room() is None
     spool = Spool(tmp_path / "spool")
     room = spool.room()
@@ -148,7 +148,7 @@ def test_room_is_told_for_files_alone(tmp_path: Path) -> None:
 # -- when to try again -------------------------------------------------------------------------------------------------
 
 
-def test_tries_come_at_longer_and_longer_intervals_until_one_works() -> None:
+def test_write_retries_back_off_until_one_succeeds() -> None:
     pressure, now, waits = SpoolSpace(), 100.0, []
     for _ in range(10):
         pressure.failed("full", now=now)
@@ -179,7 +179,7 @@ def test_below_the_reserve_there_is_a_problem_although_the_spool_can_be_written(
 # -- what the agent decides --------------------------------------------------------------------------------------------
 
 
-def test_with_a_problem_no_credit_is_given_and_what_is_there_goes_on() -> None:
+def test_spool_problem_stops_credit_and_not_accepted_tasks() -> None:
     core = connected()
     core.measured((100 * 2**20, 256 * 2**20))
     turn = send(core, spec("a"), spec("b"), spec("c"))
@@ -192,7 +192,7 @@ def test_with_a_problem_no_credit_is_given_and_what_is_there_goes_on() -> None:
     assert core.report().detail == {}
 
 
-def test_what_could_not_be_written_is_decided_again_and_once() -> None:
+def test_unwritten_turn_is_decided_again_once() -> None:
     core = connected()
     send(core, spec("a"), spec("b"), spec("c"))
     core.fail_write(now=0.0)
@@ -207,7 +207,7 @@ def test_what_could_not_be_written_is_decided_again_and_once() -> None:
     assert not third.orders
 
 
-def test_credit_that_was_not_given_is_given_later() -> None:
+def test_withheld_credit_is_given_later() -> None:
     core = connected()
     core.opened()
     first = send(core, spec("a"))
@@ -218,7 +218,7 @@ def test_credit_that_was_not_given_is_given_later() -> None:
     assert core.written(now=1.0).credit == given
 
 
-def test_an_end_that_is_not_written_is_not_reported_and_not_called_finished() -> None:
+def test_unwritten_result_is_not_reported_or_finished() -> None:
     core = connected()
     send(core, spec("a"))
     first = finish(core, "a")
@@ -232,7 +232,7 @@ def test_an_end_that_is_not_written_is_not_reported_and_not_called_finished() ->
     assert [held.finished for held in core.held()] == [True]
 
 
-def test_a_manager_that_dies_meanwhile_had_nothing_that_was_not_sent() -> None:
+def test_unsent_task_does_not_count_as_started_when_its_manager_is_lost() -> None:
     core = connected()
     send(core, spec("a", idempotent=False))
     core.fail_write(now=0.0)
@@ -245,7 +245,7 @@ def test_a_manager_that_dies_meanwhile_had_nothing_that_was_not_sent() -> None:
     assert not second.finished
 
 
-def test_a_death_that_was_noticed_before_stands() -> None:
+def test_earlier_worker_death_still_counts() -> None:
     core = connected()
     [task] = send(core, spec("a")).starts
     core.progress("m", Progress(workers=2, died=(Died("a", "killed"),)))
@@ -272,7 +272,7 @@ def test_cancels_do_not_wait_for_the_spool() -> None:
     assert not core.decide(now=2.0).cancels
 
 
-def test_what_nobody_acknowledged_is_given_up_with_its_session() -> None:
+def test_unacknowledged_tasks_are_dropped_with_their_session() -> None:
     core = connected()
     send(core, spec("kept"))
     send(core, spec("a"), spec("b", container="c"))
@@ -290,7 +290,7 @@ def test_what_nobody_acknowledged_is_given_up_with_its_session() -> None:
     assert again.accepted[0].attempt == 2
 
 
-def test_ends_survive_a_lost_session_while_nothing_can_be_written() -> None:
+def test_results_survive_a_lost_session_on_a_full_disk() -> None:
     core = connected()
     send(core, spec("a"))
     finish(core, "a")
@@ -301,7 +301,7 @@ def test_ends_survive_a_lost_session_while_nothing_can_be_written() -> None:
     assert ids(turn.finished) == ids(turn.results) == ["a"]
 
 
-def test_all_that_came_meanwhile_becomes_durable_in_one_piece() -> None:
+def test_events_during_an_outage_are_committed_together() -> None:
     core, spool = connected(), Spool(None)
     message = wire.RunTasks(tasks=(spec("a"), spec("b"), spec("c")), functions=(FUNCTION,))
     core.run_tasks(message, [BODY, b"p" * 100_000])

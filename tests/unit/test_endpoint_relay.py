@@ -83,7 +83,7 @@ def line() -> Line:
     return Line()
 
 
-def test_a_payload_comes_in_pieces(line: Line) -> None:
+def test_payload_is_downloaded_in_chunks(line: Line) -> None:
     line.download()
     assert line.said == []  # no session yet
     line.open()
@@ -92,7 +92,7 @@ def test_a_payload_comes_in_pieces(line: Line) -> None:
     assert line.relay.next_deadline() is None
 
 
-def test_the_end_of_a_download_is_said(line: Line) -> None:
+def test_end_of_a_download_is_reported(line: Line) -> None:
     line.open()
     line.download()
     for offset in range(0, len(DATA), PIECE):
@@ -100,14 +100,14 @@ def test_the_end_of_a_download_is_said(line: Line) -> None:
     assert line.said[-1][0] == BlobPull(task_id="t1", attempt=1, offset_bytes=len(DATA))
 
 
-def test_a_result_goes_out_in_pieces(line: Line) -> None:
+def test_result_is_uploaded_in_chunks(line: Line) -> None:
     line.open()
     line.upload()
     line.answer()
     assert (line.stored, line.outcomes) == (DATA, [DATA])
 
 
-def test_a_download_goes_on_where_it_was_and_an_upload_ends_with_its_session(line: Line) -> None:
+def test_download_resumes_and_upload_ends_with_its_session(line: Line) -> None:
     line.open()
     line.download("t2")
     line.upload()
@@ -122,7 +122,7 @@ def test_a_download_goes_on_where_it_was_and_an_upload_ends_with_its_session(lin
     assert line.outcomes == [DATA]
 
 
-def test_few_are_under_way_at_once(line: Line) -> None:
+def test_concurrent_transfers_are_bounded(line: Line) -> None:
     line.open()
     for number in range(5):
         line.download(f"t{number}")
@@ -131,7 +131,7 @@ def test_few_are_under_way_at_once(line: Line) -> None:
     assert line.outcomes == [DATA] * 5
 
 
-def test_an_upload_that_is_asked_for_twice_is_made_once(line: Line) -> None:
+def test_upload_requested_twice_runs_once(line: Line) -> None:
     line.open()
     line.upload()
     line.upload()
@@ -139,7 +139,7 @@ def test_an_upload_that_is_asked_for_twice_is_made_once(line: Line) -> None:
     assert line.outcomes == [DATA]
 
 
-def test_an_older_forwarder_is_a_reason(line: Line) -> None:
+def test_forwarder_without_relay_is_an_error(line: Line) -> None:
     line.open(0)
     line.download()
     line.upload()
@@ -149,7 +149,7 @@ def test_an_older_forwarder_is_a_reason(line: Line) -> None:
     assert line.said == []
 
 
-def test_what_may_help_is_tried_again_later_and_not_for_ever(line: Line) -> None:
+def test_retriable_errors_are_retried_up_to_a_limit(line: Line) -> None:
     line.open()
     line.download()
     for pause_s in (0.5, 1.0, 2.0, 4.0):
@@ -164,7 +164,7 @@ def test_what_may_help_is_tried_again_later_and_not_for_ever(line: Line) -> None
     assert str(failure) == "away"
 
 
-def test_what_cannot_help_is_not_tried_again(line: Line) -> None:
+def test_permanent_errors_are_not_retried(line: Line) -> None:
     line.open()
     line.download()
     line.piece(b"", error=NO)
@@ -174,7 +174,7 @@ def test_what_cannot_help_is_not_tried_again(line: Line) -> None:
 
 
 @pytest.mark.parametrize("answer", [bytes(PIECE), b""], ids=["other bytes", "nothing"])
-def test_other_bytes_are_noticed(line: Line, answer: bytes) -> None:
+def test_wrong_hash_is_detected(line: Line, answer: bytes) -> None:
     line.open()
     line.download()
     for _ in range(5):
@@ -191,7 +191,7 @@ def test_other_bytes_are_noticed(line: Line, answer: bytes) -> None:
     assert "SHA-256 differ" in str(failure)
 
 
-def test_silence_is_a_failure(line: Line) -> None:
+def test_timeout_is_a_failure(line: Line) -> None:
     line.open()
     line.upload()
     line.after(121.0)
@@ -284,7 +284,7 @@ class Site:
         self.blobs.settle()
 
 
-def test_a_store_that_cannot_be_reached_is_gone_around_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_store_falls_back_to_the_relay_and_logs_once(caplog: pytest.LogCaptureFixture) -> None:
     site = Site()
     with caplog.at_level(logging.WARNING):
         site.fetch()
@@ -296,7 +296,7 @@ def test_a_store_that_cannot_be_reached_is_gone_around_and_said_once(caplog: pyt
     assert "the firewall says nothing" in record.getMessage()
 
 
-def test_after_a_while_the_store_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_store_is_tried_again_after_a_time(caplog: pytest.LogCaptureFixture) -> None:
     site = Site()
     site.fetch()
     site.clock.now += 601.0
@@ -311,7 +311,7 @@ def test_after_a_while_the_store_is_tried_again(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("mode", ["direct", "relay"])
-def test_a_mode_that_was_chosen_is_kept_to(mode: BlobsMode) -> None:
+def test_chosen_mode_has_no_fallback(mode: BlobsMode) -> None:
     site = Site(mode)
     site.fetch()
     site.upload()
@@ -321,7 +321,7 @@ def test_a_mode_that_was_chosen_is_kept_to(mode: BlobsMode) -> None:
         assert (site.line.stored, [what for what, _ in site.events.seen]) == (b"", ["fetch failed", "upload failed"])
 
 
-def test_when_neither_way_is_open_both_are_named() -> None:
+def test_error_names_both_failed_paths() -> None:
     site = Site()
     site.blobs.closed()
     site.blobs.opened(0)
@@ -332,7 +332,7 @@ def test_when_neither_way_is_open_both_are_named() -> None:
     assert "the firewall says nothing" in str(reason)
 
 
-def test_a_store_that_refuses_is_not_gone_around() -> None:
+def test_refusal_of_the_store_has_no_fallback() -> None:
     """It was reached: the forwarder would get the same answer."""
     site = Site()
     site.blobs._transfers = Transfers(
@@ -414,7 +414,7 @@ def test_results_are_read_only_when_there_is_memory_for_them(fails: bool) -> Non
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_payloads_are_fetched_only_when_the_ones_before_are_in_the_spool(fails: bool) -> None:
+def test_payloads_are_fetched_after_earlier_ones_are_spooled(fails: bool) -> None:
     crowd = Crowd(fails=fails)
     for task in crowd.tasks:
         crowd.blobs.fetch(task)
@@ -429,7 +429,7 @@ def test_payloads_are_fetched_only_when_the_ones_before_are_in_the_spool(fails: 
     assert [what for what, _ in crowd.events.seen] == ["fetch failed" if fails else "fetched"] * (10 if fails else 8)
 
 
-def test_what_is_not_wanted_any_more_is_not_read() -> None:
+def test_unneeded_result_is_not_read() -> None:
     crowd = Crowd()
     crowd.upload()
     for task in crowd.tasks[2:]:

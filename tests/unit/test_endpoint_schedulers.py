@@ -110,7 +110,7 @@ COMMON: dict[str, Any] = {"nodes_per_block": 2, "walltime": "01:30:00", "launche
     ],
     ids=lambda value: type(value).__struct_config__.tag if isinstance(value, BatchProviderConfig) else "",
 )
-def test_a_job_asks_for_what_the_configuration_says(
+def test_job_requests_the_configured_resources(
     site: Path, config: ProviderConfig, command: str, wanted: list[str]
 ) -> None:
     scripts = site / "scripts"
@@ -128,7 +128,7 @@ def test_a_job_asks_for_what_the_configuration_says(
     ("config", "command"),
     [(SlurmProviderConfig(), "sbatch"), (PBSProProviderConfig(), "qsub"), (LSFProviderConfig(), "bsub")],
 )
-def test_a_refusal_is_told_in_the_schedulers_own_words(
+def test_refusal_contains_the_scheduler_output(
     site: Path, tmp_path: Path, config: ProviderConfig, command: str
 ) -> None:
     scheduler = make_scheduler(config, script_dir=tmp_path)
@@ -150,7 +150,7 @@ def test_a_refusal_is_told_in_the_schedulers_own_words(
         ("7|SOMETHING_NEW|", Phase.ENDED, "job 7 SOMETHING_NEW"),
     ],
 )
-def test_states_of_slurm(site: Path, line: str, phase: Phase, text: str) -> None:
+def test_slurm_states_are_mapped(site: Path, line: str, phase: Phase, text: str) -> None:
     scheduler = make_scheduler(SlurmProviderConfig(), script_dir=site)
     write(site / "bin" / "squeue", f"#!/bin/sh\necho '  {line}'; echo '8|RUNNING|None'\n")
     status = scheduler.statuses(["7"])
@@ -158,7 +158,7 @@ def test_states_of_slurm(site: Path, line: str, phase: Phase, text: str) -> None
     assert (status["7"].phase, status["7"].text) == (phase, text)
 
 
-def test_a_job_that_slurm_has_forgotten_is_left_out(site: Path) -> None:
+def test_unknown_slurm_job_is_left_out(site: Path) -> None:
     scheduler = make_scheduler(SlurmProviderConfig(), script_dir=site)
     write(site / "bin" / "squeue", "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
     assert scheduler.statuses(["7"]) == {}
@@ -167,7 +167,7 @@ def test_a_job_that_slurm_has_forgotten_is_left_out(site: Path) -> None:
         scheduler.statuses(["7"])
 
 
-def test_what_is_missing_for_a_provider_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_provider_requirement_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "nothing"))
     with pytest.raises(
         ConfigurationError, match=r"KubernetesProvider cannot be used here: Failed to load .*kube-config"
@@ -175,7 +175,7 @@ def test_what_is_missing_for_a_provider_is_named(tmp_path: Path, monkeypatch: py
         make_scheduler(KubernetesProviderConfig(image="x"), script_dir=tmp_path)
 
 
-def test_the_script_of_a_node_survives_any_value() -> None:
+def test_node_script_quotes_any_value() -> None:
     script = node_script(
         ["python", "-m", "x", "$HOME `id` 'quoted'"], environment={"A": "it's $5"}, worker_init="module load py\n"
     )

@@ -39,11 +39,11 @@ def task(name: str, walltime_s: float | None = None) -> Task:
         (Lifetime(60.0, limit_s=90.0), None, False),
     ],
 )
-def test_a_task_starts_only_where_it_can_end(left: Lifetime, walltime_s: float | None, *, fits: bool) -> None:
+def test_task_starts_only_where_its_walltime_fits(left: Lifetime, walltime_s: float | None, *, fits: bool) -> None:
     assert left.fits(walltime_s, now=0.0) is fits
 
 
-def test_each_task_goes_where_its_time_is_enough() -> None:
+def test_each_task_goes_to_a_manager_with_enough_time() -> None:
     old, young = ManagerLoad("old", 2, 2, Lifetime(10.0)), ManagerLoad("young", 1, 1, Lifetime(100.0))
     tasks = [task("long", 50.0), task("short", 5.0), task("longer", 60.0)]
     placed = RoundRobinPolicy().place(tasks, [old, young], depth=0, now=0.0)
@@ -83,7 +83,7 @@ def error_of(turn: Turn) -> ErrorRecord:
     return ErrorRecord.from_json(ended.result.error)
 
 
-def test_what_has_no_time_here_waits_and_is_overtaken_by_what_has() -> None:
+def test_task_that_fits_overtakes_one_that_does_not() -> None:
     core = core_with(ends_at=30.0)
     for name, walltime_s in (("a", 60.0), ("b", 10.0), ("c", 60.0), ("d", 10.0)):
         core.accept(spec(name, walltime_s))
@@ -93,13 +93,13 @@ def test_what_has_no_time_here_waits_and_is_overtaken_by_what_has() -> None:
     assert orders(core.decide(now=1.0)) == ["a", "c"]
 
 
-def test_a_task_that_no_block_has_time_for_fails_at_once() -> None:
+def test_task_longer_than_any_block_fails_at_once() -> None:
     core = core_with(ends_at=None, block_s=100.0)
     core.accept(spec("a", 101.0))
     assert error_of(core.decide(now=0.0)).code == "LIMIT_INVALID"
 
 
-def test_without_nodes_what_waits_fails_and_what_comes_too() -> None:
+def test_waiting_and_new_tasks_fail_without_nodes() -> None:
     core = core_with(ends_at=None)
     core.accept(spec("a"))
     core.nodes(refusal="3 blocks ended: invalid account", problem="")
@@ -114,14 +114,14 @@ def test_without_nodes_what_waits_fails_and_what_comes_too() -> None:
     assert not core.decide(now=2.0).finished
 
 
-def test_what_blocks_wait_for_is_in_the_report() -> None:
+def test_reason_of_pending_blocks_is_in_the_report() -> None:
     core = core_with(ends_at=None)
     core.nodes(refusal="", problem="job 7 PENDING (Resources)")
     core.decide(now=0.0)
     assert core.report().detail["problem"] == "job 7 PENDING (Resources)"
 
 
-def test_demand_names_who_has_tasks() -> None:
+def test_demand_names_submitters_with_tasks() -> None:
     core = core_with(ends_at=1000.0)
     core.manager_registered("idle", slots=1)
     core.progress("idle", Progress(workers=1))

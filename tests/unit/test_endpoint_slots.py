@@ -34,7 +34,7 @@ sharings = st.builds(
 
 
 @given(nodes, sharings)
-def test_nothing_is_shared_out_twice_or_beyond_what_there_is(node: Node, sharing: Sharing) -> None:
+def test_resources_are_assigned_once_and_within_the_node(node: Node, sharing: Sharing) -> None:
     try:
         slots = partition(node, sharing)
     except ConfigurationError:
@@ -77,11 +77,11 @@ def test_nothing_is_shared_out_twice_or_beyond_what_there_is(node: Node, sharing
         (Sharing(accelerators=("0", "1", "2", "3"), max_workers=2), 2),
     ],
 )
-def test_the_scarcest_resource_says_how_many_workers_there_are(sharing: Sharing, workers: int) -> None:
+def test_scarcest_resource_bounds_the_workers(sharing: Sharing, workers: int) -> None:
     assert len(partition(BIG, sharing)) == workers
 
 
-def test_a_quota_counts_like_cores() -> None:
+def test_cpu_quota_counts_like_cores() -> None:
     node = Node(cores=(0, 1, 2, 3, 4, 5, 6, 7), memory_bytes=GB, cpus=2.5)
     assert len(partition(node, Sharing())) == 2
     assert len(partition(node, Sharing(cores_per_worker=0.5))) == 5
@@ -100,7 +100,7 @@ def test_cores_are_bound_as_parsl_does(affinity: Affinity, cores: list[tuple[int
     assert [slot.threads for slot in slots] == [len(own) or None for own in cores]
 
 
-def test_threads_follow_the_cores_of_a_worker_that_is_not_bound() -> None:
+def test_threads_follow_the_cores_of_an_unbound_worker() -> None:
     assert {slot.threads for slot in partition(BIG, Sharing(cores_per_worker=4))} == {4}
     assert {slot.threads for slot in partition(BIG, Sharing(cores_per_worker=0.5))} == {1}
     assert {slot.threads for slot in partition(BIG, Sharing(max_workers=4))} == {None}
@@ -119,7 +119,7 @@ def test_a_node_that_is_too_small_for_one_worker_is_an_error(sharing: Sharing, w
     assert all(word in str(caught.value) for word in words)
 
 
-def test_accelerators_that_are_not_there_are_an_error() -> None:
+def test_missing_accelerators_are_an_error() -> None:
     with pytest.raises(ConfigurationError, match="available_accelerators"):
         partition(Node(cores=(0,), memory_bytes=GB), Sharing(accelerators=("0",)))
 
@@ -134,19 +134,19 @@ def test_accelerators_that_are_not_there_are_an_error() -> None:
         {"accelerators": ("0", "0")},
     ],
 )
-def test_what_makes_no_sense_on_any_node_is_refused(wrong: dict[str, object]) -> None:
+def test_impossible_requests_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         Sharing(**wrong)  # type: ignore[arg-type]
 
 
 @given(sharings)
-def test_a_guess_is_right_for_a_node_with_memory_and_time_enough(sharing: Sharing) -> None:
+def test_estimate_holds_for_a_sufficient_node(sharing: Sharing) -> None:
     node = Node(cores=tuple(range(32)), memory_bytes=2**50, accelerators=sharing.accelerators)
     workers = len(partition(node, sharing))
     assert sharing.guess(32) == workers or (sharing.cpu_affinity != "none" and workers == 32 < sharing.guess(32))
 
 
-def test_options_of_the_command_line() -> None:
+def test_command_line_options_are_complete() -> None:
     assert Sharing().options() == ["--cpu-affinity", "none"]
     told = Sharing(3, 0.5, GB, ("0,1", "2,3"), "block").options()
     assert told == [
@@ -158,7 +158,7 @@ def test_options_of_the_command_line() -> None:
 # -- what a worker is shown --------------------------------------------------------------------------------------------
 
 
-def test_a_worker_without_a_share_sees_what_its_manager_sees() -> None:
+def test_unbound_worker_sees_all_of_its_manager() -> None:
     outer = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "3", "FARCALL_WORKER_CORES": "7"}
     own = worker_environment(outer, worker_id=5, slot=Slot(1), amd=False)
     assert own == {
@@ -169,7 +169,7 @@ def test_a_worker_without_a_share_sees_what_its_manager_sees() -> None:
     }
 
 
-def test_a_worker_with_cores_uses_as_many_threads_unless_the_user_has_said_otherwise() -> None:
+def test_worker_threads_equal_its_cores_unless_set_by_the_user() -> None:
     own = worker_environment({"MKL_NUM_THREADS": "9"}, worker_id=0, slot=Slot(0, cores=(2, 3), threads=2), amd=False)
     assert own["FARCALL_WORKER_CORES"] == "2,3"
     assert (own["OMP_NUM_THREADS"], own["OPENBLAS_NUM_THREADS"], own["NUMEXPR_NUM_THREADS"]) == ("2", "2", "2")
@@ -184,7 +184,7 @@ def test_a_worker_sees_only_its_accelerator() -> None:
     assert [own[name] for name in names] == ["2"] * 4
 
 
-def test_on_amd_nothing_counts_again_among_what_is_left() -> None:
+def test_amd_visibility_is_set_once() -> None:
     outer = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "HIP_VISIBLE_DEVICES": "0,1,2,3", "GPU_DEVICE_ORDINAL": "0,1,2,3"}
     own = worker_environment(outer, worker_id=0, slot=Slot(2, accelerators=("2",)), amd=True)
     assert own["ROCR_VISIBLE_DEVICES"] == "2"
@@ -194,6 +194,6 @@ def test_on_amd_nothing_counts_again_among_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("wanted", "share", "limit"), [(None, 5, 5), (9, 5, 5), (3, 5, 3), (3, None, 3), (None, None, None)]
 )
-def test_no_task_may_use_more_than_its_workers_share(wanted: int | None, share: int | None, limit: int | None) -> None:
+def test_task_cannot_use_more_than_its_worker_share(wanted: int | None, share: int | None, limit: int | None) -> None:
     order = capped(TaskOrder("t", 1, "h", 0, TaskOptions(walltime_s=2.5, memory_bytes=wanted)), share)
     assert (order.task_id, order.options) == ("t", TaskOptions(walltime_s=2.5, memory_bytes=limit))

@@ -49,7 +49,7 @@ def finish(task: Task, body: bytes | None = b"r") -> Task:
     return task
 
 
-def test_tasks_come_back_in_order_with_their_counts() -> None:
+def test_tasks_reload_in_order_with_attempts() -> None:
     spool = Spool(None)
     first, second, third = make_task(1), make_task(2, payload=None), make_task(3)
     first.starts = 1
@@ -77,7 +77,7 @@ def test_a_fetched_payload_is_kept() -> None:
     assert spool.payload(loaded) == b"fetched"
 
 
-def test_an_end_replaces_its_task_until_it_is_forgotten() -> None:
+def test_result_replaces_its_task_until_deleted() -> None:
     spool = Spool(None)
     task = make_task(1)
     spool.commit(WriteSpool(accepted=[task]))
@@ -94,7 +94,7 @@ def test_an_end_replaces_its_task_until_it_is_forgotten() -> None:
     assert load(spool)[0] == []
 
 
-def test_an_end_says_whether_an_attempt_was_left() -> None:
+def test_result_stores_whether_an_attempt_was_left() -> None:
     spool = Spool(None)
     tasks = [make_task(1), make_task(2)]
     for task, exhausted in zip(tasks, (True, False), strict=True):
@@ -103,7 +103,7 @@ def test_an_end_says_whether_an_attempt_was_left() -> None:
     assert [task.result.exhausted for task in load(spool)[0] if task.result] == [True, False]
 
 
-def test_forgetting_has_no_hurry_and_dropping_has(tmp_path: Path) -> None:
+def test_deletion_is_lazy_and_drop_is_immediate(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     ended, unwanted = finish(make_task(1)), make_task(2)
     spool.commit(WriteSpool(accepted=[make_task(1), unwanted], finished=[ended]))
@@ -120,7 +120,7 @@ def test_forgetting_has_no_hurry_and_dropping_has(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_task_that_ends_in_the_turn_of_its_acceptance() -> None:
+def test_task_may_end_in_the_turn_of_its_acceptance() -> None:
     spool = Spool(None)
     task = finish(make_task(1), None)
     spool.commit(WriteSpool(accepted=[task], finished=[task]))
@@ -128,7 +128,7 @@ def test_a_task_that_ends_in_the_turn_of_its_acceptance() -> None:
     assert loaded.stage is Stage.FINISHED
 
 
-def test_a_second_end_wins() -> None:
+def test_second_result_replaces_the_first() -> None:
     spool = Spool(None)
     task = finish(make_task(1))
     spool.commit(WriteSpool(accepted=[task], finished=[task]))
@@ -148,7 +148,7 @@ def test_functions_are_kept_while_they_are_needed() -> None:
     assert spool.function("h") == b"h"
 
 
-def test_a_turn_is_kept_as_a_whole_or_not_at_all() -> None:
+def test_turn_is_committed_atomically() -> None:
     spool = Spool(None)
     spool.commit(WriteSpool(accepted=[make_task(1)]))
     with pytest.raises(Exception, match="UNIQUE"):
@@ -171,7 +171,7 @@ def test_a_spool_keeps_its_id_and_a_new_one_has_another(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_turn_that_starts_what_may_not_run_twice_is_flushed_and_counted(tmp_path: Path) -> None:
+def test_turn_with_a_non_idempotent_start_is_flushed(tmp_path: Path) -> None:
     """And no other turn: a flush costs milliseconds."""
     with contextlib.closing(Spool(tmp_path / "spool")) as spool:
         said: list[str] = []
@@ -192,14 +192,14 @@ def test_a_turn_that_starts_what_may_not_run_twice_is_flushed_and_counted(tmp_pa
         assert spool.generation == 1
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_spool_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "spool"
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         Spool(path)
 
 
-def test_a_spool_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+def test_spool_of_a_newer_version_is_not_changed(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     spool._database.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
     spool.close()
@@ -232,7 +232,7 @@ def large_results(spool: Spool, count: int) -> None:
         spool.commit(WriteSpool(finished=[finish(task, bytes(MEGABYTE))]))
 
 
-def test_space_of_results_that_are_recorded_is_given_back(tmp_path: Path) -> None:
+def test_space_of_recorded_results_is_freed(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     spool = Spool(path)
     large_results(spool, 40)
@@ -245,7 +245,7 @@ def test_space_of_results_that_are_recorded_is_given_back(tmp_path: Path) -> Non
     spool.close()
 
 
-def test_a_spool_of_an_earlier_version_gives_space_back_too(tmp_path: Path) -> None:
+def test_spool_of_an_earlier_version_frees_space(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     Spool(path).close()
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -322,9 +322,7 @@ def test_a_large_body_is_a_file_for_as_long_as_it_is_needed(tmp_path: Path) -> N
         assert files(path) == []
 
 
-def test_the_files_of_a_turn_that_cannot_be_written_give_back_their_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_failed_turn_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
         tasks = [make_task(seq) for seq in (1, 2)]
@@ -343,7 +341,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_files_that_nothing_refers_to_are_deleted(tmp_path: Path) -> None:
+def test_unreferenced_files_are_deleted(tmp_path: Path) -> None:
     """A process can die between a file and the commit for it, and between a commit and the end of a file."""
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
@@ -355,7 +353,7 @@ def test_files_that_nothing_refers_to_are_deleted(tmp_path: Path) -> None:
         assert value(spool.payload(kept)) == b"p" * LARGE
 
 
-def test_what_cannot_be_deleted_from_the_folder_does_not_keep_the_agent_from_starting(tmp_path: Path) -> None:
+def test_undeletable_file_does_not_prevent_the_start(tmp_path: Path) -> None:
     """An NFS client refuses to delete ``.nfs...``, what is left of a file that a worker still maps."""
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
@@ -365,7 +363,7 @@ def test_what_cannot_be_deleted_from_the_folder_does_not_keep_the_agent_from_sta
         assert files(path) == [".nfs0001"]
 
 
-def test_a_backup_without_large_bodies_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_backup_without_large_bodies_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
         tasks = [fetched(spool, seq, b"p" * LARGE) for seq in (1, 2)]
@@ -380,7 +378,7 @@ def test_a_backup_without_large_bodies_is_told(tmp_path: Path, caplog: pytest.Lo
     assert "1 tasks are given back" in caplog.text
 
 
-def test_a_body_that_is_there_and_cannot_be_read_is_not_given_up(tmp_path: Path) -> None:
+def test_unreadable_body_is_not_dropped(tmp_path: Path) -> None:
     """A backup that was restored as another user."""
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
@@ -396,7 +394,7 @@ def test_a_body_that_is_there_and_cannot_be_read_is_not_given_up(tmp_path: Path)
 
 
 @pytest.mark.parametrize("loss", ["gone", "short", "zeros"])
-def test_what_a_power_cut_takes_from_files_is_fetched_or_delivered_again(tmp_path: Path, loss: str) -> None:
+def test_bodies_lost_in_a_power_cut_are_fetched_or_delivered_again(tmp_path: Path, loss: str) -> None:
     path = tmp_path / "spool.sqlite3"
     payload = b"p" * LARGE
     with contextlib.closing(Spool(path)) as spool:
@@ -427,7 +425,7 @@ def test_what_a_power_cut_takes_from_files_is_fetched_or_delivered_again(tmp_pat
             assert files(path) == ["4.payload"]
 
 
-def test_files_are_read_after_a_new_start_of_the_machine_only(tmp_path: Path) -> None:
+def test_files_are_verified_only_after_a_reboot(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:
         load(spool)
@@ -474,7 +472,7 @@ def former_spool(path: Path) -> None:
         database.execute("INSERT INTO functions VALUES ('h', 'f', x'66')")
 
 
-def test_a_spool_of_the_former_format_is_taken_over(tmp_path: Path) -> None:
+def test_spool_of_the_former_format_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     former_spool(path)
     for _ in range(2):
@@ -532,7 +530,7 @@ def test_tasks_of_format_2_keep_their_options(tmp_path: Path) -> None:
             assert value(spool.body(ended)) == b"r"
 
 
-def test_a_take_over_that_fails_leaves_the_former_spool_as_it_was(tmp_path: Path) -> None:
+def test_failed_migration_keeps_the_former_spool(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     former_spool(path)
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -544,7 +542,7 @@ def test_a_take_over_that_fails_leaves_the_former_spool_as_it_was(tmp_path: Path
         assert database.execute("SELECT count(*) FROM tasks WHERE payload IS NOT NULL").fetchone() == (2,)
 
 
-def test_what_tasks_do_to_the_folder_of_bodies_stops_no_endpoint(tmp_path: Path) -> None:
+def test_body_folder_changed_by_tasks_does_not_stop_the_endpoint(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     spool = Spool(path)
     shutil.rmtree(path.with_suffix(".bodies"))
@@ -559,7 +557,7 @@ def test_what_tasks_do_to_the_folder_of_bodies_stops_no_endpoint(tmp_path: Path)
     spool.close()
 
 
-def test_a_copy_of_a_spool_never_takes_the_bodies_of_others_for_its_own(tmp_path: Path) -> None:
+def test_copied_spool_does_not_use_foreign_bodies(tmp_path: Path) -> None:
     """The database of some time ago, put back over a spool that has used the same numbers for other tasks since."""
     path, backup = tmp_path / "spool.sqlite3", tmp_path / "backup"
     with contextlib.closing(Spool(path)) as spool:

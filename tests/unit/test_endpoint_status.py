@@ -27,7 +27,7 @@ def numbers(**more: Any) -> dict[str, Any]:
     return {"connected": True, "at": NOW - 1, "managers": 2, "workers": 64, "idle_workers": 3, **more}
 
 
-def test_a_running_endpoint_with_blocks() -> None:
+def test_running_endpoint_is_shown_with_blocks() -> None:
     said = numbers(
         waiting_tasks=12_345,
         tasks_per_s=2_500.25,
@@ -59,14 +59,14 @@ def test_a_running_endpoint_with_blocks() -> None:
     )
 
 
-def test_what_is_not_known_yet_is_shown_all_the_same() -> None:
+def test_unknown_values_are_shown() -> None:
     facts = facts_of("lab", State("Running", "e-1", AGENT, numbers(quarantined_tasks=7, sites=["a", "b"]), ""), now=NOW)
     text = shown(facts)
     assert "quarantined tasks" in text
     assert "a, b" in text
 
 
-def test_an_endpoint_that_does_not_run() -> None:
+def test_stopped_endpoint_is_shown() -> None:
     facts = facts_of("lab", State("Stopped", None, None, {}, ""), now=NOW)
     assert facts == {"name": "lab", "status": "Stopped", "endpoint_id": None, "pid": None, "hostname": None, "note": ""}
     assert "Stopped" in shown(facts)
@@ -77,14 +77,14 @@ def test_a_stale_status_is_noted() -> None:
     assert facts["note"] == "no status from the agent for 5 min"
 
 
-def test_square_brackets_of_a_scheduler_are_no_markup() -> None:
+def test_square_brackets_are_not_read_as_markup() -> None:
     facts = {"blocks": [{"block_id": "b", "scheduler": "job [red]812[/red]"}], "note": "[bold]x[/bold]"}
     text = shown(facts)
     assert "[bold]x[/bold]" in text
     assert "job [red]812[/red]" in text
 
 
-def test_a_rate_is_of_the_last_ten_seconds() -> None:
+def test_rate_covers_the_last_ten_seconds() -> None:
     rate = Rate()
     assert rate.per_s(100, now=50.0) == 0.0
     assert rate.per_s(150, now=51.0) == 50.0

@@ -90,7 +90,7 @@ tell([then - now for now, then in zip(before, after)])
     assert python_blocks < 200
 
 
-def test_each_task_finds_its_own_variables_whatever_the_last_one_did(tmp_path: Path) -> None:
+def test_environment_variables_are_restored_for_each_task(tmp_path: Path) -> None:
     program = """
 def seen(spoil):
     import ctypes, os, subprocess
@@ -172,7 +172,7 @@ tell([codes, sum(reference() is not None for reference in made), len(made)])
     assert (alive, made) == (0, 20)
 
 
-def test_output_counts_however_quickly_a_task_ends(tmp_path: Path) -> None:
+def test_output_of_a_short_task_counts(tmp_path: Path) -> None:
     program = """
 def chatter(count, fails):
     import os
@@ -196,7 +196,7 @@ tell([limited(100, False), limited(20_000, False), limited(20_000, True), limite
     ]
 
 
-def test_a_peak_of_memory_counts_however_short_it_is_and_what_was_there_before_does_not(tmp_path: Path) -> None:
+def test_short_memory_peak_counts_above_the_baseline(tmp_path: Path) -> None:
     program = """
 def keep(megabytes):
     import sys
@@ -218,7 +218,7 @@ tell(answers)
     ]  # fmt: skip
 
 
-def test_free_memory_of_the_heap_is_given_back_before_a_task_with_a_limit(tmp_path: Path) -> None:
+def test_heap_is_trimmed_before_a_task_with_a_limit(tmp_path: Path) -> None:
     """A task of 300 MB leaves its blocks free in the heap; the next may not take them all within a limit of 50 MB."""
     program = """
 def small_blocks(megabytes):
@@ -238,7 +238,7 @@ tell([code_of(run(small_blocks, 300)), code_of(run(small_blocks, 100, memory_byt
     assert answer_of(program, tmp_path) == [None, "MEMORY_EXCEEDED"]
 
 
-def test_what_a_function_raised_travels_as_its_submitter_reads_results(tmp_path: Path) -> None:
+def test_exception_uses_the_result_format_of_its_submitter(tmp_path: Path) -> None:
     program = """
 def fails():
     raise KeyError("gone")
@@ -284,7 +284,7 @@ def value_of(ended):
 
 
 @pytest.mark.parametrize("submitter", ["", "018f0000-0000-7000-8000-000000000001"])
-def test_a_working_directory_that_a_task_removed_is_made_again(submitter: str, tmp_path: Path) -> None:
+def test_removed_working_directory_is_created_again(submitter: str, tmp_path: Path) -> None:
     program = f"""
 submitter = {submitter!r}
 answers = [value_of(run(write, "a", submitter=submitter)), value_of(run(remove, submitter=submitter))]
@@ -300,7 +300,7 @@ tell([*answers, value_of(run(write, "d", submitter=submitter)), value_of(run(wri
     assert last == [str(tmp_path / "home"), ["e", "submitters"] if submitter else ["d", "e"]]
 
 
-def test_each_submitter_has_a_private_directory_that_no_name_leads_out_of(tmp_path: Path) -> None:
+def test_submitter_directories_are_private_and_cannot_be_escaped_by_name(tmp_path: Path) -> None:
     program = """
 names = ["018F0000-0000-7000-8000-00000000000A", "../../outside", "/tmp", "..", "", "a" * 300, chr(0xD800)]
 tell([value_of(run(write, "f", submitter=name)) for name in names])
@@ -316,7 +316,7 @@ tell([value_of(run(write, "f", submitter=name)) for name in names])
     assert all(files == ["f"] for directory, files in answers if directory != str(tmp_path / "home"))
 
 
-def test_a_working_directory_that_cannot_be_made_fails_the_task_alone(tmp_path: Path) -> None:
+def test_failed_working_directory_fails_its_task_only(tmp_path: Path) -> None:
     program = """
 import shutil
 home = runner._directories.root
@@ -331,7 +331,7 @@ tell([*answers, value_of(run(write, "a"))])
     assert works == [str(tmp_path / "home"), ["a"]]
 
 
-def test_sandboxes_are_kept_until_their_time_is_over_and_never_removed_in_use(tmp_path: Path) -> None:
+def test_sandboxes_expire_and_are_never_removed_in_use(tmp_path: Path) -> None:
     program = """
 from pathlib import Path
 from farcall_endpoint.worker.directories import remove_old_sandboxes
@@ -374,7 +374,7 @@ def removed_from(working_dir: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("link", ["sandboxes", "submitters", "submitters/ID", "submitters/ID/sandboxes"])
-def test_retention_follows_no_link_that_a_task_made(tmp_path: Path, link: str) -> None:
+def test_retention_does_not_follow_links(tmp_path: Path, link: str) -> None:
     """Each directory on the way to a sandbox, in turn, is a link to one that lies elsewhere."""
     working_dir, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     below = {"sandboxes": "", "submitters": "ID/sandboxes", "submitters/ID": "sandboxes", "submitters/ID/sandboxes": ""}
@@ -386,7 +386,7 @@ def test_retention_follows_no_link_that_a_task_made(tmp_path: Path, link: str) -
 
 
 @pytest.mark.parametrize("name", [".", "..", "", "other", "../elsewhere", "0" * 31, "0" * 32 + "\n"])
-def test_retention_removes_nothing_that_a_lock_of_another_name_stands_for(tmp_path: Path, name: str) -> None:
+def test_retention_ignores_locks_of_other_names(tmp_path: Path, name: str) -> None:
     working_dir = tmp_path / "home"
     make_sandbox(working_dir / "sandboxes", "other")
     with contextlib.suppress(FileNotFoundError):
@@ -396,7 +396,7 @@ def test_retention_removes_nothing_that_a_lock_of_another_name_stands_for(tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_retention_takes_no_link_for_a_lock_or_a_sandbox(tmp_path: Path) -> None:
+def test_retention_ignores_links_as_locks_or_sandboxes(tmp_path: Path) -> None:
     sandboxes, elsewhere = tmp_path / "home" / "sandboxes", tmp_path / "elsewhere"
     kept = make_sandbox(elsewhere)
     make_sandbox(sandboxes, "1" * 32)

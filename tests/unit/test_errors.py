@@ -67,7 +67,7 @@ def test_a_record_is_read_as_its_class(cls: type[FarcallError]) -> None:
     assert str(back) == f"[{cls.code}] it broke (mend it)"
 
 
-def test_a_code_of_a_newer_peer_keeps_its_words() -> None:
+def test_unknown_code_keeps_its_message() -> None:
     record = ErrorRecord.from_json({"code": "NEW_THING", "message": "?", "fault": "peer", "shade": "blue"})
     error = error_from_record(record, default=TaskFailed)
     assert isinstance(error, TaskFailed)
@@ -75,7 +75,7 @@ def test_a_code_of_a_newer_peer_keeps_its_words() -> None:
     assert error.record.fault is Fault.PEER
 
 
-def test_a_fault_of_a_newer_writer_is_ours() -> None:
+def test_unknown_fault_is_read_as_internal() -> None:
     assert ErrorRecord.from_json({"code": "X", "message": "m", "fault": "weather"}) == ErrorRecord("X", "m")
     for wrong in (7, None, ["us"]):
         with pytest.raises(ValueError):

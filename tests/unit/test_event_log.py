@@ -54,7 +54,7 @@ def test_the_oldest_turns_are_dropped() -> None:
     assert log.dropped_turns == 2
 
 
-def test_large_turns_are_dropped_sooner_and_the_last_one_never() -> None:
+def test_large_turns_are_dropped_first_and_the_last_is_kept() -> None:
     log = EventLog(for_log, max_tasks=10)
     for number in range(5):
         log.add([Arrived(["a"] * 4)], float(number))
@@ -63,7 +63,7 @@ def test_large_turns_are_dropped_sooner_and_the_last_one_never() -> None:
     assert [now for now, _ in log] == [5.0]
 
 
-def test_a_log_without_a_new_turn_has_no_news() -> None:
+def test_log_without_a_new_turn_is_not_written() -> None:
     log = EventLog(for_log)
     assert log.has_news  # an agent that restarts replaces the log of the last process
     log.has_news = False
@@ -73,7 +73,7 @@ def test_a_log_without_a_new_turn_has_no_news() -> None:
     assert log.has_news
 
 
-def test_a_log_that_was_written_is_read_as_it_was() -> None:
+def test_log_round_trips() -> None:
     log = EventLog(for_log, about={"seed": 7})
     log.add([Arrived(["a"], UserBytes([SECRET, None])), Arrived([])], 1.5)
     log.add([], 2.5)
@@ -242,6 +242,6 @@ def test_a_log_of_the_connection_replays_the_same_actions_and_has_no_ticket() ->
 
 
 @pytest.mark.parametrize("data", [b"{}\nnot JSON\n", b'{}\n{"at":1.0,"events":[["Arrived",{}]]}\n'])
-def test_what_is_no_log_is_refused(data: bytes) -> None:
+def test_invalid_log_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         list(read_events(data, {"Arrived": Arrived}))

@@ -41,7 +41,7 @@ def test_every_planted_spot_is_found_where_it_was_planted() -> None:
     assert [total for *_, total in spots] == sorted((total for *_, total in spots), reverse=True)
 
 
-def test_noise_on_a_slope_is_no_spot() -> None:
+def test_noise_on_a_slope_is_not_a_spot() -> None:
     assert stills.find_spots(background(np.random.default_rng(6))) == []
 
 
@@ -111,5 +111,5 @@ def test_the_preview_shows_the_phantom(tmp_path: Path, threads: Executor) -> Non
     assert np.corrcoef(image.ravel(), truth.ravel())[0, 1] > 0.95
 
 
-def test_hello_says_where_it_ran() -> None:
+def test_hello_returns_its_host() -> None:
     assert hello.hello("world") == f"hello, world, from {socket.gethostname()}"

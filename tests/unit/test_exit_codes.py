@@ -103,13 +103,13 @@ def test_an_interruption_decides_the_exit_code_of_its_error() -> None:
         assert exit_code(error) == code
 
 
-def test_a_failed_start_exits_as_its_daemon_did() -> None:
+def test_failed_start_has_the_exit_code_of_the_daemon() -> None:
     failed = StartFailed("its words")
     failed.exit_code = 76
     assert end_of_endpoint(failed) == 76
 
 
-def test_systemd_starts_an_endpoint_again_unless_that_cannot_help() -> None:
+def test_systemd_restarts_an_endpoint_after_retriable_exit_codes() -> None:
     final = {exit_code_of(cls) for cls in systemd._FINAL}
     assert final == {65, 66, 73, 77, 78}
     for cls in (Unavailable, LimitExceeded, VersionUnsupported, FarcallError):

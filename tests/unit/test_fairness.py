@@ -38,7 +38,7 @@ def test_a_single_item_does_not_wait_behind_a_backlog() -> None:
     assert taken(queue, 2) == ["b0", "a3"]
 
 
-def test_a_newcomer_goes_before_one_that_has_had_its_turn() -> None:
+def test_submitter_without_tasks_goes_first() -> None:
     queue = filled(a=3)
     taken(queue, 1)
     queue.add("b", "b0")
@@ -46,7 +46,7 @@ def test_a_newcomer_goes_before_one_that_has_had_its_turn() -> None:
     assert taken(queue, 2) == ["b0", "a1"]
 
 
-def test_who_always_has_one_running_and_sends_the_next_does_not_lock_others_out() -> None:
+def test_submitter_with_constant_load_does_not_starve_others() -> None:
     queue = filled(a=3)
     order = []
     queue.add("b", "b0")
@@ -71,7 +71,7 @@ def test_weights_give_a_larger_share() -> None:
     assert [sum(name.startswith(letter) for name in taken(queue, 40)) for letter in "ab"] == [30, 10]
 
 
-def test_who_has_fewer_items_taken_is_next_however_long_they_last() -> None:
+def test_submitter_with_fewest_items_taken_is_next() -> None:
     queue = filled(a=100)
     taken(queue, 10)
     for number in range(5):
@@ -84,7 +84,7 @@ def test_who_has_fewer_items_taken_is_next_however_long_they_last() -> None:
     assert taken(queue, 1) == ["a10"]
 
 
-def test_newcomers_are_those_that_have_nothing_taken() -> None:
+def test_submitters_without_taken_items_are_listed() -> None:
     queue = filled(a=2, b=1)
     assert taken(queue, 1) == ["a0"]
     assert taken(queue, newcomers_only=True) == ["b0"]
@@ -92,7 +92,7 @@ def test_newcomers_are_those_that_have_nothing_taken() -> None:
     assert taken(queue, newcomers_only=True) == ["a1"]
 
 
-def test_an_item_that_is_put_back_is_its_submitters_next_and_does_not_count() -> None:
+def test_returned_item_is_next_and_does_not_count() -> None:
     queue = filled(a=3, b=2)
     assert taken(queue, 3) == ["a0", "b0", "a1"]
     queue.put_back("a", "a1")
@@ -100,7 +100,7 @@ def test_an_item_that_is_put_back_is_its_submitters_next_and_does_not_count() ->
     assert taken(queue) == ["b1", "a1", "a2"]
 
 
-def test_what_was_only_looked_at_keeps_its_turn() -> None:
+def test_peeked_item_keeps_its_turn() -> None:
     queue = filled(a=3, b=3, c=1)
     looked_at = [found for _ in range(5) if (found := queue.take())]
     for found in reversed(looked_at):
@@ -108,7 +108,7 @@ def test_what_was_only_looked_at_keeps_its_turn() -> None:
     assert taken(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "b2"]
 
 
-def test_everything_can_be_taken_out_at_once() -> None:
+def test_all_items_can_be_removed_at_once() -> None:
     queue = filled(a=3, b=2)
     taken(queue, 2)
     assert (queue.clear(), len(queue), queue.take()) == (["a1", "a2", "b1"], 0, None)
@@ -117,7 +117,7 @@ def test_everything_can_be_taken_out_at_once() -> None:
     assert taken(queue) == ["c0", "a9"]
 
 
-def test_an_item_that_is_removed_leaves_the_others_their_places() -> None:
+def test_removal_keeps_the_order_of_other_items() -> None:
     queue = filled(a=3, b=1)
     queue.remove("a", "a1")
     queue.remove("b", "b0")
@@ -126,13 +126,13 @@ def test_an_item_that_is_removed_leaves_the_others_their_places() -> None:
     assert (taken(queue), len(queue)) == (["a0", "a2"], 0)
 
 
-def test_what_is_held_without_having_waited_counts() -> None:
+def test_items_held_without_waiting_count() -> None:
     queue = filled(a=2, b=2)
     queue.hold("a")
     assert taken(queue) == ["b0", "a0", "b1", "a1"]
 
 
-def test_whoever_is_next_has_the_fewest_taken_whatever_happened_before() -> None:
+def test_next_submitter_has_the_fewest_taken_in_random_runs() -> None:
     """Against a simple model, at random; and the heap stays small."""
     chance = random.Random(1)
     weights = {"a": 1, "b": 2, "c": 5}

@@ -78,7 +78,7 @@ def test_a_private_file_gets_its_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_whole, write_private])
-def test_on_a_full_disk_the_old_file_stays(write: Callable[[Path, bytes], None], tmp_path: Path) -> None:
+def test_old_file_survives_a_full_disk(write: Callable[[Path, bytes], None], tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with pytest.raises(OSError, match="File too large"), little_room():
@@ -101,7 +101,7 @@ def test_state_of_a_tier_survives_a_full_disk(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "state.json").stat().st_mode) == 0o600
 
 
-def test_a_file_that_cannot_be_replaced_leaves_no_draft(tmp_path: Path) -> None:
+def test_failed_replacement_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.mkdir()
     with pytest.raises(IsADirectoryError):

@@ -291,7 +291,7 @@ def test_the_reserve_is_limited() -> None:
     assert leases(World().serve(reserve=2**40)) == [(0, 64)]
 
 
-def test_newcomers_are_leased_without_credit_up_to_the_reserve() -> None:
+def test_new_submitters_are_leased_without_credit_up_to_the_reserve() -> None:
     world = World()
     world.core._context.functions.add("hash", "name", b"body")
     assert leases(world.serve(reserve=2)) == [(0, 2)]
@@ -308,7 +308,7 @@ def test_newcomers_are_leased_without_credit_up_to_the_reserve() -> None:
     assert leases(world.hears(wire.Credit(tasks=2))) == [(0, 2)]
 
 
-def test_a_submitter_without_tasks_at_the_agent_is_a_newcomer_again() -> None:
+def test_submitter_without_tasks_at_the_agent_uses_the_reserve_again() -> None:
     world = World()
     world.serve(credit=2, reserve=2)
     world.core._context.functions.add("hash", "name", b"body")
@@ -492,7 +492,7 @@ def test_waiting_transitions_are_recorded_together() -> None:
 # -- several forwarders ------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_opens_after_its_owner_is_watched() -> None:
+def test_stream_opens_after_the_subscription_to_its_owner() -> None:
     world = World()
     request = wire.OpenStream(
         ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 60), protocol_versions=(1,), heartbeat_s=30.0
@@ -612,7 +612,7 @@ def test_after_a_wipe_the_session_stays_and_results_wait_for_the_rebuilt_queue()
     assert (batch.fence, [result.task_id for result in batch.results]) == (8, [task_id(1)])
 
 
-def test_a_fenced_endpoint_is_forgotten_and_its_agent_redirected() -> None:
+def test_fenced_endpoint_is_dropped_and_its_agent_redirected() -> None:
     world = World()
     world.serve(credit=2)
     actions = world.on(ev.StepFenced(do.LeaseTasks(ENDPOINT_ID, 7, 2, 30.0)))
@@ -730,7 +730,7 @@ def test_the_announced_idle_time_follows_the_monotonic_clock() -> None:
     assert left < later < left + 3600
 
 
-def test_upkeep_renews_leases_of_sent_accepted_and_prepared_tasks() -> None:
+def test_maintenance_renews_leases_of_sent_accepted_and_prepared_tasks() -> None:
     world = World()
     world.serve(credit=5)
     world.dispatch(leased(1))

@@ -197,7 +197,7 @@ _json_like = st.recursive(
 
 
 @given(st.dictionaries(st.text(), _json_like))
-def test_any_map_becomes_json_that_postgresql_takes(value: dict[str, Any]) -> None:
+def test_any_map_becomes_json_that_postgresql_accepts(value: dict[str, Any]) -> None:
     text = json.dumps(clean_map(value), allow_nan=False)
     assert "\\u0000" not in text
 

@@ -114,7 +114,7 @@ def error_of(messages: Sequence[wire.Message]) -> tuple[str, bool]:
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_payload_is_sent_piece_by_piece() -> None:
+def test_payload_is_sent_in_chunks() -> None:
     bench, session = Bench(), open_session()
     bench.blobs.write(KEY, DATA)
     got = b""
@@ -187,7 +187,7 @@ def test_an_offset_beyond_the_blob_is_ignored() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_received_piece_by_piece_and_stored_whole() -> None:
+def test_result_is_received_in_chunks_and_stored_whole() -> None:
     bench, session = Bench(), open_session()
     [room] = bench.push(session)
     assert room == wire.BlobTaken(task_id=task_id(1), attempt=1, offset_bytes=0)
@@ -217,7 +217,7 @@ def test_bytes_that_differ_from_the_announced_hash_are_not_stored(wrong: bytes) 
         ({"sha256": SHA256.upper()}, "PROTOCOL_ERROR"),
     ],
 )
-def test_an_upload_that_is_not_allowed_gets_no_room(asked: dict[str, Any], code: str) -> None:
+def test_refused_upload_reserves_no_memory(asked: dict[str, Any], code: str) -> None:
     bench = Bench()
     assert error_of(bench.push(open_session(), **asked)) == (code, False)
     assert len(bench.relay) == 0
@@ -234,7 +234,7 @@ def test_an_upload_that_is_not_allowed_gets_no_room(asked: dict[str, Any], code:
     ],
     ids=["a gap", "too much", "another hash", "another size", "another task"],
 )
-def test_a_piece_out_of_step_ends_the_upload(offset: int, piece: bytes, fields: dict[str, Any]) -> None:
+def test_chunk_at_a_wrong_offset_ends_the_upload(offset: int, piece: bytes, fields: dict[str, Any]) -> None:
     bench, session = Bench(), open_session()
     bench.push(session)
     assert error_of(bench.push(session, offset, piece, **fields)) == ("PROTOCOL_ERROR", True)
@@ -244,7 +244,7 @@ def test_a_piece_out_of_step_ends_the_upload(offset: int, piece: bytes, fields: 
         assert error_of(bench.push(session, 0, b"x")) == ("PROTOCOL_ERROR", True)
 
 
-def test_an_upload_may_begin_again() -> None:
+def test_upload_may_restart() -> None:
     bench, session = Bench(), open_session()
     bench.push(session)
     bench.push(session, 0, DATA[:PIECE])
@@ -259,7 +259,7 @@ def test_an_upload_may_begin_again() -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_transfers_without_room_wait_in_the_order_of_arrival() -> None:
+def test_transfers_without_memory_wait_in_order_of_arrival() -> None:
     bench = Bench()
     sessions = [open_session(number) for number in range(5)]
     size = 4000  # two fit into 10,000 bytes
@@ -271,7 +271,7 @@ def test_transfers_without_room_wait_in_the_order_of_arrival() -> None:
     assert [routing_id for routing_id, _, _ in bench.heard] == [b"0", b"1", b"2", b"4"]
 
 
-def test_a_download_reserves_room_for_one_piece() -> None:
+def test_download_reserves_memory_for_one_chunk() -> None:
     bench = Bench()
     bench.blobs.write(KEY, DATA)
     sessions = [open_session(number) for number in range(25)]
@@ -285,7 +285,7 @@ def test_a_download_reserves_room_for_one_piece() -> None:
     assert len(bench.steps) == 1
 
 
-def test_a_store_step_under_way_keeps_its_room_after_the_session() -> None:
+def test_pending_store_step_keeps_its_memory_after_the_session() -> None:
     bench, session, other = Bench(), open_session(1), open_session(2)
     bench.push(session)
     bench.push_all(session)
@@ -298,7 +298,7 @@ def test_a_store_step_under_way_keeps_its_room_after_the_session() -> None:
     assert bench.heard[-1][0] == b"2"
 
 
-def test_an_agent_that_stops_in_the_middle_loses_its_room() -> None:
+def test_stalled_agent_releases_its_memory() -> None:
     bench, lazy, other = Bench(), open_session(1), open_session(2)
     bench.push(lazy, size_bytes=8000)
     assert bench.push(other, size_bytes=8000) == []
@@ -317,7 +317,7 @@ def test_the_transfers_of_one_agent_are_limited() -> None:
     assert error_of(bench.pull(session, 0, task_id=task_id(98))) == ("LIMIT_EXCEEDED", True)
 
 
-def test_all_room_is_released() -> None:
+def test_all_memory_is_released() -> None:
     """After many aborted transfers all room is free again."""
     bench = Bench()
     bench.blobs.write(KEY, DATA)
@@ -373,7 +373,7 @@ def test_a_client_may_not_use_the_relay() -> None:
     assert [type(message) for message in messages] == [wire.Refused]
 
 
-def test_too_small_a_policy_still_has_room_for_the_biggest_result() -> None:
+def test_smallest_policy_admits_the_largest_result() -> None:
     relay = Relay(dataclasses.replace(POLICY, relay_bytes=1))
     message = wire.BlobPush(task_id=task_id(1), attempt=1, size_bytes=POLICY.max_result_bytes, sha256=SHA256)
     assert relay.push(open_session(), message, (), lease(), Instant(0.0, EPOCH)) != []

@@ -45,26 +45,26 @@ def outcome(
     )
 
 
-def test_held_and_leased_continues_under_the_queues_attempt() -> None:
+def test_held_and_leased_task_continues_under_the_queue_attempt() -> None:
     found = outcome(held=1, leased=2, task={})
     assert [(lease.task_id, lease.attempt) for lease in found.keep] == [("task", 2)]
     assert (found.forget, found.requeue, found.results) == ([], [], [])
 
 
-def test_held_but_waiting_stays_in_the_queue() -> None:
+def test_held_but_waiting_task_stays_in_the_queue() -> None:
     assert outcome(held=1, task={}) == Comparison()
 
 
 @pytest.mark.parametrize(
     "task", [None, {"endpoint_id": "another"}, {"state": TaskState.SUCCESS}, {"state": TaskState.LOST}]
 )
-def test_held_but_ended_or_unknown_is_forgotten(task: dict[str, Any] | None) -> None:
+def test_held_but_ended_or_unknown_task_is_dropped(task: dict[str, Any] | None) -> None:
     found = outcome(held=3, task=task)
     assert [(ref.task_id, ref.attempt) for ref in found.forget] == [("task", 3)]
     assert found.keep == []
 
 
-def test_leased_but_not_held_may_run_again_if_it_is_idempotent() -> None:
+def test_leased_task_not_held_may_run_again_if_idempotent() -> None:
     assert outcome(leased=1, task={}, spools=frozenset({"another spool"})).requeue == ["task"]
 
 
@@ -101,10 +101,10 @@ def test_a_non_idempotent_task_is_lost_if_it_was_accepted_and_is_not_held_any_mo
     assert outcome(leased=1, task=task | {"idempotent": True}, spools=spools, accepted=True).requeue == ["task"]
 
 
-def test_leased_but_ended_gives_the_recorded_result() -> None:
+def test_leased_but_ended_task_gives_the_recorded_result() -> None:
     [result] = outcome(leased=1, task={"state": TaskState.SUCCESS, "result": b"42"}).results
     assert (result.state, result.result) == (TaskState.SUCCESS, b"42")
 
 
-def test_leased_without_a_record_is_dropped_from_the_queue() -> None:
+def test_leased_task_without_a_record_is_dropped_from_the_queue() -> None:
     assert [result.state for result in outcome(leased=1).results] == [TaskState.LOST]

@@ -9,14 +9,14 @@ from tests.fuzz.targets import TARGETS, pack, seeds
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_the_seeds_keep_every_promise(name: str) -> None:
+def test_seeds_pass_every_target(name: str) -> None:
     found = seeds(name)
     assert len(found) > 20
     for seed in found:
         TARGETS[name](seed)
 
 
-def test_golden_bytes_are_read_and_not_refused() -> None:
+def test_golden_bytes_are_accepted() -> None:
     kinds = {kind.__name__ for kind in wire.Message.__subclasses__()}
     found = b"".join(seeds("codec"))
     assert {kind for kind in kinds if kind.encode() not in found} == set()
@@ -24,11 +24,11 @@ def test_golden_bytes_are_read_and_not_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 @pytest.mark.parametrize("data", [b"", b"\0", b"\xff" * 100, bytes(1000), b"\0\x01\0" * 50])
-def test_noise_is_survived(name: str, data: bytes) -> None:
+def test_random_bytes_pass_every_target(name: str, data: bytes) -> None:
     TARGETS[name](data)
 
 
-def test_a_broken_promise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_target_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "decode", lambda frames: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         TARGETS["codec"](pack([b"\x01"]))

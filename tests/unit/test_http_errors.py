@@ -127,7 +127,7 @@ def read(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> 
         (503, ours("UNAVAILABLE", retry_after_s="soon"), Unavailable, True),
     ],
 )
-def test_each_answer_has_its_error(status: int, body: bytes, cls: type[FarcallError], retryable: bool) -> None:
+def test_each_status_has_its_error(status: int, body: bytes, cls: type[FarcallError], retryable: bool) -> None:
     error = read(status, body)
     assert type(error) is cls
     assert error.record.retryable is retryable
@@ -160,7 +160,7 @@ def test_the_message_has_the_request_and_the_response() -> None:
     assert "\n" not in read(500, gateway("a\nb")).record.message
 
 
-def test_hints_lead_to_what_can_be_wrong() -> None:
+def test_hints_name_the_likely_cause() -> None:
     assert "FARCALL_API_URL" in read(404, HTML).hint
     assert read(400, store("BadDigest")).hint == ""
     assert "HTTPS_PROXY" in read(407, HTML).hint

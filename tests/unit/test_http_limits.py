@@ -97,14 +97,14 @@ async def drip(port: int, data: bytes) -> bytes:
     ],
     ids=["nothing", "head", "header", "body"],
 )
-def test_who_takes_too_long_is_hung_up_on(data: bytes) -> None:
+def test_slow_sender_is_disconnected(data: bytes) -> None:
     async def talk(port: int) -> None:
         assert await drip(port, data) == b""
 
     served(talk)
 
 
-def test_others_are_served_meanwhile_and_again_on_the_same_connection() -> None:
+def test_active_connection_is_served_while_idle_ones_are_closed() -> None:
     async def talk(port: int) -> None:
         lazy = [asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
         kept = [await connection for connection in lazy]
@@ -121,7 +121,7 @@ def test_others_are_served_meanwhile_and_again_on_the_same_connection() -> None:
     served(talk)
 
 
-def test_who_does_not_read_the_answer_is_hung_up_on() -> None:
+def test_client_that_does_not_read_is_disconnected() -> None:
     async def talk(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port)) as lazy:
             lazy.setblocking(False)
@@ -143,7 +143,7 @@ def test_who_does_not_read_the_answer_is_hung_up_on() -> None:
     assert ended.is_set()
 
 
-def test_there_are_so_many_connections_at_most() -> None:
+def test_connections_are_bounded() -> None:
     async def talk(port: int) -> None:
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(Crowded.max_connections)]
         for reader, writer in kept:
@@ -159,7 +159,7 @@ def test_there_are_so_many_connections_at_most() -> None:
     served(talk, Crowded)
 
 
-def test_silent_connections_make_room() -> None:
+def test_idle_connections_are_closed_for_new_ones() -> None:
     async def talk(port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(Crowded.max_connections)]
         assert (await drip(port, HEAD + b"\r\n")).startswith(b"HTTP/1.1 200")
@@ -179,7 +179,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
     [HEAD + b"X: ", CHUNKED + b"0\r\nX: ", CHUNKED + b"1\r\nx\r\n0\r\nX: ", CHUNKED + b"1;x="],
     ids=["headers", "trailers", "trailers behind a body", "extensions of a chunk"],
 )
-def test_headers_have_a_limit_wherever_they_are(start: bytes) -> None:
+def test_header_size_is_bounded_on_every_request(start: bytes) -> None:
     async def talk(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.suppress(ConnectionError):

@@ -26,7 +26,7 @@ def test_user_code_libraries_are_in_no_bundle() -> None:
         assert "cloudpickle==" not in bundle.requirements()
 
 
-def test_the_sources_exist() -> None:
+def test_bundle_sources_exist() -> None:
     for bundle in (LAMBDAS, FORWARDER):
         for source in bundle.sources:
             assert (WORKSPACE / source / "__init__.py").exists()

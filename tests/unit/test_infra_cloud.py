@@ -477,7 +477,7 @@ def _deployment(profile: str = "hobby", **context: object) -> Deployment:
     return deployment_from_context({"profile": profile, **context})
 
 
-def test_nothing_changes_when_the_same_is_deployed_again() -> None:
+def test_repeated_deployment_changes_nothing() -> None:
     aws = FakeAws()
     _set_outputs(aws, {"data": _settings()})
     assert changes(deployed_settings(aws.stacks["farcall-data"]), _deployment()) == []

@@ -111,7 +111,7 @@ def cloud(boot: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("cloud")
-def test_it_starts_the_command_with_bundle_and_address(boot: ModuleType) -> None:
+def test_boot_starts_the_command_with_bundle_and_address(boot: ModuleType) -> None:
     with pytest.raises(_Became) as caught:
         boot.main(["python", "-m", "farcall_forwarder"], _task_environment())
     assert caught.value.command == ["python", "-m", "farcall_forwarder"]
@@ -128,9 +128,7 @@ def test_an_image_with_the_code_needs_no_bundle(boot: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("cloud")
-def test_outside_of_aws_the_address_is_that_of_the_route_to_the_endpoint(
-    boot: ModuleType, cloud: dict[str, bytes]
-) -> None:
+def test_address_outside_of_aws_is_that_of_the_route(boot: ModuleType, cloud: dict[str, bytes]) -> None:
     endpoint = "http://127.0.0.1:4566"
     cloud[f"{endpoint}/assets/bundle.zip"] = cloud["https://assets.s3.us-east-1.amazonaws.com/bundle.zip"]
     with pytest.raises(_Became) as caught:

@@ -178,7 +178,7 @@ def test_an_invalid_context_is_refused(context: dict[str, str]) -> None:
         deployment_from_context(context)
 
 
-def test_a_forwarder_can_sleep_unless_the_canary_keeps_it_awake() -> None:
+def test_forwarder_can_sleep_unless_scheduled_checks_keep_it_awake() -> None:
     assert load_profile("hobby").forwarder.sleeps
     assert not load_profile("hobby", overrides={"forwarder.tasks": "0"}).forwarder.sleeps
     assert not load_profile("hobby", overrides={"forwarder.idle_minutes": "0"}).forwarder.sleeps

@@ -80,7 +80,7 @@ class AbuseSuite:
 
     # what is somebody else's
 
-    def test_no_route_gives_anything_of_somebody_else_away(self, person: Person) -> None:
+    def test_no_route_shows_data_of_another_user(self, person: Person) -> None:
         victim, thief = person, Person(person.api)
         alias = f"alias-{uuid.uuid4()}"
         victim.ok("POST", "/v3/aliases", {"name": alias, "function_id": victim.function_id})
@@ -140,7 +140,7 @@ class AbuseSuite:
         for each in (person, other):
             assert len(each.ok("GET", f"/v2/taskgroup/{group_id}")["tasks"]) == 1
 
-    def test_what_may_run_does_not_change_its_contents(self, person: Person) -> None:
+    def test_allow_list_does_not_change_with_new_versions(self, person: Person) -> None:
         stranger = Person(person.api)
         theirs, own = stranger.function(public=True), person.function_id
         endpoint_id = person.endpoint(public=True, allowed_functions=[theirs.upper(), own])
@@ -160,12 +160,12 @@ class AbuseSuite:
         assert person.submit(endpoint_id=endpoint_id, function=f"{own}@1").status == 200
 
     @pytest.mark.parametrize("entry", ["{}@0", "{}@", "{}@x", "{}@1 ", "{}@1@2", "@1", "{}@99999999999"])
-    def test_a_version_on_the_list_is_a_version(self, person: Person, entry: str) -> None:
+    def test_allowed_version_is_a_version(self, person: Person, entry: str) -> None:
         body = {"allowed_functions": [entry.format(person.function_id)]}
         person.refused(422, "INVALID_REQUEST", "PUT", f"/v3/endpoints/{person.endpoint_id}", body)
 
     @pytest.mark.parametrize("change", ["private", "gone"])
-    def test_an_agent_that_connects_undoes_nothing(
+    def test_connecting_agent_reverts_no_change(
         self, person: Person, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stranger, endpoints = Person(person.api), person.api.stores.endpoints
@@ -188,7 +188,7 @@ class AbuseSuite:
 
     # requests that are more work than others
 
-    def test_wrong_requests_count(self, make_api: MakeApi) -> None:
+    def test_invalid_requests_count_against_the_rate_limit(self, make_api: MakeApi) -> None:
         api, caller = make_api(rate_per_s=0.5, rate_burst=3), somebody()
         sent: list[tuple[str, str, Any]] = [
             ("POST", "/v3/functions", {"function_name": 1}),
@@ -209,7 +209,7 @@ class AbuseSuite:
         ],
         ids=["functions", "payloads", "ids", "spans", "strategies"],
     )
-    def test_a_request_that_is_wrong_in_many_places_is_cheap(self, person: Person, body: str) -> None:
+    def test_request_with_many_errors_is_cheap(self, person: Person, body: str) -> None:
         many = 300_000
         wrong_keys = ",".join(f'"{number}":0' for number in range(many)) if "wrong_keys" in body else ""
         text = body.format(function=person.function_id, zeros=",".join("0" * 1_000_000), wrong_keys=wrong_keys)
@@ -219,16 +219,16 @@ class AbuseSuite:
         places = re.search(r"and (\d+) more$", told["reason"])
         assert places is None or int(places[1]) < 100, "some ten seconds, and a gigabyte, when every place is looked at"
 
-    def test_what_is_wrong_is_not_repeated_at_length(self, person: Person) -> None:
+    def test_validation_errors_are_truncated(self, person: Person) -> None:
         for key in ("x" * 3_000_000, "\\u0001" * 600_000):
             text = f'{{"tasks": {{"{key}": ["p"]}}}}'
             person.refused(422, "INVALID_REQUEST", "POST", f"/v3/endpoints/{person.endpoint_id}/submit", text)
 
-    def test_a_submit_names_so_many_functions(self, person: Person) -> None:
+    def test_functions_per_submit_are_bounded(self, person: Person) -> None:
         body = {"tasks": {str(uuid.uuid4()): ["p"] for _ in range(MAX_FUNCTIONS_PER_SUBMIT + 1)}}
         person.refused(422, "INVALID_REQUEST", "POST", f"/v3/endpoints/{person.endpoint_id}/submit", body)
 
-    def test_a_submit_refers_to_so_many_blobs(self, person: Person) -> None:
+    def test_blob_references_per_submit_are_bounded(self, person: Person) -> None:
         digests = [f"{number:064x}" for number in range(1001)]
         refs = [
             {"blob_key": f"{person.identity.identity_id}/{each}", "size_bytes": 1, "sha256": each} for each in digests
@@ -236,7 +236,7 @@ class AbuseSuite:
         body = {"tasks": {person.function_id: refs}}
         person.refused(400, "TOO_MANY_TASKS", "POST", f"/v3/endpoints/{person.endpoint_id}/submit", body)
 
-    def test_the_older_form_is_no_way_around_limits(self, make_api: MakeApi) -> None:
+    def test_limits_apply_to_the_older_submit_format(self, make_api: MakeApi) -> None:
         person = Person(make_api(max_tasks_per_request=3))
         tasks = [[str(uuid.uuid4()), str(uuid.uuid4()), PAYLOAD] for _ in range(4)]
         person.refused(400, "TOO_MANY_TASKS", "POST", "/v2/submit", {"tasks": tasks})
@@ -246,7 +246,7 @@ class AbuseSuite:
 
         assert [each["http_status_code"] for each in results] == [404, 404, 404, 429]
 
-    def test_results_are_not_read_in_vain(self, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_results_that_do_not_fit_are_not_read(self, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
         person = Person(make_api(max_response_bytes=10_000))
         [ids] = person.submit(100).body["tasks"].values()
         records, asked = person.api.stores, []
@@ -279,7 +279,7 @@ class AbuseSuite:
             ("/v3/containers", "description", MAX_DESCRIPTION),
         ],
     )
-    def test_texts_have_an_end(self, person: Person, path: str, field: str, most: int) -> None:
+    def test_text_length_is_bounded(self, person: Person, path: str, field: str, most: int) -> None:
         whole = {
             "/v3/functions": {"function_name": "f", "function_code": "x"},
             "/v3/endpoints": {"endpoint_name": "e"},
@@ -288,7 +288,7 @@ class AbuseSuite:
         person.ok("POST", path, {**whole, field: "x" * most})
         person.refused(422, "INVALID_REQUEST", "POST", path, {**whole, field: "x" * (most + 1)})
 
-    def test_metadata_has_an_end_and_does_not_grow(self, person: Person) -> None:
+    def test_metadata_size_is_bounded_also_when_merged(self, person: Person) -> None:
         big = {"a": "x" * MAX_METADATA_BYTES}
         path = f"/v3/endpoints/{person.endpoint_id}"
         person.refused(422, "INVALID_REQUEST", "PUT", path, {"metadata": big})
@@ -303,7 +303,7 @@ class AbuseSuite:
 
         assert statuses == [200, 200, 400]
 
-    def test_lists_fit_an_answer(self, make_api: MakeApi) -> None:
+    def test_list_answers_are_bounded(self, make_api: MakeApi) -> None:
         person = Person(make_api(max_response_bytes=20_000))
         for number in range(10):
             person.function(description="x" * 5_000, public=True)
@@ -314,7 +314,7 @@ class AbuseSuite:
             answer = person.ok("GET", path)
             assert 500 < len(json.dumps(answer)) < 20_000, path
 
-    def test_a_page_of_tasks_that_does_not_fit_says_that_there_are_more(self, make_api: MakeApi) -> None:
+    def test_truncated_page_of_tasks_has_a_next_page(self, make_api: MakeApi) -> None:
         person = Person(make_api(max_response_bytes=5_000))
         [ids] = person.submit(15).body["tasks"].values()
         found: list[str] = []
@@ -327,7 +327,7 @@ class AbuseSuite:
             before = f"&before={page['next']}"
         assert sorted(found) == sorted(ids)
 
-    def test_a_group_that_does_not_fit_says_so(self, make_api: MakeApi) -> None:
+    def test_truncated_group_is_marked(self, make_api: MakeApi) -> None:
         person = Person(make_api(max_response_bytes=1_000))
         for count, status in ((10, 200), (11, 400)):
             group_id = person.submit(count).body["task_group_id"]
@@ -335,7 +335,7 @@ class AbuseSuite:
 
     # quotas, and ways around them
 
-    def test_many_endpoints_are_not_many_queues(self, make_api: MakeApi) -> None:
+    def test_waiting_tasks_of_an_owner_are_counted_over_all_endpoints(self, make_api: MakeApi) -> None:
         person = Person(make_api(max_waiting=3_000))
         assert person.submit(2_000).status == 200
         person.api.clock.now += 2
@@ -360,7 +360,7 @@ class AbuseSuite:
         person.ok("PUT", path, {"description": "the same code"})
         assert person.ok("GET", "/v3/whoami")["limits"]["functions"] == {"used": 3, "limit": 3}
 
-    def test_functions_take_so_many_bytes(self, make_api: MakeApi) -> None:
+    def test_function_bytes_are_bounded(self, make_api: MakeApi) -> None:
         person = Person(make_api(max_function_bytes=1_000))
         person.function(function_code="x" * 900)
         body = {"function_name": "f", "function_code": "x" * 200}
@@ -368,7 +368,7 @@ class AbuseSuite:
         person.refused(429, "QUOTA_EXCEEDED", "PUT", f"/v3/functions/{person.function_id}", body)
         assert Person(person.api).function(function_code="x" * 900)
 
-    def test_new_keys_are_counted_and_known_ones_are_not(self, make_api: MakeApi) -> None:
+    def test_only_new_keys_count_against_the_quota(self, make_api: MakeApi) -> None:
         person = Person(make_api(key_rate_per_s=0.5, key_burst=3))
         announce(person.api)
         keys = [new_key() for _ in range(4)]
@@ -382,7 +382,7 @@ class AbuseSuite:
             assert 0 < answer.body["retry_after_s"] <= 2.0  # by the clock of the queue
         person.ok("POST", path, {"public_key": keys[2]})
 
-    def test_a_key_of_somebody_else_is_not_taken_over(self, person: Person) -> None:
+    def test_key_of_another_user_is_not_taken_over(self, person: Person) -> None:
         announce(person.api)
         key, stranger = new_key(), Person(person.api)
         person.ok("POST", "/v3/stream", {"public_key": key})
@@ -396,7 +396,7 @@ class AbuseSuite:
 
     # tokens
 
-    def test_a_token_that_ended_is_refused_although_its_policy_is_kept(self, api: MemoryApi) -> None:
+    def test_expired_token_is_refused_despite_a_cached_policy(self, api: MemoryApi) -> None:
         caller = Identity(str(uuid.uuid4()), "late", expires_at=api.clock.now + 100)
         said = Identity.from_context(caller.to_context())
         assert said.expires_at == caller.expires_at
@@ -426,7 +426,7 @@ class TestAbuseOfFakes(AbuseSuite):
 
 
 @pytest.mark.parametrize("kind", [Unavailable, Conflict])
-def test_words_of_a_driver_are_not_for_callers(kind: type[Unavailable], caplog: pytest.LogCaptureFixture) -> None:
+def test_driver_errors_are_not_shown_to_callers(kind: type[Unavailable], caplog: pytest.LogCaptureFixture) -> None:
     cause = OSError('connection to server at "10.0.3.7" failed for user "farcall_admin"')
     error = kind(f"the database does not answer: {cause}")
     error.__cause__ = cause
@@ -438,14 +438,14 @@ def test_words_of_a_driver_are_not_for_callers(kind: type[Unavailable], caplog: 
     assert [str(cause) in vars(record)["reason"] for record in caplog.records] == [True]
 
 
-def test_what_is_ours_to_say_is_said_whole() -> None:
+def test_our_error_messages_are_complete() -> None:
     error = Unavailable("Globus Auth cannot be asked at the moment.")
     error.__cause__ = OSError("10.0.3.7")
 
     assert json.loads(error_response(error, request_id="r1").body or "")["message"] == error.record.message
 
 
-def test_ids_of_tasks_are_made_by_callers_and_belong_to_who_came_first() -> None:
+def test_task_id_belongs_to_its_first_submitter() -> None:
     person, task_id = Person(MemoryApi()), new_task_id()
     thief = Person(person.api)
     assert person.submit(task_ids={person.function_id: [task_id]}).status == 200

@@ -12,7 +12,7 @@ from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB, MemoryApi
 
 
-def test_an_identity_is_told_who_it_is_and_what_it_may() -> None:
+def test_account_shows_identity_and_limits() -> None:
     api = MemoryApi(settings=ApiSettings(max_functions=5, rate_per_s=7.5))
     for _ in range(2):
         api.call("POST", "/v3/functions", {"function_name": "f", "function_code": "x"})

@@ -76,7 +76,7 @@ class AttackSuite:
 
     # replays
 
-    def test_a_captured_submit_that_is_sent_again_runs_nothing_again(self, victim: Victim) -> None:
+    def test_replayed_submit_runs_no_task_again(self, victim: Victim) -> None:
         body = json.dumps(victim.submit_body(task_ids={victim.function_id: [new_task_id()]}))
 
         answers = [victim.ok("POST", victim.submit_path, body) for _ in range(5)]
@@ -85,7 +85,7 @@ class AttackSuite:
         assert len({answer["task_group_id"] for answer in answers}) == 1
         assert victim.depth() == 1
 
-    def test_somebody_elses_captured_submit_is_worth_nothing(self, victim: Victim) -> None:
+    def test_submit_captured_from_another_user_is_refused(self, victim: Victim) -> None:
         body = victim.submit_body(task_ids={victim.function_id: [new_task_id()]})
         victim.ok("POST", victim.submit_path, body)
 
@@ -135,7 +135,7 @@ class AttackSuite:
             "",
         ],
     )
-    def test_a_blob_key_leads_nowhere_else(self, victim: Victim, blob_key: str) -> None:
+    def test_blob_key_cannot_name_another_path(self, victim: Victim, blob_key: str) -> None:
         for owner in (ALICE, BOB):
             victim.api.stores.blobs.write(f"{owner.identity_id}/{SHA256}", b"data")
         names = {"alice": ALICE.identity_id, "bob": BOB.identity_id, "sha": SHA256, "SHA": SHA256.upper()}
@@ -166,14 +166,16 @@ class AttackSuite:
             ({"blob_key": None}, 422),
         ],
     )
-    def test_a_reference_is_what_it_says(self, victim: Victim, reference: Mapping[str, Any], status: int) -> None:
+    def test_blob_reference_must_match_its_blob(
+        self, victim: Victim, reference: Mapping[str, Any], status: int
+    ) -> None:
         key = f"{ALICE.identity_id}/{SHA256}"
         victim.api.stores.blobs.write(key, b"data")
         whole = {"blob_key": key, "size_bytes": 4, "sha256": SHA256, **reference}
 
         assert victim.call("POST", victim.submit_path, victim.submit_body(whole)).status == status
 
-    def test_an_upload_is_granted_for_ones_own_key_only(self, victim: Victim) -> None:
+    def test_upload_is_granted_for_the_callers_key_only(self, victim: Victim) -> None:
         wanted = {"size_bytes": 4, "sha256": SHA256, "blob_key": f"{BOB.identity_id}/{SHA256}", "owner_id": "x"}
 
         granted = victim.ok("POST", "/v3/blobs", wanted)
@@ -183,7 +185,7 @@ class AttackSuite:
     # SQL
 
     @pytest.mark.parametrize("text", SQL)
-    def test_sql_in_names_is_a_name(self, victim: Victim, text: str) -> None:
+    def test_sql_in_a_name_is_plain_text(self, victim: Victim, text: str) -> None:
         function = {"function_name": text, "function_code": text, "description": text, "meta": {text: text}}
         function_id = victim.ok("POST", "/v3/functions", function)["function_uuid"]
         endpoint = {"endpoint_name": text, "metadata": {"hostname": text}, "display_name": text}
@@ -196,13 +198,13 @@ class AttackSuite:
         victim.ok("POST", victim.submit_path, victim.submit_body(result_serializers=[text]))
 
     @pytest.mark.parametrize("text", [*SQL, "%", "_", "\\"])
-    def test_a_search_finds_nothing_of_others(self, victim: Victim, text: str) -> None:
+    def test_search_finds_only_own_functions(self, victim: Victim, text: str) -> None:
         query = "".join(f"%{byte:02x}" for byte in text.encode())
 
         assert victim.ok("GET", f"/v3/functions?search={query}", caller=BOB)["functions"] == []
 
     @pytest.mark.parametrize("text", SQL)
-    def test_sql_is_no_id_and_no_state(self, victim: Victim, text: str) -> None:
+    def test_sql_as_id_or_state_is_refused(self, victim: Victim, text: str) -> None:
         query = "".join(f"%{byte:02x}" for byte in text.encode())
 
         victim.refused(422, "INVALID_REQUEST", "GET", f"/v3/tasks?state={query}")
@@ -215,7 +217,7 @@ class AttackSuite:
     @pytest.mark.parametrize(
         "text", [*SQL, "..", "../../v3/tasks", "%2e%2e", "%00", "null", "0", "*", "a" * 5000, "\u0660" * 31, "🙂"]
     )
-    def test_a_path_is_an_id_or_nothing(self, victim: Victim, path: str, text: str) -> None:
+    def test_path_segment_must_be_an_id(self, victim: Victim, path: str, text: str) -> None:
         answer = victim.call("GET", path.format(text.replace("?", "")))
 
         assert (answer.status, answer.body["code"]) in {(422, "INVALID_REQUEST"), (404, "NOT_FOUND")}
@@ -223,7 +225,7 @@ class AttackSuite:
     # headers
 
     @pytest.mark.parametrize("name", ["X_Farcall_Accept", "X_Globus_Client_Info", "User_Agent", "X_Request_Id"])
-    def test_headers_are_never_repeated(self, victim: Victim, name: str) -> None:
+    def test_request_headers_are_not_echoed(self, victim: Victim, name: str) -> None:
         task_id = victim.ok("POST", victim.submit_path, victim.submit_body())["tasks"][victim.function_id][0]
 
         body = victim.ok("GET", f"/v2/tasks/{task_id}", **{name: LINES})
@@ -240,12 +242,12 @@ class AttackSuite:
     @pytest.mark.parametrize(
         "name", ["X_Identity_Id", "X_Amzn_RequestContext", "Identity_Id", "X_Forwarded_User", "Authorization"]
     )
-    def test_a_header_makes_nobody_somebody_else(self, victim: Victim, name: str) -> None:
+    def test_header_cannot_change_the_caller(self, victim: Victim, name: str) -> None:
         path = f"/v2/functions/{victim.function_id}"
 
         victim.refused(403, "FORBIDDEN", "GET", path, caller=BOB, **{name: ALICE.identity_id})
 
-    def test_a_body_makes_nobody_somebody_else(self, victim: Victim) -> None:
+    def test_body_cannot_change_the_caller(self, victim: Victim) -> None:
         claims = {"owner_id": ALICE.identity_id, "identity_id": ALICE.identity_id, "function_uuid": victim.function_id}
         body = {"function_name": "f", "function_code": "x", **claims}
 
@@ -278,7 +280,7 @@ class AttackSuite:
     @pytest.mark.parametrize(
         "content_type", ["application/json; charset=utf-8", "application/json;x", "application/json"]
     )
-    def test_json_has_several_names(self, victim: Victim, content_type: str) -> None:
+    def test_json_content_types_are_accepted(self, victim: Victim, content_type: str) -> None:
         victim.ok("POST", victim.submit_path, victim.submit_body(), Content_Type=content_type)
 
     @pytest.mark.parametrize("depth", [65, 400, 900, 100_000])
@@ -293,7 +295,7 @@ class AttackSuite:
         assert (answer.status, answer.body["code"]) in {(422, "INVALID_REQUEST"), (400, "INVALID_REQUEST")}
         assert victim.call("GET", "/v3/functions").status == 200
 
-    def test_what_is_nested_as_deep_as_allowed_comes_back(self, victim: Victim) -> None:
+    def test_deepest_allowed_nesting_round_trips(self, victim: Victim) -> None:
         deep: dict[str, Any] = {}
         for _ in range(63):
             deep = {"a": deep}
@@ -306,14 +308,14 @@ class AttackSuite:
     @pytest.mark.parametrize(
         "number", ["1" + "0" * 30, "-1" + "0" * 30, "9" * 4000, "9" * 5000, "1e309", "-1e309", "NaN", "Infinity"]
     )
-    def test_a_number_that_no_store_holds_is_refused(self, victim: Victim, number: str) -> None:
+    def test_number_out_of_store_range_is_refused(self, victim: Victim, number: str) -> None:
         fields = f'"function_name": "f", "function_code": "x", "meta": {{"n": {number}}}'
 
         assert victim.call("POST", "/v3/functions", f"{{{fields}}}").status in (400, 422)
         body = json.dumps(victim.submit_body())[:-1] + f', "max_attempts": {number}}}'
         assert victim.call("POST", victim.submit_path, body).status in (400, 422)
 
-    def test_numbers_that_are_just_held(self, victim: Victim) -> None:
+    def test_largest_storable_numbers_round_trip(self, victim: Victim) -> None:
         said = {"n": [2**64 - 1, -(2**63), 1.7976931348623157e308, 5e-324, True, None]}
         body = {"function_name": "f", "function_code": "x", "meta": said}
 
@@ -333,7 +335,7 @@ class AttackSuite:
             b'{"tasks": {"a": ["b"]}, "tasks": }',
         ],
     )
-    def test_bytes_that_are_no_json(self, victim: Victim, body: bytes) -> None:
+    def test_invalid_json_is_refused(self, victim: Victim, body: bytes) -> None:
         victim.refused(400, "INVALID_REQUEST", "POST", victim.submit_path, body)
 
     @pytest.mark.parametrize(
@@ -348,7 +350,7 @@ class AttackSuite:
             "a" * 1000,
         ],
     )
-    def test_text_comes_back_as_it_was(self, victim: Victim, text: str) -> None:
+    def test_text_round_trips(self, victim: Victim, text: str) -> None:
         body = {"function_name": text, "function_code": text, "description": text, "meta": {text: [text]}}
 
         function_id = victim.ok("POST", "/v3/functions", body)["function_uuid"]
@@ -358,7 +360,7 @@ class AttackSuite:
 
     @pytest.mark.parametrize("field", ["function_name", "function_code", "description", "meta"])
     @pytest.mark.parametrize("text", ["\\u0000", "\\ud800", "a\\udfff"])
-    def test_text_that_no_store_holds_is_refused(self, victim: Victim, field: str, text: str) -> None:
+    def test_unstorable_text_is_refused(self, victim: Victim, field: str, text: str) -> None:
         value = f'{{"{text}": 1}}' if field == "meta" else f'"{text}"'
         sent = {"function_name": '"f"', "function_code": '"x"', field: value}
         body = ", ".join(f'"{name}": {json_text}' for name, json_text in sent.items())
@@ -369,7 +371,7 @@ class AttackSuite:
         allowed = (field, text) == ("function_code", "\\u0000")
         assert answer.status == (200 if allowed else 422)
 
-    def test_many_keys_with_one_name_are_one(self, victim: Victim) -> None:
+    def test_duplicate_json_keys_count_once(self, victim: Victim) -> None:
         names = ", ".join(f'"{victim.function_id}": ["{PAYLOAD}"]'.replace("\n", "\\n") for _ in range(1000))
 
         answer = victim.ok("POST", victim.submit_path, f'{{"tasks": {{{names}}}}}')
@@ -381,20 +383,20 @@ class AttackSuite:
     @pytest.mark.parametrize(
         "spelling", [str.upper, lambda id_: id_.replace("-", ""), "{{{}}}".format, "urn:uuid:{}".format]
     )
-    def test_another_spelling_is_the_same_id_and_no_way_around_a_check(self, victim: Victim, spelling: Any) -> None:
+    def test_other_spelling_of_an_id_passes_no_check(self, victim: Victim, spelling: Any) -> None:
         function_id = spelling(victim.function_id)
 
         assert victim.ok("GET", f"/v2/functions/{function_id}")["function_uuid"] == victim.function_id
         victim.refused(403, "FORBIDDEN", "GET", f"/v2/functions/{function_id}", caller=BOB)
 
-    def test_an_allow_list_is_not_fooled_by_spelling(self, victim: Victim) -> None:
+    def test_allow_list_compares_normalized_ids(self, victim: Victim) -> None:
         other = victim.ok("POST", "/v3/functions", {"function_name": "f", "function_code": "x"})["function_uuid"]
         victim.ok("PUT", f"/v3/endpoints/{victim.endpoint_id}", {"allowed_functions": [other.upper()]})
 
         victim.refused(403, "FUNCTION_NOT_PERMITTED", "POST", victim.submit_path, victim.submit_body())
         victim.ok("POST", victim.submit_path, {"tasks": {other: [PAYLOAD]}})
 
-    def test_others_tasks_and_groups_show_nothing(self, victim: Victim) -> None:
+    def test_tasks_and_groups_of_others_are_hidden(self, victim: Victim) -> None:
         submitted = victim.ok("POST", victim.submit_path, victim.submit_body())
         [task_id] = submitted["tasks"][victim.function_id]
 

@@ -36,7 +36,7 @@ def lab() -> Lab:
     return Lab()
 
 
-def test_whatever_somebody_changes_is_put_down(lab: Lab) -> None:
+def test_every_change_has_an_audit_entry(lab: Lab) -> None:
     function = {"function_name": "f", "function_code": "4\n01\nf"}
     function_id = lab.do("POST", "/v3/functions", function)["function_uuid"]
     lab.do("PUT", f"/v3/functions/{function_id}", {"function_code": "4\n01\ng"})
@@ -74,14 +74,14 @@ def test_whatever_somebody_changes_is_put_down(lab: Lab) -> None:
     assert other_id not in str(entries)
 
 
-def test_a_key_is_put_down_when_it_is_new(lab: Lab) -> None:
+def test_new_key_has_an_audit_entry(lab: Lab) -> None:
     endpoint_id = lab.do("POST", "/v3/endpoints", {"endpoint_name": "laptop"})["endpoint_id"]
     for _ in range(2):
         lab.api.call("POST", f"/v3/endpoints/{endpoint_id}/connect", {"public_key": KEY})
     assert [action for action, _ in lab.actions()] == ["endpoint.register", "endpoint.key"]
 
 
-def test_what_is_refused_or_changes_nothing_leaves_nothing(lab: Lab) -> None:
+def test_refused_or_empty_change_has_no_audit_entry(lab: Lab) -> None:
     lab.api.call("DELETE", f"/v2/functions/{uuid.uuid4()}")
     lab.api.call("POST", f"/v3/endpoints/{uuid.uuid4()}/submit", {"tasks": {str(uuid.uuid4()): ["p"]}})
     lab.do("GET", "/v3/tasks")
@@ -89,7 +89,7 @@ def test_what_is_refused_or_changes_nothing_leaves_nothing(lab: Lab) -> None:
     assert lab.actions() == []
 
 
-def test_an_owner_sees_what_others_do_with_its_endpoint(lab: Lab) -> None:
+def test_owner_sees_actions_of_others_on_its_endpoint(lab: Lab) -> None:
     endpoint = lab.do("POST", "/v3/endpoints", {"endpoint_name": "laptop", "public": True})
     function = {"function_name": "f", "function_code": "4\n01\nf"}
     function_id = lab.do("POST", "/v3/functions", function, caller=BOB)["function_uuid"]
@@ -101,7 +101,7 @@ def test_an_owner_sees_what_others_do_with_its_endpoint(lab: Lab) -> None:
     assert (last["identity_id"], last["owner_id"]) == (BOB.identity_id, ALICE.identity_id)
 
 
-def test_it_is_read_to_any_size_page_by_page(lab: Lab) -> None:
+def test_audit_is_paged_to_any_size(lab: Lab) -> None:
     ids = [lab.do("POST", "/v3/endpoints", {"endpoint_name": f"e{n}"})["endpoint_id"] for n in range(7)]
     found: list[str] = []
     page = lab.api.call("GET", "/v3/audit?limit=3").body
@@ -116,7 +116,7 @@ def test_it_is_read_to_any_size_page_by_page(lab: Lab) -> None:
     assert [object_id for _, object_id in lab.actions(query=f"?since={since}&until={since + 1}")] == ids[-2:-1]
 
 
-def test_where_a_request_came_from_is_in_the_audit_and_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_source_address_is_in_audit_and_access_log(caplog: pytest.LogCaptureFixture) -> None:
     api = MemoryApi()
     event = proxy_event("POST", "/v3/endpoints", '{"endpoint_name": "laptop"}', caller=ALICE)
     event["requestContext"]["identity"] = {"sourceIp": "192.0.2.7"}
@@ -130,7 +130,7 @@ def test_where_a_request_came_from_is_in_the_audit_and_in_the_access_log(caplog:
     assert (line["identity_id"], line["source_ip"]) == (ALICE.identity_id, "192.0.2.7")
 
 
-def test_from_which_address_others_did_something_is_not_shown() -> None:
+def test_source_address_of_others_is_hidden() -> None:
     api = MemoryApi()
     function_id = api.call("POST", "/v3/functions", {"function_name": "f", "function_code": "c"}, caller=BOB).body[
         "function_uuid"

@@ -35,7 +35,7 @@ METHOD_ARN = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/v1/GET/v3/tas
 
 
 class TestAuthorizer:
-    def test_a_bearer_token_names_its_identity(self) -> None:
+    def test_bearer_token_gives_its_identity(self) -> None:
         authorizer = Authorizer(DevProvider({"sesame": ALICE}))
 
         assert authorizer.identify("Bearer sesame") == ALICE
@@ -44,7 +44,7 @@ class TestAuthorizer:
     @pytest.mark.parametrize(
         "header", [None, "", "sesame", "Bearer", "Bearer ", "Basic sesame", "Bearer wrong", "Bearer \ud800"]
     )
-    def test_anything_else_names_nobody(self, header: str | None) -> None:
+    def test_other_credentials_give_no_identity(self, header: str | None) -> None:
         with pytest.raises(Unauthenticated):
             Authorizer(DevProvider({"sesame": ALICE})).identify(header)
 
@@ -65,7 +65,7 @@ class TestAuthorizer:
         assert Identity.from_context({"principalId": "id-1", "integrationLatency": 3, **context}) == linked
 
     @pytest.mark.parametrize("context", [None, {}, {"principalId": "x"}, {"identity_id": ""}])
-    def test_without_a_context_nobody_is_calling(self, context: dict[str, Any] | None) -> None:
+    def test_missing_context_is_unauthenticated(self, context: dict[str, Any] | None) -> None:
         with pytest.raises(Unauthenticated):
             Identity.from_context(context)
 
@@ -81,12 +81,12 @@ class TestHandler:
     def event(self, token: str) -> dict[str, str]:
         return {"type": "TOKEN", "authorizationToken": f"Bearer {token}", "methodArn": METHOD_ARN}
 
-    def test_a_good_token_gets_a_policy(self) -> None:
+    def test_valid_token_gets_a_policy(self) -> None:
         answer = authorizer_handler.handle(self.event("sesame"), LambdaContext())
 
         assert answer["context"]["identity_id"] == ALICE.identity_id
 
-    def test_a_bad_token_is_refused_in_the_words_that_api_gateway_knows(self) -> None:
+    def test_invalid_token_is_refused_as_api_gateway_expects(self) -> None:
         with pytest.raises(PermissionError, match=r"^Unauthorized$"):
             authorizer_handler.handle(self.event("wrong"), LambdaContext())
 
@@ -103,7 +103,7 @@ class TestSettings:
         }
 
     @pytest.mark.parametrize("tokens", ["{", "[]", '"t"', '{"sesame": {}}', '{"sesame": {"identity_id": "me"}}'])
-    def test_malformed_dev_tokens_are_refused_without_being_shown(self, tokens: str) -> None:
+    def test_malformed_dev_tokens_are_refused_and_not_shown(self, tokens: str) -> None:
         with pytest.raises(ConfigurationError, match="FARCALL_DEV_TOKENS") as caught:
             AuthSettings.from_environment({"FARCALL_AUTH_PROVIDER": "dev", "FARCALL_DEV_TOKENS": tokens})
         assert "sesame" not in str(caught.value)
@@ -146,7 +146,7 @@ class TestGlobus:
             json={**ANSWER, **changes},
         )
 
-    def test_the_published_answer_names_its_identity(self, mocked: responses.RequestsMock) -> None:
+    def test_documented_introspection_answer_gives_its_identity(self, mocked: responses.RequestsMock) -> None:
         self.answer(mocked, identity_set=[PUBLISHED.metadata["id"], "id-2"])
 
         identity = self.provider().authenticate("token")
@@ -158,7 +158,7 @@ class TestGlobus:
         assert "token=token" in sent
         assert "include=identity_set" in sent
 
-    def test_without_an_identity_set_there_is_the_primary_identity(self, mocked: responses.RequestsMock) -> None:
+    def test_missing_identity_set_gives_the_primary_identity(self, mocked: responses.RequestsMock) -> None:
         self.answer(mocked)
 
         identity = self.provider().authenticate("token")
@@ -169,7 +169,7 @@ class TestGlobus:
         "changes",
         [{"active": False}, {"aud": ["auth.globus.org"]}, {"scope": "openid"}, {"exp": 1}, {"scope": f"x{SCOPE}"}],
     )
-    def test_a_token_that_is_not_for_us_is_refused(
+    def test_token_for_another_audience_is_refused(
         self, mocked: responses.RequestsMock, changes: dict[str, Any]
     ) -> None:
         self.answer(mocked, **changes)
@@ -177,20 +177,20 @@ class TestGlobus:
         with pytest.raises(Unauthenticated):
             self.provider().authenticate("token")
 
-    def test_an_inactive_token_has_no_more_to_say(self, mocked: responses.RequestsMock) -> None:
+    def test_inactive_token_is_refused(self, mocked: responses.RequestsMock) -> None:
         mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json={"active": False})
 
         with pytest.raises(Unauthenticated):
             self.provider().authenticate("token")
 
     @pytest.mark.parametrize("status", [401, 429, 500, 503])
-    def test_an_outage_is_no_refusal(self, mocked: responses.RequestsMock, status: int) -> None:
+    def test_provider_outage_is_not_a_refusal(self, mocked: responses.RequestsMock, status: int) -> None:
         mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json={}, status=status)
 
         with pytest.raises(Unavailable):
             self.provider().authenticate("token")
 
-    def test_no_network_is_no_refusal(self, mocked: responses.RequestsMock) -> None:
+    def test_network_failure_is_not_a_refusal(self, mocked: responses.RequestsMock) -> None:
         mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", body=requests.ConnectionError("no route"))
 
         with pytest.raises(Unavailable):
@@ -220,9 +220,7 @@ class TestGlobusSecret:
         return provider_from_settings(settings, clock=Clock(float(ANSWER["exp"]) - 3600), **options)
 
     @pytest.mark.parametrize(("max_age_s", "used"), [(300, ["first", "first"]), (0, ["first", "second"])])
-    def test_a_changed_secret_is_used_when_the_old_one_is_too_old(
-        self, secrets: Any, max_age_s: int, used: list[str]
-    ) -> None:
+    def test_rotated_secret_is_read_after_its_cache_time(self, secrets: Any, max_age_s: int, used: list[str]) -> None:
         arn = secrets.create_secret(Name="globus", SecretString='{"client_secret": "first"}')["ARN"]
         provider = self.provider(arn, secret_max_age_s=max_age_s)
         with responses.RequestsMock() as mocked:
@@ -233,7 +231,7 @@ class TestGlobusSecret:
         sent = [base64.b64decode(call.request.headers["Authorization"].split()[1]).decode() for call in asked.calls]
         assert sent == [f"{CLIENT_ID}:{secret}" for secret in used]
 
-    def test_a_secret_that_cannot_be_read_is_an_outage(self, secrets: Any) -> None:
+    def test_unreadable_secret_is_an_outage(self, secrets: Any) -> None:
         with pytest.raises(Unavailable, match="globus-missing cannot be read"):
             self.provider("globus-missing").authenticate("token")
 
@@ -270,7 +268,7 @@ class TestCache:
         provider, clock = Counting(decide), Clock()
         return CachedProvider(provider, clock=clock, **options), provider, clock
 
-    def test_an_accepted_token_is_asked_about_once_in_a_while(self) -> None:
+    def test_accepted_token_is_cached(self) -> None:
         cached, provider, clock = self.cached(lambda _: ALICE, ttl_s=300)
         for _ in range(3):
             assert cached.authenticate("t") == ALICE
@@ -280,7 +278,7 @@ class TestCache:
         cached.authenticate("t")
         assert provider.asked == 2
 
-    def test_a_token_is_never_kept_beyond_its_end(self) -> None:
+    def test_cached_token_expires_with_the_token(self) -> None:
         cached, provider, clock = self.cached(lambda _: Identity("id", "name", expires_at=clock.now + 20), ttl_s=300)
         cached.authenticate("t")
 
@@ -289,7 +287,7 @@ class TestCache:
 
         assert provider.asked == 2
 
-    def test_a_refusal_is_kept_for_a_short_time(self) -> None:
+    def test_refusal_is_cached_for_a_short_time(self) -> None:
         cached, provider, clock = self.cached(refuse, refusal_ttl_s=10)
         for seconds in (0, 9, 2):
             clock.now += seconds
@@ -297,7 +295,7 @@ class TestCache:
                 cached.authenticate("t")
         assert provider.asked == 2
 
-    def test_an_outage_is_not_kept_and_known_tokens_survive_it_until_they_are_too_old(self) -> None:
+    def test_cached_tokens_survive_an_outage_until_they_expire(self) -> None:
         cached, provider, clock = self.cached(lambda _: ALICE, ttl_s=300)
         cached.authenticate("known")
         provider.decide = fail
@@ -311,7 +309,7 @@ class TestCache:
             cached.authenticate("known")
         assert provider.asked == 4
 
-    def test_the_longest_unused_token_is_forgotten_first(self) -> None:
+    def test_least_recently_used_token_is_evicted_first(self) -> None:
         cached, provider, _ = self.cached(lambda _: ALICE, size=2)
         for token in ("a", "b", "a", "c", "a"):
             cached.authenticate(token)
@@ -320,13 +318,13 @@ class TestCache:
         cached.authenticate("b")
         assert provider.asked == 4
 
-    def test_tokens_are_not_kept(self) -> None:
+    def test_cache_holds_no_tokens(self) -> None:
         cached, _, _ = self.cached(lambda _: ALICE)
         cached.authenticate("sesame-open")
 
         assert "sesame" not in repr(vars(cached))
 
-    def test_threads_share_it(self) -> None:
+    def test_threads_share_the_cache(self) -> None:
         cached, _, _ = self.cached(lambda _: ALICE, size=8)
         failures: list[BaseException] = []
 

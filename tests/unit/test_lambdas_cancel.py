@@ -56,7 +56,7 @@ def lab() -> Lab:
     return Lab()
 
 
-def test_a_waiting_task_never_runs(lab: Lab) -> None:
+def test_cancelled_waiting_task_never_runs(lab: Lab) -> None:
     [task_id] = lab.submit()
 
     answer = lab.cancel(task_id)
@@ -67,7 +67,7 @@ def test_a_waiting_task_never_runs(lab: Lab) -> None:
     assert lab.queue.outbox(lab.endpoint_id) == []
 
 
-def test_a_leased_task_is_asked_to_stop_and_its_forwarder_woken(lab: Lab) -> None:
+def test_cancelled_leased_task_gets_a_cancel_request_and_a_wake_up(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.lease()
     wake_ups = lab.queue.listen("fwd-1")
@@ -80,7 +80,7 @@ def test_a_leased_task_is_asked_to_stop_and_its_forwarder_woken(lab: Lab) -> Non
     assert not lab.state(task_id).is_terminal
 
 
-def test_a_finished_task_stays_as_it_is(lab: Lab) -> None:
+def test_cancel_of_a_finished_task_changes_nothing(lab: Lab) -> None:
     [task_id] = lab.submit()
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
     lab.records.tasks.record_results([lab.success(task_id)], at=at)
@@ -88,7 +88,7 @@ def test_a_finished_task_stays_as_it_is(lab: Lab) -> None:
     assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished", "status": "success"}
 
 
-def test_a_task_whose_end_is_on_its_way_is_finished(lab: Lab) -> None:
+def test_task_with_a_result_in_the_outbox_is_finished(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.lease()
     single.ack(lab.queue, lab.fence, [lab.success(task_id)])
@@ -97,7 +97,7 @@ def test_a_task_whose_end_is_on_its_way_is_finished(lab: Lab) -> None:
     assert not lab.state(task_id).is_terminal
 
 
-def test_a_task_that_the_queue_lost_is_cancelled_in_the_record(lab: Lab) -> None:
+def test_task_lost_by_the_queue_is_cancelled_in_the_database(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.queue.wipe()
 
@@ -105,14 +105,14 @@ def test_a_task_that_the_queue_lost_is_cancelled_in_the_record(lab: Lab) -> None
     assert lab.state(task_id) is TaskState.CANCELLED
 
 
-def test_cancelling_twice_is_harmless(lab: Lab) -> None:
+def test_cancel_is_idempotent(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.cancel(task_id)
 
     assert lab.cancel(task_id) == {"task_id": task_id, "outcome": "finished", "status": "cancelled"}
 
 
-def test_many_are_cancelled_each_as_it_stands(lab: Lab) -> None:
+def test_tasks_of_a_batch_are_cancelled_by_their_state(lab: Lab) -> None:
     leased, *waiting = lab.submit(3)
     assert lab.lease() == [leased]
     unknown = str(uuid.uuid4())
@@ -123,7 +123,7 @@ def test_many_are_cancelled_each_as_it_stands(lab: Lab) -> None:
     assert outcomes == {leased: "requested", **dict.fromkeys(waiting, "cancelled"), unknown: "unknown"}
 
 
-def test_nobody_cancels_someone_elses_task(lab: Lab) -> None:
+def test_task_of_another_user_cannot_be_cancelled(lab: Lab) -> None:
     [task_id] = lab.submit()
 
     body = lab.api.call("POST", "/v3/tasks/cancel", {"task_ids": [task_id]}, caller=BOB).body
@@ -132,7 +132,7 @@ def test_nobody_cancels_someone_elses_task(lab: Lab) -> None:
     assert lab.queue.depth([lab.endpoint_id]) == 1
 
 
-def test_with_the_queue_away_cancelling_can_be_retried(lab: Lab) -> None:
+def test_cancel_can_be_retried_while_the_queue_is_unavailable(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.queue.reachable = False
 
@@ -142,7 +142,7 @@ def test_with_the_queue_away_cancelling_can_be_retried(lab: Lab) -> None:
     assert not lab.state(task_id).is_terminal
 
 
-def test_a_crash_between_queue_and_record_is_repaired_by_the_reconciler(lab: Lab) -> None:
+def test_cancel_interrupted_by_a_crash_is_completed_by_the_reconciler(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.queue.cancel(lab.endpoint_id, [task_id])
     lab.api.clock.now += 60

@@ -50,7 +50,7 @@ def lab() -> Lab:
     return Lab()
 
 
-def test_an_agent_is_let_in_with_its_key(lab: Lab) -> None:
+def test_agent_is_admitted_with_its_key(lab: Lab) -> None:
     lab.announce(forwarder(1))
 
     answer = lab.connect()
@@ -66,7 +66,7 @@ def test_an_agent_is_let_in_with_its_key(lab: Lab) -> None:
     assert shown.peer == PeerKey(KEY, PeerKind.AGENT, lab.endpoint_id)
 
 
-def test_a_client_is_let_in_for_its_own_results(lab: Lab) -> None:
+def test_client_is_admitted_for_its_own_results(lab: Lab) -> None:
     lab.announce(forwarder(1))
 
     answer = lab.stream()
@@ -77,7 +77,7 @@ def test_a_client_is_let_in_for_its_own_results(lab: Lab) -> None:
     assert shown.peer == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)
 
 
-def test_without_a_forwarder_there_is_a_time_to_wait(lab: Lab) -> None:
+def test_missing_forwarder_gives_retry_after(lab: Lab) -> None:
     lab.announce(forwarder(1, draining=True), forwarder(2))
     lab.api.clock.now += 16
 
@@ -87,7 +87,7 @@ def test_without_a_forwarder_there_is_a_time_to_wait(lab: Lab) -> None:
         assert answer.headers["Retry-After"] == "2"
 
 
-def test_an_endpoint_always_gets_the_same_order_and_endpoints_spread(lab: Lab) -> None:
+def test_forwarder_order_is_stable_per_endpoint_and_spreads_endpoints(lab: Lab) -> None:
     forwarders = [forwarder(number) for number in range(1, 6)]
     lab.announce(*forwarders)
 
@@ -100,7 +100,7 @@ def test_an_endpoint_always_gets_the_same_order_and_endpoints_spread(lab: Lab) -
     assert [each.address for each in rank(without, lab.endpoint_id)][:2] == addresses[1:]
 
 
-def test_only_the_owner_connects_an_endpoint(lab: Lab) -> None:
+def test_endpoint_is_connected_by_its_owner_only(lab: Lab) -> None:
     lab.announce(forwarder(1))
     public = lab.endpoint(public=True)
 
@@ -110,7 +110,7 @@ def test_only_the_owner_connects_an_endpoint(lab: Lab) -> None:
     assert lab.queue.find_peers([KEY]) == {}
 
 
-def test_a_key_speaks_for_one_endpoint_only(lab: Lab) -> None:
+def test_key_belongs_to_one_endpoint(lab: Lab) -> None:
     lab.announce(forwarder(1))
     lab.connect()
 
@@ -128,7 +128,7 @@ def test_an_endpoint_may_change_its_key(lab: Lab) -> None:
     assert lab.api.stores.endpoints.find_endpoints_by_key([OTHER_KEY]).get(OTHER_KEY) == lab.endpoint_id
 
 
-def test_what_the_agent_runs_on_is_remembered(lab: Lab) -> None:
+def test_runtime_of_the_agent_is_stored(lab: Lab) -> None:
     lab.announce(forwarder(1))
 
     said: dict[str, Any] = {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}, "platform": "Linux-6.1-x86_64"}
@@ -141,12 +141,12 @@ def test_what_the_agent_runs_on_is_remembered(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("key", ["", KEY[:-1], KEY + "0", " " * 40, KEY[:-1] + "~", KEY[:-1] + "\n", 40])
-def test_a_key_must_be_one(lab: Lab, key: object) -> None:
+def test_invalid_key_is_refused(lab: Lab, key: object) -> None:
     assert lab.connect(public_key=key).status == 422
     assert lab.stream(public_key=key).status == 422
 
 
-def test_with_the_queue_away_connecting_can_be_retried(lab: Lab) -> None:
+def test_connect_can_be_retried_while_the_queue_is_unavailable(lab: Lab) -> None:
     lab.queue.reachable = False
 
     answer = lab.connect()
@@ -170,7 +170,7 @@ class Fleet:
         self.slept += 1
 
 
-def test_who_asks_wakes_forwarders_that_sleep_and_is_told_when_to_ask_again(lab: Lab) -> None:
+def test_connect_wakes_sleeping_forwarders_and_returns_retry_after(lab: Lab) -> None:
     fleet = Fleet()
     lab.api = MemoryApi(stores=lab.api.stores, fleet=fleet)
 
@@ -186,7 +186,7 @@ def test_who_asks_wakes_forwarders_that_sleep_and_is_told_when_to_ask_again(lab:
     assert lab.connect().status == 200
 
 
-def test_forwarders_sleep_when_nobody_was_connected_to_any_of_them_for_long(lab: Lab) -> None:
+def test_forwarders_sleep_after_a_time_without_connections(lab: Lab) -> None:
     fleet = Fleet()
     lab.api = MemoryApi(stores=lab.api.stores, fleet=fleet)
     watch = lab.api.application.services.idle
@@ -207,6 +207,6 @@ def test_forwarders_sleep_when_nobody_was_connected_to_any_of_them_for_long(lab:
     assert fleet.slept == 1
 
 
-def test_without_a_fleet_nobody_sleeps(lab: Lab) -> None:
+def test_forwarders_never_sleep_without_a_fleet(lab: Lab) -> None:
     lab.announce(dataclasses.replace(forwarder(1), idle_s=10_000.0))
     assert lab.api.application.services.idle.run() == 0

@@ -24,7 +24,7 @@ def register(api: MemoryApi, **changes: Any) -> str:
     return str(answer.body["container_id"])
 
 
-def test_a_container_is_found_as_globus_compute_does_it(api: MemoryApi) -> None:
+def test_container_is_found_as_in_globus_compute(api: MemoryApi) -> None:
     container_id = register(api)
     shown = api.call("GET", f"/v2/containers/{container_id}/singularity").body["container"]
     known = {key: shown[key] for key in ("name", "type", "location", "description")}
@@ -34,7 +34,7 @@ def test_a_container_is_found_as_globus_compute_does_it(api: MemoryApi) -> None:
     assert built == {"container_id": container_id, "status": "provided"}
 
 
-def test_a_container_is_found_by_name_and_forgotten(api: MemoryApi) -> None:
+def test_container_is_found_by_name_and_deleted(api: MemoryApi) -> None:
     container_id = register(api)
     nameless = register(api, name="")
     assert api.call("GET", "/v3/containers/xtal").body["container_uuid"] == container_id
@@ -45,13 +45,13 @@ def test_a_container_is_found_by_name_and_forgotten(api: MemoryApi) -> None:
     assert api.call("GET", "/v3/containers/xtal").body["code"] == "CONTAINER_UNKNOWN"
 
 
-def test_a_name_is_of_one_container(api: MemoryApi) -> None:
+def test_container_name_is_unique(api: MemoryApi) -> None:
     assert register(api) == register(api, description="the same")
     other = api.call("POST", "/v3/containers", XTAL | {"location": "/images/other.sif"})
     assert (other.status, other.body["code"]) == (409, "CONFLICT")
 
 
-def test_containers_are_their_owners(api: MemoryApi) -> None:
+def test_containers_are_private_to_their_owner(api: MemoryApi) -> None:
     container_id = register(api)
     for reference in (container_id, "xtal"):
         assert api.call("GET", f"/v3/containers/{reference}", caller=BOB).status == 404
@@ -67,7 +67,7 @@ def test_containers_have_a_quota() -> None:
 
 
 @pytest.mark.parametrize("change", [{"name": "a b"}, {"type": ""}, {"type": "Docker"}, {"location": ""}])
-def test_what_is_no_container(api: MemoryApi, change: dict[str, str]) -> None:
+def test_invalid_container_is_refused(api: MemoryApi, change: dict[str, str]) -> None:
     assert api.call("POST", "/v2/containers", XTAL | change).status == 422
 
 
@@ -94,7 +94,7 @@ def test_an_endpoint_that_cannot_run_the_container_is_refused_at_once(api: Memor
     assert api.call("GET", "/v3/tasks").body["tasks"] == []
 
 
-def test_a_task_asks_for_its_container(api: MemoryApi) -> None:
+def test_task_carries_its_container(api: MemoryApi) -> None:
     container_id = register(api)
     for reference in ("xtal", container_id):
         answer = submit(api, reference, ["docker", "singularity"])
@@ -103,6 +103,6 @@ def test_a_task_asks_for_its_container(api: MemoryApi) -> None:
         assert task.options.container == container_id
 
 
-def test_a_container_that_is_not_there(api: MemoryApi) -> None:
+def test_unknown_container_is_refused(api: MemoryApi) -> None:
     refused = submit(api, "xtal", ["singularity"])
     assert (refused.status, refused.body["code"]) == (404, "CONTAINER_UNKNOWN")

@@ -32,7 +32,7 @@ def test_a_registered_endpoint_belongs_to_the_caller(api: MemoryApi) -> None:
     assert (stored.public, stored.description, stored.allowed_functions) == (True, "at home", None)
 
 
-def test_an_update_changes_what_was_sent_and_nothing_else(api: MemoryApi) -> None:
+def test_update_changes_only_the_sent_fields(api: MemoryApi) -> None:
     endpoint_id = register(api, display_name="Old", metadata={"hostname": "h1", "endpoint_version": "1"})
 
     answer = api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"display_name": "New", "metadata": {"hostname": "h2"}})
@@ -55,7 +55,7 @@ def test_an_allow_list_is_set_and_cleared(api: MemoryApi) -> None:
     assert api.call("GET", path).body == {"endpoint_id": endpoint_id, "restricted": False, "functions": []}
 
 
-def test_lists_are_by_role(api: MemoryApi) -> None:
+def test_endpoints_are_listed_by_role(api: MemoryApi) -> None:
     mine = register(api)
     public = api.call("POST", "/v3/endpoints", {"endpoint_name": "open", "public": True}, caller=BOB).body
     granted = api.call("POST", "/v3/endpoints", {"endpoint_name": "lab"}, caller=BOB).body
@@ -70,7 +70,7 @@ def test_lists_are_by_role(api: MemoryApi) -> None:
     assert api.call("GET", "/v2/endpoints?role=king").status == 422
 
 
-def test_an_endpoint_is_online_while_its_heartbeats_come_in(api: MemoryApi) -> None:
+def test_endpoint_is_online_while_heartbeats_arrive(api: MemoryApi) -> None:
     endpoint_id = register(api)
     path = f"/v2/endpoints/{endpoint_id}/status"
     assert api.call("GET", path).body["status"] == "offline"
@@ -85,7 +85,7 @@ def test_an_endpoint_is_online_while_its_heartbeats_come_in(api: MemoryApi) -> N
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_no_clock_but_that_of_the_database_decides_whether_an_endpoint_is_online(hours: int) -> None:
+def test_endpoint_is_online_by_the_database_clock(hours: int) -> None:
     database_s = [1_700_000_000.0]
     api = MemoryApi(stores=fake_stores(lambda: database_s[0]))
     api.clock.now = database_s[0] + 3600 * hours
@@ -98,7 +98,7 @@ def test_no_clock_but_that_of_the_database_decides_whether_an_endpoint_is_online
 
 
 @pytest.mark.parametrize("path", ["", "/status"])
-def test_a_private_endpoint_is_its_owners_and_of_those_with_a_grant(api: MemoryApi, path: str) -> None:
+def test_private_endpoint_is_usable_by_owner_and_grantees(api: MemoryApi, path: str) -> None:
     endpoint_id = register(api)
     refused = api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB)
     assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
@@ -108,7 +108,7 @@ def test_a_private_endpoint_is_its_owners_and_of_those_with_a_grant(api: MemoryA
     assert api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB).status == 200
 
 
-def test_only_the_owner_changes_and_deletes(api: MemoryApi) -> None:
+def test_only_the_owner_updates_and_deletes(api: MemoryApi) -> None:
     endpoint_id = register(api, public=True)
     assert api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"public": False}, caller=BOB).status == 403
     assert api.call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=BOB).status == 403
@@ -122,20 +122,20 @@ def test_only_the_owner_changes_and_deletes(api: MemoryApi) -> None:
 @pytest.mark.parametrize(
     "field", [{"authentication_policy": str(uuid.uuid4())}, {"high_assurance": True}, {"admins": [str(uuid.uuid4())]}]
 )
-def test_a_protection_that_nobody_would_enforce_is_refused(api: MemoryApi, field: dict[str, Any]) -> None:
+def test_unenforced_protection_is_refused(api: MemoryApi, field: dict[str, Any]) -> None:
     answer = api.call("POST", "/v2/endpoints", {"endpoint_name": "x", **field})
 
     assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
     assert next(iter(field)) in answer.body["message"]
 
 
-def test_an_id_that_is_no_uuid_is_refused(api: MemoryApi) -> None:
+def test_id_that_is_not_a_uuid_is_refused(api: MemoryApi) -> None:
     answer = api.call("GET", "/v2/endpoints/laptop")
 
     assert (answer.status, answer.body["message"]) == (422, "path.endpoint_id: Value error, not a UUID")
 
 
-def test_any_spelling_of_an_id_finds_it(api: MemoryApi) -> None:
+def test_endpoint_is_found_by_any_spelling_of_its_id(api: MemoryApi) -> None:
     endpoint_id = register(api)
 
     assert api.call("GET", f"/v2/endpoints/{endpoint_id.upper()}").body["uuid"] == endpoint_id

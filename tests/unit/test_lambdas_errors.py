@@ -36,34 +36,34 @@ def check(answer: Any, status: int, code: str) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "nonsense", '{"task_ids": [NaN]}', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"a": 1} {}', "\0"]
 )
-def test_what_is_not_json(api: MemoryApi, text: str) -> None:
+def test_invalid_json_is_refused(api: MemoryApi, text: str) -> None:
     check(api.call("POST", "/v2/batch_status", text), 400, "INVALID_REQUEST")
 
 
-def test_a_body_that_is_not_text(api: MemoryApi) -> None:
+def test_body_that_is_not_text_is_refused(api: MemoryApi) -> None:
     check(api.call("POST", "/v2/batch_status", b"\xff\xfe"), 400, "INVALID_REQUEST")
 
 
-def test_a_binary_body_that_is_json_after_all_is_read(api: MemoryApi) -> None:
+def test_base64_body_with_json_is_read(api: MemoryApi) -> None:
     assert api.call("POST", "/v2/batch_status", b'{"task_ids": []}').status == 422
 
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", "null", '"x"', "1", '{"task_ids": 1}', '{"task_ids": ["x"]}'])
-def test_json_of_the_wrong_shape(api: MemoryApi, body: str) -> None:
+def test_json_with_the_wrong_schema_is_refused(api: MemoryApi, body: str) -> None:
     check(api.call("POST", "/v2/batch_status", body), 422, "INVALID_REQUEST")
 
 
-def test_no_body_at_all(api: MemoryApi) -> None:
+def test_missing_body_is_refused(api: MemoryApi) -> None:
     check(api.call("POST", "/v2/batch_status"), 422, "INVALID_REQUEST")
 
 
-def test_another_kind_of_body(api: MemoryApi) -> None:
+def test_other_content_type_is_refused(api: MemoryApi) -> None:
     answer = api.call("POST", "/v2/batch_status", "a=1", headers={"Content-Type": "text/plain"})
 
     check(answer, 415, "INVALID_REQUEST")
 
 
-def test_an_overlong_body() -> None:
+def test_oversized_body_is_refused() -> None:
     api = MemoryApi(settings=ApiSettings(max_request_bytes=100))
 
     check(api.call("POST", "/v2/batch_status", {"task_ids": ["x" * 100]}), 413, "REQUEST_TOO_LARGE")
@@ -79,11 +79,11 @@ def test_an_overlong_body() -> None:
         ("OPTIONS", "/v3/blobs"),
     ],
 )
-def test_no_such_route(api: MemoryApi, method: str, path: str) -> None:
+def test_unknown_route_is_not_found(api: MemoryApi, method: str, path: str) -> None:
     check(api.call(method, path), 404, "NOT_FOUND")
 
 
-def test_nobody_is_calling(api: MemoryApi) -> None:
+def test_unauthenticated_request_is_refused(api: MemoryApi) -> None:
     check(api.call("GET", "/v3/tasks", caller=None), 401, "UNAUTHENTICATED")
 
 
@@ -94,7 +94,7 @@ def test_a_validation_error_never_shows_the_value(api: MemoryApi) -> None:
     assert "sesame" not in json.dumps(answer.body)
 
 
-def test_a_bug_is_ours_logged_and_not_shown(
+def test_bug_is_logged_and_not_shown(
     api: MemoryApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def bug(*_: object, **__: object) -> None:
@@ -113,9 +113,7 @@ def test_a_bug_is_ours_logged_and_not_shown(
     assert getattr(record, "request_id", None) == answer.body["request_id"]
 
 
-def test_an_error_of_ours_that_is_no_callers_business_is_internal(
-    api: MemoryApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_errors_are_not_shown_to_callers(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
     def fenced(*_: object, **__: object) -> None:
         raise errors.Fenced("stale owner")
 
@@ -138,7 +136,7 @@ def test_every_error_has_a_status(error: type[errors.FarcallError], status: int)
     assert status_of(error("x")) == status
 
 
-def test_one_request_does_not_leak_into_the_next(api: MemoryApi) -> None:
+def test_request_context_does_not_leak_into_the_next_request(api: MemoryApi) -> None:
     api.call("GET", "/v3/tasks")
 
     assert api.call("GET", "/v3/tasks", caller=None).status == 401
@@ -151,7 +149,7 @@ def test_paths_may_carry_the_stage_and_a_trailing_slash(api: MemoryApi) -> None:
     assert api.application.answer(event, LambdaContext())["statusCode"] == 200
 
 
-def test_the_version_is_told(api: MemoryApi) -> None:
+def test_version_is_returned(api: MemoryApi) -> None:
     everything = api.call("GET", "/v2/version?service=all").body
 
     assert api.call("GET", "/v2/version").body == everything["api"]

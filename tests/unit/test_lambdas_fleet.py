@@ -35,17 +35,17 @@ def test_the_service_is_scaled_up_and_down(ecs: Stubber) -> None:
     ecs.assert_no_pending_responses()
 
 
-def test_what_aws_refuses_can_be_tried_again(ecs: Stubber) -> None:
+def test_refused_scaling_can_be_retried(ecs: Stubber) -> None:
     ecs.add_client_error("update_service", "ServiceNotActiveException")
     with ecs, pytest.raises(Unavailable, match="ServiceNotActiveException"):
         EcsFleet("farcall", "forwarder", tasks=1, idle_s=1.0).wake()
 
 
-def test_most_deployments_have_none() -> None:
+def test_deployment_without_a_service_has_no_fleet() -> None:
     assert EcsFleet.from_environment({}) is None
 
 
 @pytest.mark.parametrize("change", [{"FARCALL_FLEET_TASKS": "many"}, {"FARCALL_FLEET_IDLE_S": ""}])
-def test_a_wrong_variable_is_named(change: dict[str, str]) -> None:
+def test_invalid_variable_is_named(change: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="FARCALL_FLEET"):
         EcsFleet.from_environment(VARIABLES | change)

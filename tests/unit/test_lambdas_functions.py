@@ -39,7 +39,7 @@ def test_a_registered_function_is_stored_with_its_hash(api: MemoryApi, version: 
     assert (stored.metadata, stored.description, stored.public) == (meta, "says it", True)
 
 
-def test_source_text_is_packed_as_globus_compute_does_it(api: MemoryApi) -> None:
+def test_source_text_is_packed_as_in_globus_compute(api: MemoryApi) -> None:
     source = "def f(x):\n    return 'é' * x\n"
 
     function_id = register(api, function_code=source, serialized=False)
@@ -78,7 +78,7 @@ def test_own_functions_are_searched_newest_first(api: MemoryApi) -> None:
     assert len(api.call("GET", "/v3/functions?limit=1").body["functions"]) == 1
 
 
-def test_a_public_function_is_everyones_to_run_and_its_owners_to_delete(api: MemoryApi) -> None:
+def test_public_function_is_run_by_all_and_deleted_by_its_owner(api: MemoryApi) -> None:
     function_id = register(api, public=True)
 
     assert api.call("GET", f"/v2/functions/{function_id}", caller=BOB).status == 200
@@ -109,7 +109,7 @@ def test_an_unknown_function_is_not_found(api: MemoryApi) -> None:
 
 
 @pytest.mark.parametrize("change", [{"group": str(uuid.uuid4())}, {"ha_endpoint_id": str(uuid.uuid4())}])
-def test_sharing_that_nobody_would_enforce_is_refused(api: MemoryApi, change: dict[str, str]) -> None:
+def test_unenforced_sharing_is_refused(api: MemoryApi, change: dict[str, str]) -> None:
     answer = api.call("POST", "/v3/functions", {"function_name": "f", "function_code": CODE, **change})
 
     assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
@@ -134,7 +134,7 @@ def test_a_body_over_the_limit_is_refused() -> None:
         ([], "body"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_its_place(api: MemoryApi, body: object, where: str) -> None:
+def test_unstorable_value_is_refused_with_its_location(api: MemoryApi, body: object, where: str) -> None:
     answer = api.call("POST", "/v3/functions", body)
 
     assert (answer.status, answer.body["code"]) == (422, "INVALID_REQUEST")

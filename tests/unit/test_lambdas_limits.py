@@ -30,7 +30,7 @@ def refused(answer: Answer, status: int, code: str) -> Answer:
     return answer
 
 
-def test_a_caller_that_asks_too_often_is_told_when_to_come_again() -> None:
+def test_rate_limited_caller_gets_retry_after() -> None:
     api = MemoryApi(settings=ApiSettings(rate_per_s=0.5, rate_burst=3))
 
     answers = [api.call("GET", "/v3/tasks") for _ in range(4)]
@@ -43,7 +43,7 @@ def test_a_caller_that_asks_too_often_is_told_when_to_come_again() -> None:
     assert api.call("GET", "/v3/tasks").status == 200
 
 
-def test_callers_do_not_slow_each_other_down() -> None:
+def test_rate_limits_are_per_caller() -> None:
     api = MemoryApi(settings=ApiSettings(rate_per_s=0.5, rate_burst=1))
 
     assert [api.call("GET", "/v3/tasks", caller=caller).status for caller in (ALICE, BOB, ALICE)] == [200, 200, 429]
@@ -66,7 +66,7 @@ def test_processes_share_one_bucket() -> None:
     assert sum(map(spend_all, processes)) == 50
 
 
-def test_tokens_are_taken_in_advance_and_do_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_prefetched_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     queue = FakeQueue(clock)
     asked: list[int] = []
@@ -89,7 +89,7 @@ def test_tokens_are_taken_in_advance_and_do_not_keep(monkeypatch: pytest.MonkeyP
     assert asked == [10, 10, 10, 10]
 
 
-def test_while_the_queue_is_away_nobody_is_held_up() -> None:
+def test_rate_limit_is_off_while_the_queue_is_unavailable() -> None:
     api = MemoryApi(settings=ApiSettings(rate_per_s=0.5, rate_burst=1))
     assert isinstance(api.stores.queue, FakeQueue)
     api.stores.queue.reachable = False
@@ -97,7 +97,7 @@ def test_while_the_queue_is_away_nobody_is_held_up() -> None:
     assert [api.call("GET", "/v3/tasks").status for _ in range(3)] == [200, 200, 200]
 
 
-def test_a_full_queue_takes_nothing_more() -> None:
+def test_full_queue_refuses_tasks() -> None:
     lab = Lab(ApiSettings(max_queue_depth=3))
     assert lab.submit({lab.function_id: [PAYLOAD] * 2}).status == 200
 
@@ -107,7 +107,7 @@ def test_a_full_queue_takes_nothing_more() -> None:
     assert lab.submit({lab.function_id: [PAYLOAD]}).status == 200
 
 
-def test_that_a_queue_is_far_from_full_is_believed_for_a_second() -> None:
+def test_queue_depth_is_cached_for_a_second() -> None:
     lab = Lab(ApiSettings(max_queue_depth=30))
     assert lab.submit({lab.function_id: [PAYLOAD] * 2}).status == 200
     others = [make_queued(f"t{number}", endpoint_id=lab.endpoint_id) for number in range(28)]
@@ -138,7 +138,7 @@ def test_a_full_queue_has_room_for_a_share_of_another_submitter() -> None:
     refused(lab.submit(), 429, "QUEUE_FULL")  # it is twice as long as one submitter may make it
 
 
-def test_each_endpoint_has_room_of_its_own() -> None:
+def test_queue_limit_is_per_endpoint() -> None:
     lab = Lab(ApiSettings(max_queue_depth=1))
     lab.submit()
     refused(lab.submit(), 429, "QUEUE_FULL")
@@ -148,7 +148,7 @@ def test_each_endpoint_has_room_of_its_own() -> None:
     assert lab.submit().status == 200
 
 
-def test_a_repeated_submit_needs_no_room() -> None:
+def test_repeated_submit_needs_no_queue_space() -> None:
     lab = Lab(ApiSettings(max_queue_depth=1))
     task_ids = {lab.function_id: [new_task_id()]}
     first = lab.submit(task_ids=task_ids)
@@ -156,7 +156,7 @@ def test_a_repeated_submit_needs_no_room() -> None:
     assert lab.submit(task_ids=task_ids).body["tasks"] == first.body["tasks"] == task_ids
 
 
-def test_what_would_not_fit_an_empty_queue_is_not_to_be_repeated() -> None:
+def test_batch_larger_than_an_empty_queue_is_not_retriable() -> None:
     lab = Lab(ApiSettings(max_queue_depth=2))
 
     answer = refused(lab.submit({lab.function_id: [PAYLOAD] * 3}), 400, "TOO_MANY_TASKS")
@@ -164,7 +164,7 @@ def test_what_would_not_fit_an_empty_queue_is_not_to_be_repeated() -> None:
     assert answer.body["retryable"] is False
 
 
-def test_a_full_queue_is_said_task_by_task_in_the_older_form() -> None:
+def test_full_queue_is_reported_per_task_in_the_older_format() -> None:
     lab = Lab(ApiSettings(max_queue_depth=1))
     lab.submit()
 
@@ -174,7 +174,7 @@ def test_a_full_queue_is_said_task_by_task_in_the_older_form() -> None:
 
 
 @pytest.mark.parametrize("route", ["submit", "batch_status", "cancel"])
-def test_one_request_names_so_many_tasks(route: str) -> None:
+def test_tasks_per_request_are_bounded(route: str) -> None:
     lab = Lab(ApiSettings(max_tasks_per_request=2))
     paths = {"batch_status": "/v2/batch_status", "cancel": "/v3/tasks/cancel"}
 
@@ -193,7 +193,7 @@ def test_one_request_names_so_many_tasks(route: str) -> None:
         ("/v3/endpoints", {"endpoint_name": "laptop"}),
     ],
 )
-def test_a_caller_owns_so_many_things(path: str, body: object) -> None:
+def test_objects_per_caller_are_bounded(path: str, body: object) -> None:
     api = MemoryApi(settings=ApiSettings(max_functions=2, max_endpoints=2))
     made = [api.call("POST", path, body) for _ in range(2)]
 
@@ -206,7 +206,7 @@ def test_a_caller_owns_so_many_things(path: str, body: object) -> None:
     assert api.call("POST", path, body).status == 200
 
 
-def test_every_limit_is_on_its_page() -> None:
+def test_every_limit_is_documented() -> None:
     fields = [field.name for field in dataclasses.fields(ApiSettings)]
     kinds = ("max_", "rate_", "key_", "retention_", "purge_", "audit_", "database_")
     limits = {f"FARCALL_{name.upper()}" for name in fields if name.startswith(kinds)}
@@ -217,7 +217,7 @@ def test_every_limit_is_on_its_page() -> None:
     )
 
 
-def test_every_bound_of_a_field_is_on_its_page() -> None:
+def test_every_field_bound_is_documented() -> None:
     bounds = {name: value for name, value in vars(fields).items() if name.startswith("MAX_")}
     kib = {value: f"{value // 1024} KiB" for value in bounds.values() if value % 1024 == 0}
     shown = {line.split("|")[2].strip() for line in LIMITS_PAGE.splitlines() if line.startswith("|")}
@@ -226,7 +226,7 @@ def test_every_bound_of_a_field_is_on_its_page() -> None:
     assert {name for name, value in bounds.items() if kib.get(value, f"{value:,}") not in shown} == set()
 
 
-def test_every_default_is_on_its_page() -> None:
+def test_every_default_is_documented() -> None:
     rows = re.findall(r"^\|[^|]*\| ([^|]*?) \| `FARCALL_([A-Z_]+)` \|", LIMITS_PAGE, re.M)
     units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     checked = 0
@@ -240,7 +240,7 @@ def test_every_default_is_on_its_page() -> None:
     assert checked >= 10
 
 
-def test_every_code_on_the_page_is_one() -> None:
+def test_every_documented_error_code_exists() -> None:
     codes = error_classes().keys()
 
     shown = set(re.findall(r"\[`([A-Z_]+)`\]", LIMITS_PAGE))

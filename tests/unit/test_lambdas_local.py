@@ -63,7 +63,7 @@ def run(resolver: LocalResolver, work: Callable[[httpx.AsyncClient], Awaitable[h
     return asyncio.run(within())
 
 
-def test_it_serves_what_the_lambda_serves(make: Callable[..., LocalResolver], stores: Stores) -> None:
+def test_local_server_answers_as_the_lambda(make: Callable[..., LocalResolver], stores: Stores) -> None:
     resolver = make()
     body = {"function_name": "é", "function_code": "c"}
 
@@ -78,7 +78,7 @@ def test_it_serves_what_the_lambda_serves(make: Callable[..., LocalResolver], st
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "alice-token"}])
-def test_without_a_good_token_nobody_is_let_in(make: Callable[..., LocalResolver], headers: dict[str, str]) -> None:
+def test_invalid_token_is_refused(make: Callable[..., LocalResolver], headers: dict[str, str]) -> None:
     answer = ask(make(), "GET", "/v3/tasks", headers=headers)
 
     assert (answer.status_code, answer.json()["code"]) == (401, "UNAUTHENTICATED")
@@ -110,7 +110,7 @@ def test_a_bug_in_the_authorizer_answers_in_the_same_shape(make: Callable[..., L
     assert (answer.status_code, answer.json()["code"]) == (500, "INTERNAL")
 
 
-def test_an_overlong_body_is_read_to_its_end_and_refused(make: Callable[..., LocalResolver]) -> None:
+def test_oversized_body_is_read_to_its_end_and_refused(make: Callable[..., LocalResolver]) -> None:
     sent = []
 
     async def body() -> AsyncIterator[bytes]:
@@ -144,7 +144,7 @@ def test_an_unknown_route_answers_in_our_shape(make: Callable[..., LocalResolver
     assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
 
 
-def test_a_client_that_went_away_is_not_answered(make: Callable[..., LocalResolver], stores: Stores) -> None:
+def test_disconnected_client_is_not_answered(make: Callable[..., LocalResolver], stores: Stores) -> None:
     resolver = make()
     answers: list[object] = []
 
@@ -186,7 +186,7 @@ def test_slow_stores_do_not_hold_up_other_requests(
     assert run(resolver, work).status_code == 200
 
 
-def test_requests_at_once_are_never_mixed_up(make: Callable[..., LocalResolver], stores: Stores) -> None:
+def test_concurrent_requests_are_not_mixed_up(make: Callable[..., LocalResolver], stores: Stores) -> None:
     resolver = make()
     tokens = {"alice-token": ALICE, "bob-token": BOB}
 
@@ -207,7 +207,7 @@ def test_requests_at_once_are_never_mixed_up(make: Callable[..., LocalResolver],
     run(resolver, work)
 
 
-def test_every_request_has_an_id_of_its_own(make: Callable[..., LocalResolver]) -> None:
+def test_every_request_has_a_unique_id(make: Callable[..., LocalResolver]) -> None:
     resolver = make()
 
     ids = {json.loads(ask(resolver, "GET", "/nothing").content)["request_id"] for _ in range(3)}

@@ -54,7 +54,7 @@ def test_a_repeated_call_ends_at_once_and_is_never_queued(lab: MemoLab) -> None:
     assert [(event["state"], event["reporter"]) for event in events] == [("received", "api"), ("success", "api")]
 
 
-def test_the_key_is_of_function_and_payload_bytes(lab: MemoLab) -> None:
+def test_memo_key_is_function_and_payload_bytes(lab: MemoLab) -> None:
     lab.end(lab.run()[0])
     same_code, other_code = lab.function(function_name="renamed"), lab.function(function_code="4\n01\ng")
 
@@ -76,7 +76,7 @@ def test_a_payload_in_the_blob_store_is_the_same_payload(lab: MemoLab) -> None:
     assert lab.run(tasks={lab.function_id: [reference]})[1]["result"] == "answer"
 
 
-def test_only_who_asks_for_it_is_answered_from_memory(lab: MemoLab) -> None:
+def test_memoization_is_opt_in(lab: MemoLab) -> None:
     plain = lab.submit().body["tasks"][lab.function_id][0]
     lab.end(plain)
     assert lab.run()[1] is None  # a task that did not ask to be remembered is not
@@ -85,7 +85,7 @@ def test_only_who_asks_for_it_is_answered_from_memory(lab: MemoLab) -> None:
     assert "results" not in lab.submit(memoize=False).body
 
 
-def test_a_function_can_ask_for_all_its_calls(lab: MemoLab) -> None:
+def test_function_can_memoize_all_its_calls(lab: MemoLab) -> None:
     function_id = lab.function(memoize=True, meta={"project": "x"})
     tasks = {function_id: [PAYLOAD]}
     [task_id] = lab.submit(tasks).body["tasks"][function_id]
@@ -97,13 +97,13 @@ def test_a_function_can_ask_for_all_its_calls(lab: MemoLab) -> None:
 
 
 @pytest.mark.parametrize("state", [TaskState.FAILED, TaskState.LOST, TaskState.CANCELLED])
-def test_only_success_is_remembered(lab: MemoLab, state: TaskState) -> None:
+def test_only_successes_are_memoized(lab: MemoLab, state: TaskState) -> None:
     error = ErrorRecord("NO", "no", fault=Fault.USER_CODE)
     lab.end(lab.run()[0], state=state, result=None, error=error)
     assert lab.run()[1] is None
 
 
-def test_what_others_computed_is_not_believed(lab: MemoLab) -> None:
+def test_results_of_other_users_are_not_reused(lab: MemoLab) -> None:
     lab = MemoLab(public=True)
     lab.function_id = lab.function(public=True)
     lab.end(lab.run()[0])
@@ -111,7 +111,7 @@ def test_what_others_computed_is_not_believed(lab: MemoLab) -> None:
     assert lab.run()[1]["result"] == "answer"
 
 
-def test_repeats_of_repeats_and_mixed_batches(lab: MemoLab) -> None:
+def test_memoized_and_new_tasks_mix_in_a_batch(lab: MemoLab) -> None:
     lab.end(lab.run()[0])
     fresh = PAYLOAD.replace("xx", "zz")
     for _ in range(3):
@@ -123,7 +123,7 @@ def test_repeats_of_repeats_and_mixed_batches(lab: MemoLab) -> None:
     assert lab.queue.depth([lab.endpoint_id]) == 4  # the first one, and the fresh ones: not told apart until one ends
 
 
-def test_a_repeated_submit_of_a_remembered_call_gives_the_same_answer(lab: MemoLab) -> None:
+def test_repeated_submit_of_a_memoized_call_gives_the_same_answer(lab: MemoLab) -> None:
     lab.end(lab.run()[0])
     task_ids = {lab.function_id: [new_task_id()]}
     answers = [lab.submit(task_ids=task_ids, memoize=True).body for _ in range(2)]
@@ -131,7 +131,7 @@ def test_a_repeated_submit_of_a_remembered_call_gives_the_same_answer(lab: MemoL
     assert answers[0]["tasks"] == answers[1]["tasks"] == task_ids
 
 
-def test_a_result_in_the_blob_store_is_referred_to_while_it_is_there(lab: MemoLab) -> None:
+def test_memoized_blob_is_referenced_while_it_exists(lab: MemoLab) -> None:
     ref = lab.api.stores.blobs.write("alice/big", b"x" * 100)
     lab.end(lab.run()[0], result=None, result_ref=ref)
     assert lab.run()[1]["result"] == "x" * 100
@@ -154,7 +154,7 @@ def test_results_that_do_not_fit_the_answer_are_counted() -> None:
     assert {lab.records.tasks.get_tasks([task_id])[task_id].state for task_id in ids} == {TaskState.SUCCESS}
 
 
-def test_the_older_form_of_a_submit_remembers_too(lab: MemoLab) -> None:
+def test_older_submit_format_is_memoized(lab: MemoLab) -> None:
     lab.end(lab.run()[0])
     body = {"tasks": [[lab.function_id, lab.endpoint_id, PAYLOAD]], "memoize": True}
     [result] = lab.api.call("POST", "/v2/submit", body).body["results"]

@@ -66,7 +66,7 @@ def test_committed_tasks_that_were_never_queued_are_queued_in_order(lab: Lab) ->
     assert wake_ups.get(0) == [lab.endpoint_id]
 
 
-def test_a_second_round_queues_nothing_twice(lab: Lab) -> None:
+def test_second_run_queues_no_task_twice(lab: Lab) -> None:
     lab.submit(queued=False)
     lab.api.clock.now += 60
 
@@ -76,13 +76,13 @@ def test_a_second_round_queues_nothing_twice(lab: Lab) -> None:
     assert lab.queue.depth([lab.endpoint_id]) == 1
 
 
-def test_a_submit_that_is_still_at_it_is_left_alone(lab: Lab) -> None:
+def test_recent_submit_is_left_alone(lab: Lab) -> None:
     lab.submit(queued=False)
 
     assert lab.reconciler.run().offered == 0
 
 
-def test_what_was_dispatched_is_its_forwarders_to_restore(lab: Lab) -> None:
+def test_dispatched_task_is_restored_by_its_forwarder(lab: Lab) -> None:
     [task_id] = lab.submit()
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
     lab.records.tasks.record_transitions(
@@ -95,7 +95,7 @@ def test_what_was_dispatched_is_its_forwarders_to_restore(lab: Lab) -> None:
     assert lab.queue.depth([lab.endpoint_id]) == 0
 
 
-def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_run_logs_the_number_of_waiting_tasks(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     reached, running, _, ended = lab.submit(4)
     at = dt.datetime.fromtimestamp(lab.api.clock.now, dt.UTC)
@@ -113,7 +113,7 @@ def test_each_round_tells_how_many_tasks_wait_in_one_line(lab: Lab, caplog: pyte
     assert told == [2, 0]
 
 
-def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
+def test_results_left_in_the_outbox_are_recorded(lab: Lab) -> None:
     [task_id] = lab.submit()
     fence = lab.own()
     single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=30)
@@ -134,7 +134,7 @@ def test_ends_that_nobody_wrote_down_are_recorded(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_ends_are_recorded_whatever_the_clock_of_their_forwarder_said(lab: Lab, hours: int) -> None:
+def test_results_with_wrong_clocks_are_recorded(lab: Lab, hours: int) -> None:
     [task_id] = lab.submit()
     fence = lab.own()
     single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=30)
@@ -148,7 +148,7 @@ def test_ends_are_recorded_whatever_the_clock_of_their_forwarder_said(lab: Lab, 
     assert lab.records.tasks.get_tasks([task_id])[task_id].result == b"00\nr"
 
 
-def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
+def test_reconciler_never_claims_an_endpoint(lab: Lab) -> None:
     lab.submit(queued=False)
     fence = lab.own()
     lab.api.clock.now += 60
@@ -158,7 +158,7 @@ def test_it_never_takes_an_endpoint_over(lab: Lab) -> None:
     assert lab.queue.renew_ownership("fwd-1", {lab.endpoint_id: (fence, "")}, ttl_s=45) == []
 
 
-def test_a_task_is_queued_whatever_the_clock_of_its_submit_says(lab: Lab) -> None:
+def test_task_with_a_wrong_submit_time_is_queued(lab: Lab) -> None:
     """The checkpoint goes by the order of transactions: an hour more or less on the submit's clock changes nothing."""
     lab.submit()
     offered = 0
@@ -176,7 +176,7 @@ def test_a_task_is_queued_whatever_the_clock_of_its_submit_says(lab: Lab) -> Non
     assert lab.queue.depth([lab.endpoint_id]) == 3
 
 
-def test_after_a_wipe_all_that_waits_is_queued_again(lab: Lab) -> None:
+def test_waiting_tasks_are_queued_again_after_a_wipe(lab: Lab) -> None:
     task_ids = lab.submit(1500)
     for _ in range(3):
         lab.api.clock.now += 60
@@ -189,7 +189,7 @@ def test_after_a_wipe_all_that_waits_is_queued_again(lab: Lab) -> None:
     assert [each.task.task_id for each in leased] == task_ids
 
 
-def test_a_wipe_during_a_round_is_made_good_by_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wipe_during_a_run_is_repaired_by_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.submit(3)
     for _ in range(3):
         lab.api.clock.now += 60
@@ -208,7 +208,7 @@ def test_a_wipe_during_a_round_is_made_good_by_the_next(lab: Lab, monkeypatch: p
     assert lab.reconciler.run().offered == 3
 
 
-def test_a_single_task_that_the_queue_lost_is_found_by_the_sweep(lab: Lab) -> None:
+def test_single_lost_task_is_found_by_the_sweep(lab: Lab) -> None:
     """Such as by a hand in the queue: no wipe, so that the checkpoint is still there."""
     task_ids = lab.submit(2500)
     for _ in range(3):
@@ -222,7 +222,7 @@ def test_a_single_task_that_the_queue_lost_is_found_by_the_sweep(lab: Lab) -> No
     assert lab.queue.depth([lab.endpoint_id]) == 2500
 
 
-def test_a_round_that_is_late_leaves_the_rest_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_stops_at_its_time_limit_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(ApiSettings(repair_until_s=1.5))
     lab.submit(10, queued=False)
     lab.submit(5000, queued=False)
@@ -242,7 +242,7 @@ def test_a_round_that_is_late_leaves_the_rest_to_the_next(monkeypatch: pytest.Mo
     assert max(offered) <= 3000, "two pages, and one of the sweep"
 
 
-def test_a_round_on_a_slow_disk_ends_in_time_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_a_slow_disk_ends_in_time_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ApiSettings(repair_until_s=45.0)
     lab = Lab(settings)
     lab.submit(3000, queued=False)  # one transaction
@@ -265,7 +265,7 @@ def test_a_round_on_a_slow_disk_ends_in_time_and_the_next_one_goes_on(monkeypatc
     assert offered[0] > 2000
 
 
-def test_tasks_of_one_transaction_are_not_compared_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_one_transaction_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(ApiSettings(repair_until_s=1.5))
     lab.submit(10_000, queued=False)
     lab.api.clock.now += 60
@@ -279,7 +279,7 @@ def test_tasks_of_one_transaction_are_not_compared_again_and_again(monkeypatch: 
     assert sum(lab.reconciler.run().offered for _ in range(4)) == 10_000
 
 
-def test_of_two_rounds_at_once_the_second_does_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_run_is_skipped(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.submit(queued=False)
     lab.api.clock.now += 60
     second: list[Reconciled] = []
@@ -295,7 +295,7 @@ def test_of_two_rounds_at_once_the_second_does_nothing(lab: Lab, monkeypatch: py
     assert set(second) == {Reconciled(skipped=1)}
 
 
-def test_old_tasks_are_forgotten_although_the_queue_is_away(lab: Lab) -> None:
+def test_old_tasks_are_purged_while_the_queue_is_unavailable(lab: Lab) -> None:
     end(lab, lab.submit(3))
     lab.api.clock.now += 31 * DAY_S
     lab.submit(queued=False)
@@ -309,7 +309,7 @@ def test_old_tasks_are_forgotten_although_the_queue_is_away(lab: Lab) -> None:
     assert len(lab.records.tasks.list_open_ids()) == 1
 
 
-def test_the_work_of_a_round_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_a_run_is_independent_of_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     def read_in_a_round(backlog: int) -> list[int]:
         """Rows that each statement of a round returned."""
         lab = Lab()
@@ -335,7 +335,7 @@ def test_the_work_of_a_round_does_not_grow_with_the_backlog(monkeypatch: pytest.
     assert read_in_a_round(5000) == read_in_a_round(20_000) == [1000, 0, 1000]
 
 
-def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None:
+def test_task_not_started_in_time_fails_with_a_reason(lab: Lab) -> None:
     waiting, leased, running, ended = lab.submit(4)
     fence = lab.own()
     single.lease(lab.queue, lab.endpoint_id, fence, limit=3, lease_s=1e9)
@@ -362,7 +362,7 @@ def test_a_task_that_has_not_started_in_time_ends_and_says_why(lab: Lab) -> None
     assert lab.queue.position(lab.endpoint_id, waiting).state is QueueState.DONE
 
 
-def test_an_outage_is_said(lab: Lab) -> None:
+def test_queue_outage_is_raised(lab: Lab) -> None:
     lab.submit(queued=False)
     lab.api.clock.now += 60
     lab.queue.reachable = False
@@ -378,7 +378,7 @@ def end(lab: Lab, task_ids: list[str]) -> None:
     lab.records.tasks.record_results(ends, at=now)
 
 
-def test_tasks_are_forgotten_when_their_time_is_over(lab: Lab) -> None:
+def test_ended_tasks_are_purged_after_their_retention(lab: Lab) -> None:
     old = lab.submit(3)
     end(lab, old)
     lab.api.clock.now += 29 * DAY_S
@@ -393,7 +393,7 @@ def test_tasks_are_forgotten_when_their_time_is_over(lab: Lab) -> None:
     assert lab.api.call("GET", f"/v2/tasks/{old[0]}").body["code"] == "TASK_UNKNOWN"
 
 
-def test_an_open_task_is_never_forgotten(lab: Lab) -> None:
+def test_open_task_is_never_purged(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.api.clock.now += 1000 * DAY_S
 
@@ -401,7 +401,7 @@ def test_an_open_task_is_never_forgotten(lab: Lab) -> None:
     assert lab.records.tasks.get_tasks([task_id])
 
 
-def test_a_round_forgets_in_small_batches_until_nothing_is_left_or_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_purged_in_batches_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(ApiSettings(purge_batch=2, purge_until_s=2.5))
     end(lab, lab.submit(7))
     lab.api.clock.now += 31 * DAY_S
@@ -419,7 +419,7 @@ def test_a_round_forgets_in_small_batches_until_nothing_is_left_or_it_is_late(mo
     assert limits == [2] * 5
 
 
-def test_what_was_done_is_forgotten_when_its_time_is_over(lab: Lab) -> None:
+def test_audit_entries_are_purged_after_their_retention(lab: Lab) -> None:
     before = len(lab.records.audit.list_entries([ALICE.identity_id]))
     assert before > 0
     lab.api.clock.now += 401 * DAY_S

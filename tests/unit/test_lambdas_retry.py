@@ -66,7 +66,7 @@ def lab() -> Lab:
     return Lab()
 
 
-def test_a_dead_letter_says_what_became_of_each_attempt(lab: Lab) -> None:
+def test_dead_letter_lists_the_outcome_of_each_attempt(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.kill(task_id)
 
@@ -78,7 +78,7 @@ def test_a_dead_letter_says_what_became_of_each_attempt(lab: Lab) -> None:
     assert [letter["task_id"] for letter in lab.letters()] == [task_id]
 
 
-def test_the_owner_of_an_endpoint_sees_everybodys_dead_letters_there(lab: Lab) -> None:
+def test_endpoint_owner_sees_all_dead_letters_of_it(lab: Lab) -> None:
     [mine], [bobs] = lab.submit(), lab.submit(caller=BOB)
     lab.kill(mine)
     lab.kill(bobs)
@@ -95,7 +95,7 @@ def test_the_owner_of_an_endpoint_sees_everybodys_dead_letters_there(lab: Lab) -
     assert [each["task_id"] for each in everything] == [mine]
 
 
-def test_a_retry_is_a_new_task_with_all_that_the_old_one_had(lab: Lab) -> None:
+def test_retry_is_a_new_task_with_the_same_options(lab: Lab) -> None:
     options: dict[str, Any] = {"max_attempts": 7, "walltime_s": 5.0, "resource_specification": {"cores": 2}}
     [task_id] = lab.submit(idempotent=True, result_serializers=["00"], memory_bytes=5, **options)
     lab.kill(task_id)
@@ -117,7 +117,7 @@ def test_a_retry_is_a_new_task_with_all_that_the_old_one_had(lab: Lab) -> None:
     assert [letter["task_id"] for letter in lab.letters()] == [task_id]
 
 
-def test_a_retry_runs_the_version_that_the_task_had(lab: Lab) -> None:
+def test_retry_runs_the_same_function_version(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.kill(task_id)
     code = {"function_code": "4\n01\ng"}
@@ -128,7 +128,7 @@ def test_a_retry_runs_the_version_that_the_task_had(lab: Lab) -> None:
     assert lab.records.tasks.get_tasks([new_id])[new_id].function_version == 1
 
 
-def test_a_retry_that_is_sent_again_is_one_task(lab: Lab) -> None:
+def test_repeated_retry_request_creates_one_task(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.kill(task_id)
     new_id = new_task_id()
@@ -140,7 +140,7 @@ def test_a_retry_that_is_sent_again_is_one_task(lab: Lab) -> None:
     assert lab.retry(task_id, new_id=task_id).body["code"] == "INVALID_REQUEST"
 
 
-def test_a_success_can_be_had_again_and_is_not_remembered_instead(lab: Lab) -> None:
+def test_retry_of_a_success_is_not_memoized(lab: Lab) -> None:
     [task_id] = lab.submit(memoize=True)
     lab.end(task_id, TaskState.SUCCESS)
 
@@ -149,7 +149,7 @@ def test_a_success_can_be_had_again_and_is_not_remembered_instead(lab: Lab) -> N
     assert lab.records.tasks.get_tasks([new_id])[new_id].state is TaskState.RECEIVED
 
 
-def test_what_has_not_ended_cannot_be_retried(lab: Lab) -> None:
+def test_open_task_cannot_be_retried(lab: Lab) -> None:
     [task_id] = lab.submit()
 
     answer = lab.retry(task_id)
@@ -172,14 +172,14 @@ def test_a_retry_has_the_rights_of_a_submit(lab: Lab) -> None:
     assert lab.retry(task_id, caller=ALICE).status == 404
 
 
-def test_a_retry_of_a_function_that_was_deleted_says_so(lab: Lab) -> None:
+def test_retry_of_a_deleted_function_is_refused(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.kill(task_id)
     lab.api.call("DELETE", f"/v2/functions/{lab.function_id}")
     assert lab.retry(task_id).body["code"] == "FUNCTION_UNKNOWN"
 
 
-def test_big_arguments_are_kept_by_the_blob_store() -> None:
+def test_large_arguments_stay_in_the_blob_store() -> None:
     lab = Lab(ApiSettings(max_inline_bytes=10))
     ids = lab.submit(tasks={lab.function_id: ["p" * 100]})
     lab.kill(ids[0])
@@ -193,7 +193,7 @@ def test_big_arguments_are_kept_by_the_blob_store() -> None:
     assert (answer.status, answer.body["message"]) == (409, f"The arguments of task {ids[0]} have been deleted.")
 
 
-def test_a_discarded_dead_letter_is_gone_from_the_list_with_its_arguments(lab: Lab) -> None:
+def test_discarded_dead_letter_is_deleted_with_its_arguments(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.kill(task_id)
 
@@ -205,7 +205,7 @@ def test_a_discarded_dead_letter_is_gone_from_the_list_with_its_arguments(lab: L
     assert lab.retry(task_id).status == 409
 
 
-def test_only_ones_own_dead_letters_can_be_discarded(lab: Lab) -> None:
+def test_only_own_dead_letters_can_be_discarded(lab: Lab) -> None:
     [failed], [bobs] = lab.submit(), lab.submit(caller=BOB)
     lab.end(failed, TaskState.FAILED, ErrorRecord("TASK_FAILED", "no"))
     lab.kill(bobs)
@@ -213,7 +213,7 @@ def test_only_ones_own_dead_letters_can_be_discarded(lab: Lab) -> None:
     assert len(lab.letters(caller=BOB)) == 1
 
 
-def test_tasks_are_read_to_any_size_page_by_page(lab: Lab) -> None:
+def test_tasks_are_paged_to_any_size(lab: Lab) -> None:
     ids = []
     for _ in range(5):
         ids += lab.submit(3)
@@ -233,17 +233,17 @@ def test_tasks_are_read_to_any_size_page_by_page(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("query", ["before=x", "before=1", "since=-1", "since=nan", "until=1e300", "endpoint_id=x"])
-def test_a_page_that_cannot_be_is_refused(lab: Lab, query: str) -> None:
+def test_invalid_page_is_refused(lab: Lab, query: str) -> None:
     assert lab.api.call("GET", f"/v3/tasks?{query}").status == 422
 
 
-def test_a_place_far_away_is_one(lab: Lab) -> None:
+def test_distant_cursor_is_valid(lab: Lab) -> None:
     for path in ("tasks?before", "audit?after"):
         assert lab.api.call("GET", f"/v3/{path}={'9' * 17}:{'9' * 18}").status == 200
     assert lab.api.call("GET", "/v3/audit?after=1:ff").status == 422
 
 
-def test_a_submit_is_one_line_in_the_log(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_submit_logs_one_line(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """The metric of accepted tasks is made of it."""
     with caplog.at_level("INFO"):
         lab.submit(5)

@@ -36,7 +36,7 @@ def lab() -> Lab:
     return Lab()
 
 
-def test_what_adds_to_a_nearly_full_database_is_refused_with_a_time_to_come_back(lab: Lab) -> None:
+def test_nearly_full_database_refuses_writes_with_retry_after(lab: Lab) -> None:
     lab.fill(851)
     for method, path, body in (
         ("POST", lab.submit, lab.tasks),
@@ -51,7 +51,7 @@ def test_what_adds_to_a_nearly_full_database_is_refused_with_a_time_to_come_back
         assert answer.headers["Retry-After"] == "60"
 
 
-def test_what_was_accepted_is_repeated_shown_cancelled_and_recorded(lab: Lab) -> None:
+def test_accepted_tasks_are_served_with_a_nearly_full_database(lab: Lab) -> None:
     wanted = {**lab.tasks, "task_ids": {lab.function_id: ["0198a000-0000-7000-8000-000000000001"]}}
     first = lab.api.call("POST", lab.submit, wanted)
     lab.fill(999)
@@ -64,7 +64,7 @@ def test_what_was_accepted_is_repeated_shown_cancelled_and_recorded(lab: Lab) ->
     assert lab.api.call("GET", f"/v2/tasks/{task_id}").body["status"] == "success"
 
 
-def test_the_size_is_measured_once_a_minute(lab: Lab) -> None:
+def test_database_size_is_measured_once_a_minute(lab: Lab) -> None:
     lab.fill(850)
     assert lab.api.call("POST", lab.submit, lab.tasks).status == 200
     lab.database.stored_bytes = 851
@@ -76,7 +76,7 @@ def test_the_size_is_measured_once_a_minute(lab: Lab) -> None:
     assert lab.api.call("POST", lab.submit, lab.tasks).status == 200
 
 
-def test_where_the_size_of_the_disk_is_unknown_nothing_is_refused() -> None:
+def test_unknown_disk_size_refuses_no_request() -> None:
     lab = Lab(ApiSettings())
     lab.fill(10**15)
     assert lab.api.call("POST", lab.submit, lab.tasks).status == 200

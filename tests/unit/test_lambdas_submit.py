@@ -53,7 +53,7 @@ def lab() -> Lab:
     return Lab()
 
 
-def test_what_is_sent_is_in_nobodys_log(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_payloads_are_not_logged(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """Powertools writes each request down for its log, at a level that nobody reads."""
     with caplog.at_level(logging.DEBUG):
         assert lab.submit({lab.function_id: ["4\n00\nbirthday"]}).status == 200
@@ -110,7 +110,7 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
         {"memory_bytes": 5, "keep_output": True, "resource_specification": {"memory_bytes": 9, "num_nodes": 2, "n": 1}},
     ],
 )
-def test_a_resource_specification_of_globus_compute_says_options(lab: Lab, fields: dict[str, Any]) -> None:
+def test_globus_compute_resource_specification_sets_options(lab: Lab, fields: dict[str, Any]) -> None:
     [task_id] = lab.submit(**fields).body["tasks"][lab.function_id]
     task = lab.records.tasks.get_tasks([task_id])[task_id]
     assert task.options == TaskOptions(memory_bytes=5, num_nodes=2, keep_output=True, resource_specification={"n": 1})
@@ -148,11 +148,11 @@ def test_spans_must_run_parallel_to_the_tasks(lab: Lab, spans: object) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "00-xyz", SPAN + "-01", SPAN.upper(), "\0"])
-def test_what_is_no_span_is_refused(lab: Lab, wrong: str) -> None:
+def test_invalid_span_is_refused(lab: Lab, wrong: str) -> None:
     assert lab.submit(traceparents={lab.function_id: [wrong]}).status == 422
 
 
-def test_ids_that_the_service_makes_are_uuids_in_order_of_submission(lab: Lab) -> None:
+def test_generated_ids_are_ordered_uuids(lab: Lab) -> None:
     task_ids = lab.submit({lab.function_id: [PAYLOAD] * 50}).body["tasks"][lab.function_id]
 
     assert task_ids == sorted(task_ids)
@@ -182,7 +182,7 @@ def test_several_functions_go_in_one_request_and_group(lab: Lab) -> None:
     assert len(lab.records.tasks.get_group(group_id)) == 3
 
 
-def test_with_the_queue_away_an_accepted_task_is_still_accepted(lab: Lab) -> None:
+def test_submit_is_accepted_while_the_queue_is_unavailable(lab: Lab) -> None:
     lab.queue.reachable = False
 
     answer = lab.submit()
@@ -191,7 +191,7 @@ def test_with_the_queue_away_an_accepted_task_is_still_accepted(lab: Lab) -> Non
     assert lab.count() == 1
 
 
-def test_with_the_database_away_nothing_is_promised(lab: Lab) -> None:
+def test_submit_fails_while_the_database_is_unavailable(lab: Lab) -> None:
     lab.database.reachable = False
 
     answer = lab.submit()
@@ -200,7 +200,7 @@ def test_with_the_database_away_nothing_is_promised(lab: Lab) -> None:
 
 
 class TestRepeats:
-    def test_sending_the_same_ids_again_gives_the_same_answer_and_no_second_task(self, lab: Lab) -> None:
+    def test_repeated_submit_gives_the_same_answer_and_no_second_task(self, lab: Lab) -> None:
         task_ids = {lab.function_id: [new_task_id(), new_task_id()]}
         tasks = {lab.function_id: [PAYLOAD, "a"]}
 
@@ -211,7 +211,7 @@ class TestRepeats:
         assert first["task_group_id"] == again["task_group_id"]
         assert (lab.count(), lab.queue.depth([lab.endpoint_id])) == (2, 2)
 
-    def test_two_at_once_get_the_same_answer(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_concurrent_equal_submits_get_the_same_answer(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         task_ids = {lab.function_id: [new_task_id(), new_task_id()]}
         tasks = {lab.function_id: [PAYLOAD, "a"]}
         first = lab.submit(tasks, task_ids=task_ids).body
@@ -224,7 +224,7 @@ class TestRepeats:
         assert (second["tasks"], second["task_group_id"]) == (first["tasks"], first["task_group_id"])
         assert (clash.status, clash.body["code"]) == (409, "TASK_ID_REUSED")
 
-    def test_a_repeat_queues_what_a_crash_left_unqueued(self, lab: Lab) -> None:
+    def test_repeated_submit_queues_tasks_left_by_a_crash(self, lab: Lab) -> None:
         task_ids = {lab.function_id: [new_task_id()]}
         lab.queue.reachable = False
         lab.submit(task_ids=task_ids)
@@ -244,7 +244,7 @@ class TestRepeats:
         assert lab.submit(task_ids={lab.function_id: [task_id]}).status == 200
         assert lab.queue.depth([lab.endpoint_id]) == 0
 
-    def test_big_payloads_repeat_as_well(self) -> None:
+    def test_submit_with_large_payloads_is_repeatable(self) -> None:
         lab = Lab(ApiSettings(max_inline_bytes=10))
         task_ids = {lab.function_id: [new_task_id()]}
 
@@ -281,7 +281,7 @@ class TestRepeats:
 
 
 class TestRights:
-    def test_someone_elses_function_is_refused_until_granted(self, lab: Lab) -> None:
+    def test_function_of_another_user_is_refused_until_granted(self, lab: Lab) -> None:
         foreign = lab.api.call("POST", "/v3/functions", {"function_name": "g", "function_code": "c"}, caller=BOB)
         function_id = foreign.body["function_uuid"]
         refused = lab.submit({lab.function_id: [PAYLOAD], function_id: [PAYLOAD]})
@@ -291,7 +291,7 @@ class TestRights:
 
         assert lab.submit({function_id: [PAYLOAD]}).status == 200
 
-    def test_someone_elses_endpoint_is_refused_until_granted(self, lab: Lab) -> None:
+    def test_endpoint_of_another_user_is_refused_until_granted(self, lab: Lab) -> None:
         lab.records.endpoints.add_grant(BOB.identity_id, lab.function_id)
         refused = lab.submit(caller=BOB)
         assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
@@ -300,7 +300,7 @@ class TestRights:
 
         assert lab.submit(caller=BOB).status == 200
 
-    def test_an_endpoint_runs_only_what_it_allows(self) -> None:
+    def test_endpoint_runs_only_allowed_functions(self) -> None:
         allowed = str(uuid.uuid4())
         lab = Lab(allowed_functions=[allowed])
 
@@ -308,7 +308,7 @@ class TestRights:
 
         assert (answer.status, answer.body["code"], lab.count()) == (403, "FUNCTION_NOT_PERMITTED", 0)
 
-    def test_what_does_not_exist_is_not_found(self, lab: Lab) -> None:
+    def test_unknown_function_or_endpoint_is_not_found(self, lab: Lab) -> None:
         unknown = str(uuid.uuid4())
         assert lab.submit({unknown: [PAYLOAD]}).body["code"] == "FUNCTION_UNKNOWN"
 
@@ -330,7 +330,7 @@ class TestPayloads:
         assert task.payload_ref.blob_key.startswith(f"{ALICE.identity_id}/")
         assert lab.api.stores.blobs.read(task.payload_ref.blob_key) == ("é" * 6).encode()
 
-    def test_a_payload_that_is_not_text_comes_in_base64(self, lab: Lab) -> None:
+    def test_binary_payload_is_sent_in_base64(self, lab: Lab) -> None:
         data = b"b3 1\n\xff\x00"
         encoded = {"base64": base64.b64encode(data).decode()}
 
@@ -342,7 +342,7 @@ class TestPayloads:
         for wrong in ({"base64": "not base64"}, {"base64": 7}, {}):
             assert lab.submit({lab.function_id: [wrong]}).status == 422
 
-    def test_an_uploaded_payload_is_referred_to(self, lab: Lab) -> None:
+    def test_uploaded_payload_is_referenced(self, lab: Lab) -> None:
         ref = upload(lab, b"much data")
 
         answer = lab.submit({lab.function_id: [reference(ref)]})
@@ -350,14 +350,14 @@ class TestPayloads:
         [task_id] = answer.body["tasks"][lab.function_id]
         assert lab.records.tasks.get_tasks([task_id])[task_id].payload_ref == ref
 
-    def test_a_blob_that_is_used_again_lives_as_long_as_a_new_one(self, lab: Lab) -> None:
+    def test_reused_blob_is_renewed(self, lab: Lab) -> None:
         """The task may wait for as long as any other: an old blob would expire before it starts."""
         ref = upload(lab, b"much data")
         assert lab.submit({lab.function_id: [reference(ref)]}).status == 200
         assert isinstance(lab.api.stores.blobs, FakeBlobs)
         assert lab.api.stores.blobs.renewed == [ref.blob_key]
 
-    def test_over_the_payload_limit_is_too_large_inline_or_not(self) -> None:
+    def test_payload_over_the_limit_is_refused_inline_or_as_blob(self) -> None:
         lab = Lab(ApiSettings(max_payload_bytes=20))
         ref = BlobRef(f"{ALICE.identity_id}/{'0' * 64}", 21, "0" * 64)
 
@@ -367,7 +367,7 @@ class TestPayloads:
         assert {(answer.status, answer.body["code"]) for answer in answers} == {(413, "PAYLOAD_TOO_LARGE")}
         assert lab.count() == 0
 
-    def test_a_reference_must_be_ones_own_uploaded_and_true(self, lab: Lab) -> None:
+    def test_blob_reference_must_be_own_uploaded_and_correct(self, lab: Lab) -> None:
         ref = upload(lab, b"much data")
         never = BlobRef(f"{ALICE.identity_id}/{'0' * 64}", 9, "0" * 64)
         foreign = BlobRef(f"{BOB.identity_id}/{ref.sha256}", 9, ref.sha256)
@@ -408,12 +408,12 @@ class TestRequests:
             {"resource_specification": {"keep_output": 1}},
         ],
     )
-    def test_senseless_options_are_refused(self, lab: Lab, fields: dict[str, Any]) -> None:
+    def test_invalid_options_are_refused(self, lab: Lab, fields: dict[str, Any]) -> None:
         assert lab.submit(**fields).status == 422
         assert lab.count() == 0
 
     @pytest.mark.parametrize("tasks", [{"{f}": []}, {"{F}": ["a"]}, {"f": ["a"]}, {"{f}": "a"}, {"{f}": [1]}, []])
-    def test_senseless_tasks_are_refused(self, lab: Lab, tasks: Any) -> None:
+    def test_invalid_tasks_are_refused(self, lab: Lab, tasks: Any) -> None:
         named = {key.format(f=lab.function_id, F=lab.function_id.upper()): value for key, value in dict(tasks).items()}
         body = {"tasks": named or tasks}
 
@@ -421,7 +421,7 @@ class TestRequests:
 
         assert (answer.status in (400, 422), answer.body["code"]) == (True, "INVALID_REQUEST")
 
-    def test_no_tasks_at_all_is_refused(self, lab: Lab) -> None:
+    def test_empty_submit_is_refused(self, lab: Lab) -> None:
         assert lab.api.call("POST", f"/v3/endpoints/{lab.endpoint_id}/submit", {"tasks": {}}).status == 422
 
     def test_a_configuration_that_the_endpoint_cannot_take_is_refused(self, lab: Lab) -> None:

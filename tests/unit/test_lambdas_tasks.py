@@ -68,7 +68,7 @@ def test_a_pending_task_has_neither_result_nor_exception(lab: Lab) -> None:
     assert (task["task_group_id"], task["endpoint_id"], task["attempt"]) == (lab.group_id, lab.endpoint_id, 0)
 
 
-def test_a_result_is_read_as_often_as_one_likes(lab: Lab) -> None:
+def test_result_can_be_read_repeatedly(lab: Lab) -> None:
     [task_id] = lab.submit()
     details = {"python_version": "3.12.1", "dill_version": "0.3.9"}
     timings = {"started_at": 1.5, "ended_at": 2.5}
@@ -83,7 +83,7 @@ def test_a_result_is_read_as_often_as_one_likes(lab: Lab) -> None:
     assert first["timings"]["started_at"] == 1.5
 
 
-def test_a_result_that_is_too_large_has_the_name_of_globus_computes_exception(lab: Lab) -> None:
+def test_oversized_result_names_the_globus_compute_exception(lab: Lab) -> None:
     [task_id] = lab.submit()
     lab.end(task_id, TaskState.FAILED, error=ErrorRecord("RESULT_TOO_LARGE", "The result has 9 bytes.", "Write it."))
 
@@ -108,7 +108,7 @@ def test_a_failed_task_shows_the_remote_traceback_and_the_error(lab: Lab) -> Non
 
 
 @pytest.mark.parametrize("state", [TaskState.LOST, TaskState.CANCELLED])
-def test_a_globus_client_sees_every_other_end_as_a_failure(lab: Lab, state: TaskState) -> None:
+def test_globus_client_sees_other_terminal_states_as_failed(lab: Lab, state: TaskState) -> None:
     [task_id] = lab.submit()
     lab.end(task_id, state, error=ErrorRecord(f"TASK_{state.upper()}", "It is gone."))
 
@@ -143,7 +143,7 @@ class TestBlobs:
         assert task["result"] == "r" * 100
         assert "result_ref" not in task
 
-    def test_what_does_not_fit_an_answer_is_said_to_and_can_be_fetched(self) -> None:
+    def test_results_that_do_not_fit_are_counted_and_can_be_fetched(self) -> None:
         lab = Lab(ApiSettings(max_response_bytes=50))
         [task_id] = lab.submit()
         lab.end_with_blob(task_id)
@@ -154,7 +154,7 @@ class TestBlobs:
         assert "100 bytes" in task["reason"]
         assert task["result_ref"]["url"]
 
-    def test_what_only_our_sdk_reads_is_shown_to_it_alone(self, lab: Lab) -> None:
+    def test_fields_for_our_sdk_are_shown_to_it_only(self, lab: Lab) -> None:
         large, small = lab.submit(2)
         lab.end_with_blob(large, head=b"f3\n{}\n\x80")
         lab.end(small, result=b"f0\ngAVLAS4=")
@@ -168,7 +168,7 @@ class TestBlobs:
         assert lab.get(large)["result_ref"]["url"]
         assert lab.get(small, headers=TAKES_REFS)["result"] == "f0\ngAVLAS4="
 
-    def test_a_blob_that_is_gone_spoils_no_other_task(self, lab: Lab) -> None:
+    def test_missing_blob_does_not_affect_other_tasks(self, lab: Lab) -> None:
         gone, fine = lab.submit(2)
         lab.end(gone, result_ref=BlobRef(f"{ALICE.identity_id}/gone", 10, "0" * 64))
         lab.end(fine, result=b"00\nr")
@@ -178,7 +178,7 @@ class TestBlobs:
         assert "expired" in results[gone]["reason"]
         assert results[fine]["result"] == "00\nr"
 
-    def test_with_the_blob_store_away_the_read_can_be_retried(self, lab: Lab) -> None:
+    def test_read_can_be_retried_while_the_blob_store_is_unavailable(self, lab: Lab) -> None:
         [task_id] = lab.submit()
         lab.end_with_blob(task_id)
         assert isinstance(lab.api.stores.blobs, FakeBlobs)
@@ -190,7 +190,7 @@ class TestBlobs:
 
 
 class TestBatches:
-    def test_own_tasks_are_read_together_and_others_are_unknown(self, lab: Lab) -> None:
+    def test_own_tasks_are_read_in_a_batch_and_others_are_unknown(self, lab: Lab) -> None:
         done, pending = lab.submit(2)
         lab.end(done, result=b"00\nr")
         unknown = str(uuid.uuid4())
@@ -204,7 +204,7 @@ class TestBatches:
         assert (body["results"][unknown]["task_id"], body["results"][unknown]["status"]) == (unknown, "failed")
         assert "exception" not in body["results"][unknown]
 
-    def test_results_that_do_not_fit_together_come_with_the_next_question(self) -> None:
+    def test_results_that_do_not_fit_come_with_the_next_request(self) -> None:
         lab = Lab(ApiSettings(max_response_bytes=10_000))
         waiting = lab.submit(3)
         for task_id in waiting:
@@ -240,7 +240,7 @@ class TestBatches:
 
 
 class TestOthers:
-    def test_someone_elses_task_does_not_exist(self, lab: Lab) -> None:
+    def test_task_of_another_user_is_not_found(self, lab: Lab) -> None:
         [task_id] = lab.submit()
         lab.end(task_id, result=b"00\nsecret")
 
@@ -257,7 +257,7 @@ class TestOthers:
         assert lab.api.call("GET", "/v3/tasks", caller=BOB).body == {"tasks": []}
         assert lab.api.call("GET", f"/v2/taskgroup/{lab.group_id}", caller=BOB).body["code"] == "TASK_GROUP_UNKNOWN"
 
-    def test_a_linked_identity_owns_them_too(self, lab: Lab) -> None:
+    def test_linked_identity_owns_tasks_too(self, lab: Lab) -> None:
         [task_id] = lab.submit()
         linked = type(BOB)(BOB.identity_id, BOB.username, frozenset({ALICE.identity_id}))
 

@@ -44,7 +44,7 @@ def submit(api: MemoryApi, reference: str, **options: Any) -> Any:
     return api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {reference: ["4\n11\n1"]}, **options})
 
 
-def test_other_code_is_another_version_and_the_old_one_stays(api: MemoryApi, function_id: str) -> None:
+def test_new_code_is_a_new_version_and_the_old_one_stays(api: MemoryApi, function_id: str) -> None:
     assert update(api, function_id, function_code=SECOND, meta={"a": 2}) == 2
     assert (code(api, function_id), code(api, function_id, "?version=1")) == (SECOND, FIRST)
     assert api.call("GET", f"/v2/functions/{function_id}?version=3").body["code"] == "FUNCTION_UNKNOWN"
@@ -52,19 +52,19 @@ def test_other_code_is_another_version_and_the_old_one_stays(api: MemoryApi, fun
     assert (entry["version"], entry["metadata"], entry["description"]) == (2, {"a": 2}, "first")
 
 
-def test_asking_again_changes_nothing(api: MemoryApi, function_id: str) -> None:
+def test_repeated_update_changes_nothing(api: MemoryApi, function_id: str) -> None:
     assert update(api, function_id, function_code=FIRST, meta={"a": 1}) == 1
     assert update(api, function_id, function_code=SECOND) == 2
     assert update(api, function_id, function_code=SECOND) == 2
 
 
-def test_what_is_the_functions_changes_for_all_versions(api: MemoryApi, function_id: str) -> None:
+def test_function_fields_change_for_all_versions(api: MemoryApi, function_id: str) -> None:
     update(api, function_id, function_code=SECOND)
     assert update(api, function_id, function_name="g", description="better", public=True) == 2
     assert api.call("GET", f"/v2/functions/{function_id}?version=1", caller=BOB).body["function_name"] == "g"
 
 
-def test_a_version_may_be_remembered_and_the_next_too(api: MemoryApi, function_id: str) -> None:
+def test_memoization_is_kept_by_new_versions(api: MemoryApi, function_id: str) -> None:
     assert update(api, function_id, memoize=True) == 2
     assert update(api, function_id, function_code=SECOND, meta={"b": 1}) == 3
     versions = api.call("GET", f"/v3/functions/{function_id}/versions").body["versions"]
@@ -80,7 +80,7 @@ def test_versions_are_listed_newest_first(api: MemoryApi, function_id: str) -> N
     assert versions[0]["created_at"] - versions[1]["created_at"] == 5
 
 
-def test_source_text_may_be_a_version(api: MemoryApi, function_id: str) -> None:
+def test_version_may_be_source_text(api: MemoryApi, function_id: str) -> None:
     update(api, function_id, function_code="def f(): pass", serialized=False)
     assert code(api, function_id) == "18\nst\nf:def f(): pass"
 
@@ -103,9 +103,7 @@ def test_versions_have_a_quota_and_bodies_a_limit() -> None:
     assert (large.status, large.body["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_two_updates_at_the_same_moment_are_two_versions(
-    api: MemoryApi, function_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_updates_are_two_versions(api: MemoryApi, function_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add = FakeDatabase.add_function
     late = [SECOND]
 
@@ -141,7 +139,7 @@ def test_a_task_records_the_version_that_it_runs(api: MemoryApi, function_id: st
     assert sorted(each["function_version"] for each in listed) == [1, 2, 2]
 
 
-def test_an_allow_list_is_of_functions_and_so_of_all_their_versions(api: MemoryApi, function_id: str) -> None:
+def test_allow_list_covers_all_versions_of_a_function(api: MemoryApi, function_id: str) -> None:
     allowed = {"endpoint_name": "e", "allowed_functions": [function_id]}
     endpoint_id = api.call("POST", "/v3/endpoints", allowed).body["endpoint_id"]
     answer = api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {f"{function_id}@1": ["x"]}})
@@ -149,7 +147,7 @@ def test_an_allow_list_is_of_functions_and_so_of_all_their_versions(api: MemoryA
 
 
 @pytest.mark.parametrize("reference", ["@1", "@0", "@01", "@x", "@"])
-def test_versions_that_are_none(api: MemoryApi, function_id: str, reference: str) -> None:
+def test_invalid_versions_are_refused(api: MemoryApi, function_id: str, reference: str) -> None:
     wanted = str(uuid.uuid4()) + reference if reference == "@1" else function_id + reference
     answer = submit(api, wanted)
     assert (answer.status, answer.body["code"]) in ((404, "FUNCTION_UNKNOWN"), (422, "INVALID_REQUEST"))
@@ -171,7 +169,7 @@ def test_an_alias_names_a_version_or_the_newest(api: MemoryApi, function_id: str
     assert api.call("GET", "/v3/functions/stable", caller=BOB).body["code"] == "FUNCTION_UNKNOWN"
 
 
-def test_an_alias_goes_by_itself_and_with_its_function(api: MemoryApi, function_id: str) -> None:
+def test_alias_is_deleted_alone_and_with_its_function(api: MemoryApi, function_id: str) -> None:
     for name in ("one", "two"):
         api.call("POST", "/v3/aliases", {"name": name, "function_id": function_id})
     assert api.call("DELETE", "/v3/aliases/one").body == {"result": 302}
@@ -180,7 +178,7 @@ def test_an_alias_goes_by_itself_and_with_its_function(api: MemoryApi, function_
     assert api.call("GET", "/v3/aliases").body["aliases"] == []
 
 
-def test_an_alias_is_for_what_one_may_run(api: MemoryApi, function_id: str) -> None:
+def test_alias_needs_permission_to_run_its_function(api: MemoryApi, function_id: str) -> None:
     body = {"name": "theirs", "function_id": function_id}
     assert api.call("POST", "/v3/aliases", body, caller=BOB).status == 403
     update(api, function_id, public=True)
@@ -190,6 +188,6 @@ def test_an_alias_is_for_what_one_may_run(api: MemoryApi, function_id: str) -> N
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a@1", "-a", "x" * 101, "0199c0de-0000-7000-8000-000000000001", "a" * 32])
-def test_names_that_are_none(api: MemoryApi, function_id: str, name: str) -> None:
+def test_invalid_alias_names_are_refused(api: MemoryApi, function_id: str, name: str) -> None:
     answer = api.call("POST", "/v3/aliases", {"name": name, "function_id": function_id})
     assert (answer.status, answer.body["code"]) == (422, "INVALID_REQUEST")

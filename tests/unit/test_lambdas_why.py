@@ -55,7 +55,7 @@ def lab() -> WhyLab:
     return WhyLab()
 
 
-def test_an_endpoint_that_was_never_started(lab: WhyLab) -> None:
+def test_reason_endpoint_never_started(lab: WhyLab) -> None:
     first, second, third = lab.tasks(3)
     lab.api.clock.now += 90
     answer = lab.why(third)
@@ -70,7 +70,7 @@ def test_an_endpoint_that_was_never_started(lab: WhyLab) -> None:
     assert lab.why(second)["text"].endswith("; one task goes first.")
 
 
-def test_submitters_take_turns(lab: WhyLab) -> None:
+def test_reason_counts_turns_of_submitters(lab: WhyLab) -> None:
     others = [make_queued(f"t{n}", endpoint_id=lab.endpoint_id, owner_id=f"other {n % 2}") for n in range(10)]
     lab.queue.enqueue(others)
     first, second, third = lab.tasks(3)
@@ -83,7 +83,7 @@ def test_submitters_take_turns(lab: WhyLab) -> None:
     assert "other" not in str(answer)
 
 
-def test_an_endpoint_that_went_offline(lab: WhyLab) -> None:
+def test_reason_endpoint_offline(lab: WhyLab) -> None:
     lab.seen(managers=1, total_workers=4)
     [task_id] = lab.tasks()
     lab.seen(online=False)
@@ -94,14 +94,14 @@ def test_an_endpoint_that_went_offline(lab: WhyLab) -> None:
     assert answer["endpoint"]["seen_at"] == lab.api.clock.now - 3 * 3600
 
 
-def test_heartbeats_that_stopped_are_an_offline_endpoint_too(lab: WhyLab) -> None:
+def test_reason_endpoint_offline_after_missing_heartbeats(lab: WhyLab) -> None:
     lab.seen(total_workers=4, idle_workers=4)
     [task_id] = lab.tasks()
     lab.api.clock.now += 600
     assert lab.why(task_id)["reason"] == "ENDPOINT_OFFLINE"
 
 
-def test_what_the_endpoint_says_is_wrong(lab: WhyLab) -> None:
+def test_reason_includes_the_problem_of_the_endpoint(lab: WhyLab) -> None:
     [task_id] = lab.tasks()
     lab.seen(total_workers=2, idle_workers=2, problem="5 blocks in a row never connected: sbatch says no account.")
     answer = lab.why(task_id)
@@ -110,7 +110,7 @@ def test_what_the_endpoint_says_is_wrong(lab: WhyLab) -> None:
     assert answer["endpoint"]["problem"].startswith("5 blocks")
 
 
-def test_no_workers_and_busy_ones(lab: WhyLab) -> None:
+def test_reason_no_workers_or_busy_workers(lab: WhyLab) -> None:
     first, second = lab.tasks(2)
     lab.seen(managers=0)
     assert lab.why(second)["reason"] == "NO_WORKERS"
@@ -127,7 +127,7 @@ def test_no_workers_and_busy_ones(lab: WhyLab) -> None:
     assert "its worker is busy" in lab.why(first)["text"]
 
 
-def test_nothing_in_the_way(lab: WhyLab) -> None:
+def test_reason_task_is_about_to_start(lab: WhyLab) -> None:
     [task_id] = lab.tasks()
     lab.seen(managers=1, total_workers=4, idle_workers=1)
     assert lab.why(task_id)["reason"] == "NEXT"
@@ -138,7 +138,7 @@ def test_nothing_in_the_way(lab: WhyLab) -> None:
 @pytest.mark.parametrize(
     ("state", "reason"), [(TaskState.RUNNING, "RUNNING"), (TaskState.WAITING_FOR_LAUNCH, "STARTING")]
 )
-def test_tasks_that_move(lab: WhyLab, state: TaskState, reason: str) -> None:
+def test_reason_of_dispatched_and_running_tasks(lab: WhyLab, state: TaskState, reason: str) -> None:
     [task_id] = lab.tasks()
     lab.seen(total_workers=1)
     lab.api.clock.now += 10
@@ -153,7 +153,7 @@ def test_tasks_that_move(lab: WhyLab, state: TaskState, reason: str) -> None:
     assert lab.why(task_id)["text"].endswith("; the task is there.")
 
 
-def test_tasks_that_ended(lab: WhyLab) -> None:
+def test_reason_of_ended_tasks(lab: WhyLab) -> None:
     good, bad = lab.tasks(2)
     lab.end(good, TaskState.SUCCESS, result=b"x")
     lab.end(bad, TaskState.FAILED, error=ErrorRecord("TASK_FAILED", "ValueError: no", fault=Fault.USER_CODE))
@@ -163,7 +163,7 @@ def test_tasks_that_ended(lab: WhyLab) -> None:
     assert lab.why(bad)["reason"] == "ENDED"
 
 
-def test_an_endpoint_that_is_gone(lab: WhyLab) -> None:
+def test_reason_endpoint_deleted(lab: WhyLab) -> None:
     [task_id] = lab.tasks()
     lab.records.endpoints.delete_endpoint(lab.endpoint_id)
     answer = lab.why(task_id)
@@ -171,7 +171,7 @@ def test_an_endpoint_that_is_gone(lab: WhyLab) -> None:
     assert "endpoint" not in answer
 
 
-def test_a_task_that_is_not_in_the_queue_and_a_queue_that_is_not_there(lab: WhyLab) -> None:
+def test_reason_task_not_queued_or_queue_unavailable(lab: WhyLab) -> None:
     lab.seen(total_workers=1, idle_workers=1)
     lab.queue.reachable = False
     [task_id] = lab.tasks()
@@ -181,13 +181,13 @@ def test_a_task_that_is_not_in_the_queue_and_a_queue_that_is_not_there(lab: WhyL
     assert lab.why(task_id)["reason"] == "NOT_QUEUED"
 
 
-def test_tasks_of_others_do_not_exist(lab: WhyLab) -> None:
+def test_tasks_of_other_users_are_not_found(lab: WhyLab) -> None:
     [task_id] = lab.tasks()
     assert lab.api.call("GET", f"/v3/tasks/{task_id}/why", caller=BOB).status == 404
     assert lab.api.call("GET", f"/v3/tasks/{uuid.uuid4()}/why").status == 404
 
 
-def test_a_task_that_waits_for_too_long_is_told_when_it_ends(lab: WhyLab) -> None:
+def test_reason_includes_the_expiry_of_a_waiting_task(lab: WhyLab) -> None:
     submitted_at = lab.api.clock.now
     waiting, running = lab.tasks(2)
     answer = lab.why(waiting)

@@ -13,7 +13,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"])).map(str.encode)
 
 
 @given(st.lists(texts))
-def test_what_was_packed_is_unpacked(buffers: list[bytes]) -> None:
+def test_packed_buffers_round_trip(buffers: list[bytes]) -> None:
     assert unpack(pack(buffers)) == buffers
 
 
@@ -22,7 +22,7 @@ def test_lengths_count_characters_as_globus_compute_counts_them() -> None:
 
 
 @given(st.lists(texts, min_size=1), st.data())
-def test_a_cut_is_noticed_or_lies_between_buffers(buffers: list[bytes], data: st.DataObject) -> None:
+def test_truncation_is_detected_or_lies_between_buffers(buffers: list[bytes], data: st.DataObject) -> None:
     packed = pack(buffers)
     cut = packed[: data.draw(st.integers(0, len(packed) - 1))]
     try:

@@ -138,7 +138,7 @@ def test_the_same_source_is_the_same_class(place: Place, reader: Serializer, imp
     assert (result.value, result.scaled(), failure.args) == (3, 6, ("no",))
 
 
-def test_classes_of_large_values_too(place: Place) -> None:
+def test_same_source_is_the_same_class_for_large_values(place: Place) -> None:
     there = place()
     buffer = worker.serialize(there.Result(bytearray(200_000)), strategies=BINARY_DATA)
     assert buffer.startswith(b"f3\n")
@@ -148,7 +148,7 @@ def test_classes_of_large_values_too(place: Place) -> None:
     assert found.value == bytearray(200_000)
 
 
-def test_functions_and_modules_of_the_same_source_are_those_of_the_reader(place: Place) -> None:
+def test_functions_and_modules_of_the_same_source_are_the_readers(place: Place) -> None:
     there = place()
     theirs = [there.make, there.adder(1), lambda value, lib=there: lib.Result(value)]
     buffers = [worker.serialize_function(each, strategies=[CloudPickleCode()]) for each in theirs]
@@ -185,7 +185,7 @@ def test_a_module_is_not_the_same_if_one_that_it_imports_differs(place: Place) -
     assert found.edited
 
 
-def test_what_was_edited_after_its_import_is_not_described(place: Place) -> None:
+def test_module_edited_after_its_import_has_no_source_hash(place: Place) -> None:
     there = place()
     file = Path(str(there.__file__))
     file.write_text(LIBRARY.replace("self.value * SCALE", "self.value * SCALE * 10"), encoding="utf-8")
@@ -209,7 +209,7 @@ def test_a_stale_module_in_the_memory_of_a_worker_is_not_used(place: Place) -> N
 
 
 @pytest.mark.parametrize("text", [None, "raise RuntimeError('not here')\n", "raise SystemExit\n", "Result = None\n"])
-def test_who_cannot_import_a_class_gets_it_by_value(place: Place, text: str | None) -> None:
+def test_class_is_sent_by_value_to_readers_that_cannot_import_it(place: Place, text: str | None) -> None:
     buffer = sent(place().Result(1))
     place(text, imported=False)
     for reader in (worker, client):
@@ -229,7 +229,7 @@ def test_type_variables_in_annotations_reach_readers_that_cannot_import_them(pla
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="needs type parameters")
-def test_type_parameters_travel(place: Place) -> None:
+def test_type_parameters_round_trip(place: Place) -> None:
     function = "def same[T, **P, *Ts](value: T, f: Callable[P, T] | None = None, *rest: *Ts) -> T:\n    return value\n"
     buffer = sent(place(f"from collections.abc import Callable\n{function}").same)
     place(None, None)
@@ -241,7 +241,7 @@ def test_a_type_variable_of_a_package_is_that_of_the_package() -> None:
     assert worker.deserialize(sent([typing.AnyStr, typing.AnyStr])) == [typing.AnyStr, typing.AnyStr]
 
 
-def test_what_a_decorator_compiled_again_is_not_another_source(place: Place) -> None:
+def test_class_recompiled_by_a_decorator_has_the_same_source(place: Place) -> None:
     """As typeguard does, which Parsl uses."""
     core = """
 class Base:
@@ -267,7 +267,7 @@ def test_a_class_that_a_worker_forwards_returns_as_the_clients_class(place: Plac
     assert type(client.deserialize(back)) is here.Result
 
 
-def test_what_was_registered_to_travel_by_value_does(place: Place) -> None:
+def test_registered_module_is_sent_by_value(place: Place) -> None:
     there = place()
     cloudpickle.register_pickle_by_value(there)
     try:
@@ -285,7 +285,7 @@ def test_extension_modules_travel_by_name_wherever_they_are(tmp_path: Path, monk
     assert not travels_by_value("fast_here")
 
 
-def test_a_class_that_only_has_the_name_of_another_stays_itself(place: Place) -> None:
+def test_class_with_the_name_of_another_keeps_its_identity(place: Place) -> None:
     there = place()
     other = type("Result", (), {"__module__": "mylib", "other": True})
     buffer = sent(other())
@@ -293,7 +293,7 @@ def test_a_class_that_only_has_the_name_of_another_stays_itself(place: Place) ->
     assert there.Result is not other
 
 
-def test_earlier_releases_read_it(place: Place) -> None:
+def test_earlier_releases_read_the_format(place: Place) -> None:
     there = place()
     head, pickled = CloudPickleDataBase64().dump([there.Result(1), there, there.make]).split(b"\n")
     assert b'"modules"' in head
@@ -302,7 +302,7 @@ def test_earlier_releases_read_it(place: Place) -> None:
     assert (value.scaled(), module.SCALE, make(2).value) == (2, 2, 2)
 
 
-def test_nothing_is_imported_by_a_reader_that_may_not_read_pickles(place: Place) -> None:
+def test_reader_without_pickle_imports_no_module(place: Place) -> None:
     buffer = sent(place().Result(1))
     place(imported=False)
     careful = Serializer(allowed=parse_allowed(["JSONData", "PureSourceTextInspect"]), own_classes=True)

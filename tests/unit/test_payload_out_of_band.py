@@ -71,7 +71,7 @@ def test_bytes_round_trip_at_any_alignment(shift: int) -> None:
     assert read["by column"].flags.f_contiguous
 
 
-def test_what_is_read_may_be_changed_and_what_may_not_be_stays_so() -> None:
+def test_mutability_of_buffers_is_kept() -> None:
     fixed = large_array()
     fixed.flags.writeable = False
     for memory in (bytes, bytearray):
@@ -112,7 +112,7 @@ def test_a_call_of_bytes_and_text_is_framed_in_bytes() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 3, 40, 1000, 5_000_000, -1])
-def test_cut_bytes_are_a_clear_error(keep: int) -> None:
+def test_truncated_bytes_are_a_clear_error(keep: int) -> None:
     payload = serializer.pack_call([large_array()], strategies=BINARY_DATA)
     with pytest.raises(DeserializationError):
         serializer.unpack_call(payload[:keep])

@@ -65,7 +65,7 @@ def test_attempt_endpoint_and_output_are_passed_on() -> None:
     assert record.message == "ValueError"
 
 
-def test_causes_and_contexts_are_shown_and_cut() -> None:
+def test_causes_and_contexts_are_shown_and_truncated() -> None:
     record = fail(
         "def f():\n    try:\n        {}['key']\n    except KeyError as error:\n"
         "        try:\n            int('x')\n        except ValueError:\n"
@@ -78,7 +78,7 @@ def test_causes_and_contexts_are_shown_and_cut() -> None:
     assert __file__ not in record.traceback
 
 
-def test_groups_are_shown_and_cut() -> None:
+def test_exception_groups_are_shown_and_truncated() -> None:
     def part(number: int) -> Exception:
         try:
             raise ValueError(f"part {number}")
@@ -121,7 +121,7 @@ def test_long_texts_lose_their_middle() -> None:
     assert "characters left out" in record.message
 
 
-def test_texts_that_no_store_takes_are_escaped() -> None:
+def test_unstorable_text_is_escaped() -> None:
     record = fail("def f(): raise ValueError('\\x00 \\ud800')\n")
     assert record.message == "ValueError: \\x00 \\ud800"
     assert "\x00" not in (record.traceback or "")
@@ -175,7 +175,7 @@ def test_plain_data_holds_no_exception() -> None:
 
 
 @pytest.mark.parametrize("made", [7, None, SystemExit])
-def test_what_is_no_exception_is_no_cause(made: object) -> None:
+def test_non_exception_is_no_cause(made: object) -> None:
     record = ErrorRecord("TASK_FAILED", "m")
     error = task_error(record, expected=TaskFailed, load_original=lambda: made)
     assert type(error) is TaskFailed
@@ -210,7 +210,7 @@ class Frozen(Exception):
     number: int
 
 
-def test_attributes_of_an_original_that_raise_cost_no_more_than_itself() -> None:
+def test_original_with_raising_attributes_is_left_out() -> None:
     record = ErrorRecord("TASK_FAILED", "m", builtin_type="OSError")
     error = task_error(record, expected=TaskFailed, load_original=lambda: Errno(2, "gone"))
     assert isinstance(error, TaskFailed)

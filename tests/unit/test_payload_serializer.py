@@ -183,7 +183,7 @@ def test_modules_registered_by_the_user_travel_by_value() -> None:
     assert strategy_of(serializer.serialize(Fraction(1, 3))) == "f0"
 
 
-def test_nothing_is_registered_in_cloudpickle_behind_the_users_back() -> None:
+def test_cloudpickle_registry_is_not_changed() -> None:
     serializer.serialize(Point(1))
     assert cloudpickle.list_registry_pickle_by_value() == set()
 
@@ -204,7 +204,7 @@ def test_strategies_can_be_chosen_for_a_serializer() -> None:
 # --- functions ---
 
 
-def test_a_function_that_stands_alone_travels_as_text() -> None:
+def test_self_contained_function_is_sent_as_text() -> None:
     def double(x: int) -> int:
         return x * 2
 
@@ -293,7 +293,7 @@ def test_a_combination_brings_its_own_parts_and_no_others() -> None:
     assert careful.deserialize(b"13\n" + serializer.pack([serializer.serialize((1,)), b"11\n[1]"])) == [1]
 
 
-def test_allow_lists_speak_globus_compute() -> None:
+def test_allow_lists_accept_globus_compute_names() -> None:
     assert parse_allowed(["globus_compute_sdk.serialize.JSONData", "globus_compute_sdk.*Code"]) == {
         "11",
         *(id_ for id_, strategy in STRATEGIES.items() if strategy.for_code),
@@ -371,7 +371,7 @@ def test_a_module_that_is_missing_gives_advice(monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(st.sampled_from(sorted(STRATEGIES)), st.text(alphabet=" \n:{}[]\"'#.0123456789", max_size=40))
-def test_garbage_is_a_clear_error_whatever_the_strategy(id_: str, garbage: str) -> None:
+def test_garbage_is_a_clear_error_for_each_strategy(id_: str, garbage: str) -> None:
     try:
         serializer.deserialize(f"{id_}\n{garbage}".encode())
     except DeserializationError:
@@ -386,7 +386,7 @@ def test_unknown_buffers_are_a_clear_error(buffer: bytes) -> None:
 
 
 @given(values, st.data())
-def test_a_cut_value_is_a_clear_error_or_another_value(value: object, data: st.DataObject) -> None:
+def test_truncated_value_is_a_clear_error_or_another_value(value: object, data: st.DataObject) -> None:
     buffer = serializer.serialize((value,))
     cut = buffer[: data.draw(st.integers(0, len(buffer) - 1))]
     with pytest.raises(DeserializationError):
@@ -402,7 +402,7 @@ def test_a_cut_value_is_a_clear_error_or_another_value(value: object, data: st.D
         pytest.param([b"11\n{}", b"11\n[]"], id="swapped"),
     ],
 )
-def test_what_is_no_call_is_refused(buffers: list[bytes]) -> None:
+def test_buffer_without_a_call_is_refused(buffers: list[bytes]) -> None:
     with pytest.raises(DeserializationError):
         serializer.unpack_call(serializer.pack(buffers))
 

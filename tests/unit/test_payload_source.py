@@ -47,7 +47,7 @@ def carry(script: str, name: str = "f") -> Callable[..., Any]:
         pytest.param("N = 0\ndef f():\n    global N\n    N += 1\n    return N\n", [], 1, id="counter"),
     ],
 )  # fmt: skip
-def test_a_function_takes_along_what_it_uses(script: str, args: list[object], result: object) -> None:
+def test_function_source_includes_its_globals(script: str, args: list[object], result: object) -> None:
     assert carry(script)(*args) == result
 
 
@@ -69,7 +69,7 @@ def test_a_function_takes_along_what_it_uses(script: str, args: list[object], re
         ("class C:\n    def g(self): return 1\nf = C().g\n", "a method"),
     ],
 )
-def test_what_text_cannot_carry_is_refused(script: str, reason: str) -> None:
+def test_function_not_expressible_as_text_is_refused(script: str, reason: str) -> None:
     with pytest.raises(NotSelfContained, match=reason):
         carry(script)
 
@@ -85,7 +85,7 @@ def test_functions_of_installed_packages_are_imported() -> None:
         self_contained_source(textwrap.dedent, inspect.getsource)
 
 
-def test_source_that_is_not_what_runs_is_refused() -> None:
+def test_source_that_differs_from_the_code_is_refused() -> None:
     function = function_from_source("f", "def f(x): return x < 1\n")
     with pytest.raises(NotSelfContained, match="not what this process runs"):
         self_contained_source(function, lambda _: "def f(x): return x > 1\n")

@@ -49,7 +49,7 @@ class Scale:
         return self.by * x
 
 
-def test_a_call_survives_packing() -> None:
+def test_call_round_trips() -> None:
     packed = pack_call((1, "é"), {"key": [None]}, function_name="f")
     assert Serializer().unpack_call(packed.payload) == ((1, "é"), {"key": [None]})
     assert Serializer().unpack_call(pack_call((), {}, function_name="f").payload) == ((), {})
@@ -102,7 +102,7 @@ def test_a_plain_function_has_one_handle() -> None:
     assert table.handle(len) is not table.handle(double)
 
 
-def test_functions_with_state_are_known_by_their_bytes() -> None:
+def test_functions_with_state_are_identified_by_their_bytes() -> None:
     table = FunctionTable()
     scale = Scale(2)
     before = table.handle(scale)
@@ -121,7 +121,7 @@ def test_a_registered_function_is_not_registered_again() -> None:
     assert table.registered("id-1") is handle
 
 
-def test_the_table_forgets_old_functions_and_keeps_working() -> None:
+def test_function_table_evicts_old_functions_and_keeps_working() -> None:
     table = FunctionTable()
     functions = [eval(f"lambda: {n}") for n in range(1100)]
     handles = [table.handle(function) for function in functions]
@@ -133,7 +133,7 @@ def prepared(count: int, size: int = 10) -> list[PreparedTask]:
     return [PreparedTask(f"t{n}", "f", b'"' + b"x" * size + b'"') for n in range(count)]
 
 
-def test_requests_hold_so_many_tasks_and_so_many_bytes() -> None:
+def test_requests_are_bounded_by_tasks_and_bytes() -> None:
     assert [len(chunk) for chunk in chunks(prepared(2 * TASKS_PER_SUBMIT + 1))] == [
         TASKS_PER_SUBMIT,
         TASKS_PER_SUBMIT,
@@ -148,7 +148,7 @@ def test_requests_hold_so_many_tasks_and_so_many_bytes() -> None:
     assert list(chunks([])) == []
 
 
-def test_a_submit_in_the_shape_of_the_api() -> None:
+def test_submit_has_the_api_schema() -> None:
     ref = BlobRef("owner/abc", 70_000, "abc")
     tasks = [
         PreparedTask("t1", "f1", encode_payload(b'5\n11\n"a')),
@@ -178,7 +178,7 @@ def test_an_answer_with_other_ids_comes_from_another_service(answer: Any) -> Non
         check_answer(answer, {"f": ["t"]})
 
 
-def test_a_budget_makes_those_wait_who_would_go_over_it() -> None:
+def test_budget_blocks_callers_over_it() -> None:
     budget = MemoryBudget(100)
     budget.acquire(60)
     budget.acquire(60, wait=False)
@@ -199,5 +199,5 @@ def test_a_budget_makes_those_wait_who_would_go_over_it() -> None:
     thread.join()
 
 
-def test_a_budget_lets_one_in_that_is_larger_than_it() -> None:
+def test_budget_admits_one_oversized_call() -> None:
     MemoryBudget(10).acquire(1000)

@@ -30,7 +30,7 @@ def farcall() -> Iterator[Farcall]:
         yield Farcall(cloud)
 
 
-def test_login_keeps_the_token_where_only_its_owner_reads_it(farcall: Farcall, config: Path) -> None:
+def test_login_stores_the_token_readable_by_its_owner_only(farcall: Farcall, config: Path) -> None:
     result = farcall("login", "--api-url", "http://farcall.test/", input=f"{FakeCloud.token}\n")
     assert result.exit_code == 0
     assert result.stdout == ""
@@ -41,7 +41,7 @@ def test_login_keeps_the_token_where_only_its_owner_reads_it(farcall: Farcall, c
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
 
 
-def test_a_token_that_the_api_does_not_know_is_not_kept(farcall: Farcall, config: Path) -> None:
+def test_token_refused_by_the_api_is_not_stored(farcall: Farcall, config: Path) -> None:
     farcall("config", "set", "api_url", "http://farcall.test")
     result = farcall("login", input="wrong\n")
     assert result.exit_code == 77
@@ -60,7 +60,7 @@ def test_a_token_that_the_api_does_not_know_is_not_kept(farcall: Farcall, config
         (("--api-url", "http://x", "--provider", "globus"), "", "the client id is missing"),
     ],
 )
-def test_logins_that_cannot_be(
+def test_invalid_logins_are_refused(
     farcall: Farcall, config: Path, arguments: tuple[str, ...], given: str, message: str
 ) -> None:
     result = farcall("login", *arguments, input=given)
@@ -69,7 +69,7 @@ def test_logins_that_cannot_be(
     assert not config.exists()
 
 
-def test_who_is_logged_in(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoami_shows_the_identity(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     farcall("login", "--api-url", "http://farcall.test", input=f"{FakeCloud.token}\n")
     shown = json.loads(farcall("whoami", "--json").stdout)
     assert shown.keys() == {"api_url", "token_from", "identity_id", "username", "linked", "provider", "limits"}
@@ -79,7 +79,7 @@ def test_who_is_logged_in(farcall: Farcall, config: Path, monkeypatch: pytest.Mo
     assert ["token from", "FARCALL_TOKEN"] in farcall.lines("whoami")
 
 
-def test_logging_out(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logout_removes_the_token(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     farcall("login", "--api-url", "http://farcall.test", input=f"{FakeCloud.token}\n")
     assert "Logged out" in farcall("logout").stderr
     assert tomllib.loads(config.read_text()) == {"default": {"api_url": "http://farcall.test"}}
@@ -90,7 +90,7 @@ def test_logging_out(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyP
     assert "FARCALL_TOKEN is still set" in again.stderr
 
 
-def test_settings(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_shown_and_changed(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert farcall("config", "path").stdout == f"{config}\n"
     assert farcall("config", "get", "endpoint").exit_code == 78
     assert farcall("config", "set", "endpoint", 'the "big" one').exit_code == 0
@@ -135,7 +135,7 @@ def test_a_file_in_an_unusual_form_is_left_alone(config: Path, text: str) -> Non
     assert config.read_text() == text
 
 
-def test_a_broken_file_is_told_of(farcall: Farcall, config: Path) -> None:
+def test_broken_file_is_reported(farcall: Farcall, config: Path) -> None:
     config.parent.mkdir()
     config.write_text("[default\n")
     for arguments in (("config", "list"), ("config", "set", "token", "x"), ("whoami",)):

@@ -60,7 +60,7 @@ def test_without_arguments_there_is_help() -> None:
         assert "Error" not in result.output
 
 
-def test_help_loads_nothing_that_talks_to_a_service_and_does_little(tmp_path: Path) -> None:
+def test_help_imports_no_client_library(tmp_path: Path) -> None:
     code = "from farcall.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
     loaded = subprocess.run(
         [sys.executable, "-c", f"import sys\n{code}\nprint(*[name for name in {TALKERS!r} if name in sys.modules])"],
@@ -73,7 +73,7 @@ def test_help_loads_nothing_that_talks_to_a_service_and_does_little(tmp_path: Pa
     assert calls_of(code, tmp_path) < 180_000
 
 
-def test_names_that_were_seen_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_seen_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
     remember("endpoints", ["laptop", "lab-cluster", "desk"])
     words = "farcall endpoints show la"

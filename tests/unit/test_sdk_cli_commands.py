@@ -92,7 +92,7 @@ def test_map_continues_after_a_failed_call(cloud: FakeCloud, script: str) -> Non
     assert result.stderr.count("\n") == 1
 
 
-def test_map_for_programs(cloud: FakeCloud, script: str) -> None:
+def test_map_writes_json(cloud: FakeCloud, script: str) -> None:
     result = Farcall(cloud)("map", f"{script}:refuse", "1", "2", "--json")
     assert result.exit_code == 1
     assert result.stderr == ""
@@ -117,7 +117,7 @@ def test_map_refuses_a_file_that_is_no_text(cloud: FakeCloud, tmp_path: Path) ->
     assert "inputs.bin cannot be read" in result.stderr
 
 
-def test_results_that_json_does_not_have_are_written_all_the_same(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_results_without_a_json_form_are_written(cloud: FakeCloud, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(
         "def f(n):\n    return [{(1, 2): {3}}, 2**n, b'x', (float('inf'), complex(1, 2)), {4: None}]\n"
     )
@@ -228,7 +228,7 @@ def test_a_dead_letter_is_listed_until_it_is_discarded(offline: FakeCloud, scrip
     assert farcall("tasks", "discard", new_task_id()).exit_code == 66
 
 
-def test_all_tasks_and_all_that_was_done_are_exported(offline: FakeCloud, script: str) -> None:
+def test_all_tasks_and_audit_entries_are_exported(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     farcall("map", f"{script}:half", *map(str, range(9)), "--no-wait")
     offline.run_waiting()
@@ -317,7 +317,7 @@ def test_removing_an_endpoint_needs_a_confirmation(cloud: FakeCloud) -> None:
 # -- what holds for all ------------------------------------------------------------------------------------------------
 
 
-def test_ids_and_names_that_were_seen_are_completed(offline: FakeCloud, script: str) -> None:
+def test_seen_ids_and_names_are_completed(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     task_id = farcall("run", f"{script}:half", "4", "--no-wait").stdout.strip()
     assert completes("tasks")(task_id[:9]) == [task_id]
@@ -348,7 +348,7 @@ def test_internal_errors_are_one_line_without_debug(cloud: FakeCloud, monkeypatc
     assert json.loads(farcall("tasks", "ls", "--json").stderr)["error"]["code"] == "INTERNAL"
 
 
-def test_nothing_answers_at_the_address() -> None:
+def test_unreachable_address_is_reported() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("connection refused", request=request)
 

@@ -79,7 +79,7 @@ def test_a_failed_task_raises_with_the_remote_traceback(client: Client, cloud: F
     assert "return a / b" in note
 
 
-def test_a_batch_with_failures_loses_none_of_them(client: Client, cloud: FakeCloud) -> None:
+def test_batch_returns_every_failure(client: Client, cloud: FakeCloud) -> None:
     divide_id, repeat_id = client.register_function(divide), client.register_function(repeat)
     batch = client.create_batch()
     good = batch.add(divide_id, (4,), {"b": 2})
@@ -106,7 +106,7 @@ def test_a_batch_with_failures_loses_none_of_them(client: Client, cloud: FakeClo
     assert client.get_task_group(batch.task_group_id) == [good, bad, big]
 
 
-def test_running_a_batch_again_is_harmless(client: Client, cloud: FakeCloud) -> None:
+def test_batch_can_run_again(client: Client, cloud: FakeCloud) -> None:
     batch = client.create_batch()
     batch.add(client.register_function(divide), (1,))
     first = client.batch_run(cloud.endpoint_id, batch)
@@ -188,7 +188,7 @@ def test_equal_bytes_in_two_threads_are_uploaded_once(cloud: FakeCloud) -> None:
         assert len(puts) == 1
 
 
-def test_a_failed_upload_is_tried_again_by_the_next(cloud: FakeCloud) -> None:
+def test_failed_upload_is_retried_by_the_next_call(cloud: FakeCloud) -> None:
     failures = [httpx.Response(400, text="no")]
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -219,7 +219,7 @@ def test_an_expired_upload_address_is_requested_again(cloud: FakeCloud) -> None:
     assert asked.count("POST /v3/blobs") == 2
 
 
-def test_damaged_downloads_are_noticed(cloud: FakeCloud, client: Client) -> None:
+def test_damaged_downloads_are_detected(cloud: FakeCloud, client: Client) -> None:
     blobs: Blobs = connection_of(client).blobs
     ref = blobs.upload(b"data")
     cloud._blobs[ref.blob_key] = b"DATA"
@@ -291,7 +291,7 @@ def test_tasks_that_have_not_ended_are_pending_and_can_be_cancelled() -> None:
             client.cancel(str(uuid.uuid4()))
 
 
-def test_functions_can_be_found_and_forgotten(client: Client, cloud: FakeCloud) -> None:
+def test_functions_can_be_found_and_deleted(client: Client, cloud: FakeCloud) -> None:
     function_id = client.register_function(divide, name="share out", description="Fairly.", metadata={"v": 2})
     client.register_function(repeat)
     assert [each["function_name"] for each in client.get_functions()] == ["repeat", "share out"]

@@ -109,7 +109,7 @@ def client(cloud: FakeCloud, bodies: list[dict[str, Any]]) -> Iterator[Client]:
         yield client
 
 
-def test_the_names_are_there(cloud: FakeCloud) -> None:
+def test_globus_compute_names_exist(cloud: FakeCloud) -> None:
     assert set(EXECUTOR_ARGUMENTS) <= inspect.signature(Executor).parameters.keys()
     assert set(CLIENT_ARGUMENTS) <= inspect.signature(Client).parameters.keys()
     assert list(inspect.signature(Executor).parameters)[:2] == EXECUTOR_ARGUMENTS[:2]
@@ -149,7 +149,7 @@ def test_unsupported_methods_raise(client: Client, cloud: FakeCloud) -> None:
         executor.amqp_port = 5671
 
 
-def test_attributes_hold_for_the_calls_to_come(client: Client, cloud: FakeCloud, bodies: list[dict[str, Any]]) -> None:
+def test_attributes_apply_to_later_calls(client: Client, cloud: FakeCloud, bodies: list[dict[str, Any]]) -> None:
     other_group = uuid.uuid4()
     with Executor(client=client, resource_specification={"num_nodes": 2}) as executor:
         executor.endpoint_id = uuid.UUID(cloud.endpoint_id)
@@ -172,7 +172,7 @@ def test_attributes_hold_for_the_calls_to_come(client: Client, cloud: FakeCloud,
     assert (first.task_group_id, second.task_group_id) == (submits[0]["task_group_id"], str(other_group))
 
 
-def test_calls_of_other_terms_go_in_requests_of_their_own(
+def test_calls_with_other_options_go_in_separate_requests(
     client: Client, cloud: FakeCloud, bodies: list[dict[str, Any]]
 ) -> None:
     with Executor(cloud.endpoint_id, client) as executor:
@@ -186,7 +186,7 @@ def test_calls_of_other_terms_go_in_requests_of_their_own(
     assert {(each.get("walltime_s"), each["max_attempts"]) for each in submits} == {(1, 3), (3600, 1), (None, 3)}
 
 
-def test_views_map_and_name_functions_too(client: Client, cloud: FakeCloud) -> None:
+def test_views_can_map_and_register_functions(client: Client, cloud: FakeCloud) -> None:
     with Executor(client=client) as executor:
         view = executor.options(endpoint_id=cloud.endpoint_id, idempotent=False)
         assert list(view.map(double, range(5), chunksize=2, timeout=WAIT_S)) == [0, 2, 4, 6, 8]
@@ -305,7 +305,7 @@ def test_source_text_is_registered_as_it_is(client: Client, cloud: FakeCloud) ->
         client.register_source_code(source, "not a name")
 
 
-def test_a_worker_tells_of_its_machine(client: Client, cloud: FakeCloud) -> None:
+def test_worker_details_are_returned(client: Client, cloud: FakeCloud) -> None:
     with Executor(cloud.endpoint_id, client) as executor:
         assert sys.version.split()[0] in executor.get_worker_hardware_details()
     task_id = client.get_worker_hardware_details(cloud.endpoint_id)
@@ -320,7 +320,7 @@ def test_a_function_may_be_known_by_an_id_already(client: Client, cloud: FakeClo
     assert len(client.get_functions()) == 1
 
 
-def test_a_task_can_be_looked_at_like_a_dictionary() -> None:
+def test_task_can_be_read_as_a_mapping() -> None:
     with FakeCloud(workers=0) as offline, offline.client() as client:
         task_id = client.run(21, endpoint_id=offline.endpoint_id, function_id=client.register_function(double))
         waiting = client.get_task(task_id)
@@ -373,7 +373,7 @@ def test_a_task_that_failed_raises_where_globus_computes_client_does(
         access(info)
 
 
-def test_a_batch_can_be_sent_by_other_means(client: Client, cloud: FakeCloud) -> None:
+def test_batch_can_be_serialized_for_another_transport(client: Client, cloud: FakeCloud) -> None:
     batch = client.create_batch(str(uuid.uuid4()), {"num_nodes": 2}, None, False, ["JSONData"])
     task_id = batch.add(client.register_function(double), [21])
     body = json.loads(json.dumps(batch.prepare()))

@@ -110,7 +110,7 @@ def test_lambdas_closures_and_builtins(executor: Executor) -> None:
     assert executor.submit(len, "abc").result(WAIT_S) == 3
 
 
-def test_a_function_that_raises(executor: Executor) -> None:
+def test_exception_of_a_function_is_raised(executor: Executor) -> None:
     future = executor.submit(divide, 1, 0)
     with pytest.raises(TaskFailed, match="division by zero") as caught:
         future.result(WAIT_S)
@@ -135,7 +135,7 @@ def test_submit_refuses_unserializable_arguments(executor: Executor) -> None:
     assert executor._engine.unsettled() == []
 
 
-def test_a_result_that_cannot_be_read_here(executor: Executor, cloud: FakeCloud) -> None:
+def test_unreadable_result_raises(executor: Executor, cloud: FakeCloud) -> None:
     gate, go_on = threading.Event(), threading.Event()
 
     def hold(request: httpx.Request) -> httpx.Response | None:
@@ -162,7 +162,7 @@ def test_map(executor: Executor) -> None:
     assert list(executor.map(divide, [], chunksize=3)) == []
 
 
-def test_map_raises_where_the_call_did(executor: Executor) -> None:
+def test_map_raises_at_the_failed_call(executor: Executor) -> None:
     results = executor.map(divide, [1, 1, 1], [1, 0, 1])
     assert next(results) == 1
     with pytest.raises(TaskFailed):
@@ -219,7 +219,7 @@ def test_futures_can_be_awaited(executor: Executor) -> None:
         asyncio.run(fail())
 
 
-def test_giving_up_an_await_cancels_the_task(offline: FakeCloud) -> None:
+def test_cancelled_await_cancels_the_task(offline: FakeCloud) -> None:
     with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
         future = executor.submit(divide, 1)
         assert executor._engine.flush(WAIT_S)
@@ -234,7 +234,7 @@ def test_giving_up_an_await_cancels_the_task(offline: FakeCloud) -> None:
         assert client.get_task(future.task_id).state == "cancelled"
 
 
-def test_tasks_of_another_process_are_taken_up_again(offline: FakeCloud) -> None:
+def test_tasks_of_another_process_are_reloaded(offline: FakeCloud) -> None:
     with offline.client() as client:
         batch = client.create_batch()
         function_id = client.register_function(divide)
@@ -265,7 +265,7 @@ def test_reloading_a_group_that_is_not_there(executor: Executor) -> None:
         executor.reload_tasks()
 
 
-def test_submits_can_be_paced(cloud: FakeCloud) -> None:
+def test_submit_rate_can_be_limited(cloud: FakeCloud) -> None:
     gate = Gate()
     with (
         client_of(cloud, gate) as client,
@@ -321,7 +321,7 @@ def test_task_options_go_with_every_task(cloud: FakeCloud) -> None:
     }
 
 
-def test_a_call_that_was_not_sent_never_is_when_cancelled(cloud: FakeCloud) -> None:
+def test_cancelled_unsent_call_is_never_sent(cloud: FakeCloud) -> None:
     gate = Gate()
     with client_of(cloud, gate) as client, Executor(cloud.endpoint_id, client=client) as executor:
         first = executor.submit(divide, 1)
@@ -338,7 +338,7 @@ def test_a_call_that_was_not_sent_never_is_when_cancelled(cloud: FakeCloud) -> N
     assert gate.cancelled == []
 
 
-def test_cancelling_a_sent_call_tells_the_cloud_and_wakes_those_who_wait(offline: FakeCloud) -> None:
+def test_cancel_of_a_sent_call_reaches_the_api_and_wakes_waiters(offline: FakeCloud) -> None:
     with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
         future = executor.submit(divide, 1)
         assert executor._engine.flush(WAIT_S)
@@ -393,7 +393,7 @@ def test_shutdown_without_waiting_still_brings_the_results(cloud: FakeCloud) -> 
         executor.shutdown()
 
 
-def test_shutdown_can_cancel(offline: FakeCloud) -> None:
+def test_shutdown_can_cancel_futures(offline: FakeCloud) -> None:
     with offline.client() as client:
         executor = Executor(offline.endpoint_id, client=client)
         futures = [executor.submit(divide, n) for n in range(5)]
@@ -416,7 +416,7 @@ def test_an_interrupted_block_does_not_wait_for_ever(offline: FakeCloud) -> None
     assert futures[0].cancelled()
 
 
-def test_a_forgotten_executor_ends_after_its_last_future(offline: FakeCloud) -> None:
+def test_unreferenced_executor_ends_after_its_last_future(offline: FakeCloud) -> None:
     with offline.client() as client:
         executor = Executor(offline.endpoint_id, client=client)
         future = executor.submit(divide, 1)
@@ -443,7 +443,7 @@ def test_unknown_ids_fail_the_future(cloud: FakeCloud, unknown: str) -> None:
                 future.result(WAIT_S)
 
 
-def test_neighbours_of_a_refused_task_do_not_suffer(cloud: FakeCloud) -> None:
+def test_refused_task_does_not_affect_others(cloud: FakeCloud) -> None:
     gate = Gate()
     poisoned: list[str] = []
 
@@ -486,9 +486,7 @@ TROUBLES = (
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda it: type(it).__name__ + str(getattr(it, "status_code", "")))
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_submit_that_is_cut_short_is_made_once(
-    cloud: FakeCloud, trouble: Exception | httpx.Response, taken: bool
-) -> None:
+def test_interrupted_submit_runs_once(cloud: FakeCloud, trouble: Exception | httpx.Response, taken: bool) -> None:
     cut: list[httpx.Request] = []
 
     def cut_short(request: httpx.Request) -> httpx.Response | None:
@@ -507,7 +505,7 @@ def test_a_submit_that_is_cut_short_is_made_once(
         assert len(cut) == 2
 
 
-def test_a_batch_of_a_client_may_be_run_again_after_a_cut(cloud: FakeCloud) -> None:
+def test_interrupted_batch_may_run_again(cloud: FakeCloud) -> None:
     cut: list[httpx.Request] = []
 
     def cut_short(request: httpx.Request) -> httpx.Response | None:
@@ -527,7 +525,7 @@ def test_a_batch_of_a_client_may_be_run_again_after_a_cut(cloud: FakeCloud) -> N
         assert [task["attempt"] for task in client.get_tasks()] == [1]
 
 
-def test_an_api_that_stays_away_fails_the_futures_in_the_end(cloud: FakeCloud) -> None:
+def test_unavailable_api_fails_futures_after_the_timeout(cloud: FakeCloud) -> None:
     def away(request: httpx.Request) -> httpx.Response | None:
         raise httpx.ConnectError("refused")
 
@@ -540,7 +538,7 @@ def test_an_api_that_stays_away_fails_the_futures_in_the_end(cloud: FakeCloud) -
 
 
 @pytest.mark.parametrize("status", [503, 401])
-def test_an_unreachable_api_fails_waiting_futures_after_the_retry_timeout(offline: FakeCloud, status: int) -> None:
+def test_unreachable_api_fails_waiting_futures_after_the_timeout(offline: FakeCloud, status: int) -> None:
     away = threading.Event()
 
     def leave(request: httpx.Request) -> httpx.Response | None:
@@ -590,7 +588,7 @@ def test_a_wrong_token_fails_at_once(cloud: FakeCloud) -> None:
         executor.submit(divide, 1).result(WAIT_S)
 
 
-def test_a_task_that_the_api_forgot_fails(offline: FakeCloud) -> None:
+def test_task_unknown_to_the_api_fails(offline: FakeCloud) -> None:
     with offline.client() as client, Executor(offline.endpoint_id, client=client) as executor:
         futures = [executor.submit(divide, n) for n in range(2)]
         assert executor._engine.flush(WAIT_S)
@@ -660,7 +658,7 @@ def test_arguments_are_checked(cloud: FakeCloud, bad: dict[str, Any]) -> None:
         Executor(cloud.endpoint_id, client=client, **bad)
 
 
-def test_an_endpoint_id_must_be_one(cloud: FakeCloud) -> None:
+def test_invalid_endpoint_id_is_refused(cloud: FakeCloud) -> None:
     with cloud.client() as client, pytest.raises(ValueError, match="UUID"):
         Executor("my-laptop", client=client)
 

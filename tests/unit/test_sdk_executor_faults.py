@@ -86,7 +86,7 @@ def test_an_argument_whose_failure_cannot_be_shown_fails_its_call(cloud: FakeClo
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_upload_that_fails_of_a_defect_fails_its_call(cloud: FakeCloud) -> None:
+def test_upload_defect_fails_its_call(cloud: FakeCloud) -> None:
     def explode(request: httpx.Request) -> httpx.Response | None:
         if request.method == "PUT":
             raise ZeroDivisionError("a defect of ours")
@@ -99,7 +99,7 @@ def test_an_upload_that_fails_of_a_defect_fails_its_call(cloud: FakeCloud) -> No
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_who_waits_for_room_is_let_go_when_the_sender_dies(cloud: FakeCloud) -> None:
+def test_waiting_submitter_is_released_when_the_sender_dies(cloud: FakeCloud) -> None:
     at_submit, go_on = threading.Event(), threading.Event()
 
     def explode(request: httpx.Request) -> httpx.Response | None:
@@ -140,7 +140,7 @@ def test_a_submit_that_was_interrupted_leaves_no_future_open(cloud: FakeCloud, m
         assert executor._engine.unsettled() == []
 
 
-def test_who_asks_for_plain_data_gets_no_pickled_exception(cloud: FakeCloud) -> None:
+def test_plain_data_mode_returns_no_pickled_exception(cloud: FakeCloud) -> None:
     with (
         cloud.client() as client,
         Executor(cloud.endpoint_id, client=client, result_serializers=[JSONData], raise_original=True) as executor,

@@ -85,13 +85,13 @@ def test_a_call_carries_the_token_and_json() -> None:
         httpx.Response(503, json={"message": "Service Unavailable"}),
     ],
 )
-def test_passing_failures_are_tried_again(failure: httpx.Response | Exception) -> None:
+def test_transient_failures_are_retried(failure: httpx.Response | Exception) -> None:
     handle, seen = answers(failure, failure, httpx.Response(200, json=7))
     assert http(handle).call("GET", "/x") == 7
     assert len(seen) == 3
 
 
-def test_retry_after_is_obeyed() -> None:
+def test_retry_after_is_used() -> None:
     handle, seen = answers(httpx.Response(429, headers={"retry-after": "3600"}))
     with pytest.raises(LimitExceeded) as caught:
         http(handle, retry_timeout_s=60).call("GET", "/x")  # an hour is longer than the retry time-out: not tried
@@ -107,7 +107,7 @@ def test_retry_after_of_the_header_completes_the_record() -> None:
     assert caught.value.hint == "do that"
 
 
-def test_an_error_is_raised_after_the_retry_timeout() -> None:
+def test_error_is_raised_after_the_timeout() -> None:
     handle, seen = answers(*[httpx.ConnectError("refused")] * 2)
     with pytest.raises(Unavailable, match="refused") as caught:
         http(handle, retry_timeout_s=0).call("GET", "/x")
@@ -116,7 +116,7 @@ def test_an_error_is_raised_after_the_retry_timeout() -> None:
     assert len(seen) == 1
 
 
-def test_time_in_which_the_machine_slept_is_no_time_of_waiting() -> None:
+def test_machine_sleep_does_not_count_as_waiting() -> None:
     now = 0.0
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -176,7 +176,7 @@ def test_permanent_errors_are_raised_at_once(response: httpx.Response | Exceptio
     assert len(seen) == 1
 
 
-def test_the_token_stays_with_the_api() -> None:
+def test_token_is_sent_to_the_api_only() -> None:
     handle, seen = answers(httpx.Response(200), httpx.Response(200, content=b"data"))
     client = http(handle)
     client.put("http://blobs.test/a?signature=1", b"data", headers={"x-amz-checksum-sha256": "abc"})

@@ -48,7 +48,7 @@ def done(value: Any) -> Future[Any]:
     return future
 
 
-def test_futures_are_found_where_they_are_promised_to_be() -> None:
+def test_futures_are_found_in_documented_containers() -> None:
     a, b, c, d = (done(n) for n in range(4))
     assert inputs_of((a, 1, [b, a], ({"deep": c},)), {"x": {"key": d}, "y": "text"}) == [a, b, d]
     assert inputs_of((1, "a", [1, 2], {"k": 1}), {"x": None}) == []
@@ -60,7 +60,7 @@ def test_futures_are_found_where_they_are_promised_to_be() -> None:
     assert resolved((untouched,), {})[0][0] is untouched
 
 
-def test_acting_when_the_last_one_is_done() -> None:
+def test_callback_runs_after_the_last_future() -> None:
     acted: list[None] = []
     first: Future[int] = Future()
     second: Future[int] = Future()
@@ -73,7 +73,7 @@ def test_acting_when_the_last_one_is_done() -> None:
     assert failure_of([first]) is None
 
 
-def test_a_chain_runs_without_anybody_waiting(executor: Executor) -> None:
+def test_chain_runs_without_a_waiter(executor: Executor) -> None:
     future = executor.submit(add, 1, 2)
     for _ in range(5):
         future = executor.submit(add, future, future)
@@ -87,17 +87,17 @@ def test_fan_out_and_fan_in(executor: Executor) -> None:
     assert list(executor.map(add, parts, chunksize=3, timeout=WAIT_S)) == [n + 0.5 for n in range(10)]
 
 
-def test_futures_of_others_will_do(executor: Executor) -> None:
+def test_futures_of_other_executors_are_accepted(executor: Executor) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert executor.submit(add, pool.submit(pow, 2, 5), 1).result(WAIT_S) == 33
 
 
-def test_big_inputs_travel_too(executor: Executor) -> None:
+def test_large_inputs_are_sent(executor: Executor) -> None:
     big = executor.submit(bytes, 300_000)
     assert executor.submit(len, big).result(WAIT_S) == 300_000
 
 
-def test_a_call_is_sent_when_its_inputs_are_there_and_not_before(offline: tuple[FakeCloud, Executor]) -> None:
+def test_call_is_sent_after_its_inputs_are_done(offline: tuple[FakeCloud, Executor]) -> None:
     cloud, executor = offline
     mine: Future[int] = Future()
     future = executor.submit(add, mine, 1)

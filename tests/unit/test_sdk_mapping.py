@@ -53,7 +53,7 @@ def test_closing_cancels_unfinished_calls() -> None:
     assert [future.cancelled() for future in pool.futures] == [False, True, True]
 
 
-def test_a_timeout_is_of_the_whole_and_cancels() -> None:
+def test_timeout_covers_the_whole_map_and_cancels() -> None:
     pool = Pool(at_once=False)
     results = results_in_order(pool.submit, iter(range(2)), timeout_s=0.0, ahead=None)
     with pytest.raises(concurrent.futures.TimeoutError):
@@ -61,7 +61,7 @@ def test_a_timeout_is_of_the_whole_and_cancels() -> None:
     assert all(future.cancelled() for future in pool.futures)
 
 
-def test_a_call_that_cannot_be_submitted_takes_the_others_back() -> None:
+def test_failed_submit_cancels_the_other_calls() -> None:
     pool = Pool(at_once=False)
 
     def submit(call: int) -> Future[Any]:
@@ -74,7 +74,7 @@ def test_a_call_that_cannot_be_submitted_takes_the_others_back() -> None:
     assert [future.cancelled() for future in pool.futures] == [True, True]
 
 
-def test_chunks_are_cut_and_put_together_again() -> None:
+def test_chunks_are_split_and_joined() -> None:
     rows = [(n,) for n in range(5)]
     assert [len(chunk) for chunk in chunks_of(rows, 2)] == [2, 2, 1]
     pool = Pool(at_once=False)
@@ -93,6 +93,6 @@ def test_a_burst_is_sent_at_once_and_the_rest_at_a_steady_rate() -> None:
 
 
 @pytest.mark.parametrize(("limit", "window_s", "wrong"), [(0, 1.0, "limit"), (1, 0.0, "window")])
-def test_a_pace_must_be_one(limit: int, window_s: float, wrong: str) -> None:
+def test_invalid_pace_is_refused(limit: int, window_s: float, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         BurstLimit(limit, window_s)

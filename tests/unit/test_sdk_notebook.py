@@ -28,7 +28,7 @@ def fail(why: str) -> None:
     raise ValueError(why)
 
 
-def test_a_call_that_succeeded(executor: Executor) -> None:
+def test_successful_call_is_shown(executor: Executor) -> None:
     future = executor.submit(str.upper, "<i>" * 1000)
     concurrent.futures.wait([future], WAIT_S)
     shown = future._repr_html_()
@@ -40,7 +40,7 @@ def test_a_call_that_succeeded(executor: Executor) -> None:
     assert repr(future) == f"<ComputeFuture of task {future.task_id} at endpoint {future.endpoint_id}, succeeded>"
 
 
-def test_a_call_that_failed(executor: Executor) -> None:
+def test_failed_call_is_shown(executor: Executor) -> None:
     future = executor.submit(fail, "too <cold>")
     concurrent.futures.wait([future], WAIT_S)
     shown = future._repr_html_()
@@ -48,7 +48,7 @@ def test_a_call_that_failed(executor: Executor) -> None:
     assert "too &lt;cold&gt;" in shown
 
 
-def test_a_call_that_waits_and_one_that_was_cancelled() -> None:
+def test_waiting_and_cancelled_calls_are_shown() -> None:
     with FakeCloud(workers=0) as cloud, cloud.client() as client:
         executor = Executor(cloud.endpoint_id, client=client)
         future = executor.submit(str.upper, "a")
@@ -59,7 +59,7 @@ def test_a_call_that_waits_and_one_that_was_cancelled() -> None:
         assert "shut down" in executor._repr_html_()
 
 
-def test_an_executor_and_a_reason(executor: Executor) -> None:
+def test_executor_and_reason_are_shown(executor: Executor) -> None:
     assert "a &lt;b&gt;" in executor._repr_html_()
     assert "0 open futures" in executor._repr_html_()
     future = executor.submit(str.upper, "a")

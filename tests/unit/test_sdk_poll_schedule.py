@@ -65,7 +65,7 @@ def test_poll_soon_makes_one_full_poll() -> None:
     assert schedule.next_is_sample(stream_is_open=True, now=101.0)
 
 
-def test_a_stream_that_leaves_results_out_is_ignored_for_a_while() -> None:
+def test_stream_with_missing_results_is_ignored_for_a_time() -> None:
     schedule = PollSchedule(now=0.0)
     schedule.sampled(ended=3, took_s=0.0, now=0.0)
     assert schedule.next_is_sample(stream_is_open=True, now=0.0)  # it may have been a near miss

@@ -82,7 +82,7 @@ def test_sleep_of_the_machine_is_not_an_outage(laptop: Laptop) -> None:
     assert laptop.asked == 5
 
 
-def test_repeated_sleep_still_reaches_the_retry_timeout() -> None:
+def test_repeated_sleep_reaches_the_timeout() -> None:
     with FakeCloud(workers=0) as cloud:
         laptop = Laptop(cloud, retry_timeout_s=30.0)  # less than what a sleep counts for
         laptop.unreachable = 10_000

@@ -15,7 +15,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_argument_beats_the_environment_beats_the_file(home: Path) -> None:
+def test_argument_overrides_environment_overrides_file(home: Path) -> None:
     environ = {"FARCALL_HOME": str(home)}
     assert Settings.resolve(environ=environ) == Settings("http://file:1", "from-file")
     environ["FARCALL_API_URL"] = "https://env/"
@@ -39,6 +39,6 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["localhost:5000", "ftp://x", "http://"])
-def test_an_address_must_be_http(address: str) -> None:
+def test_address_must_be_http(address: str) -> None:
     with pytest.raises(ConfigurationError, match="not an http"):
         Settings.resolve(address, "token", environ={})

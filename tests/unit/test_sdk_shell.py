@@ -46,7 +46,7 @@ def call(function: ShellFunction, **kwargs: Any) -> ShellResult:
     return result
 
 
-def test_a_command_that_succeeds() -> None:
+def test_successful_command_has_its_output() -> None:
     result = call(ShellFunction("echo {greeting}, {who}; echo low >&2"), greeting="Hello", who="world")
     assert (result.returncode, result.exception_name) == (0, None)
     assert (result.stdout, result.stderr) == ("Hello, world\n", "low\n")
@@ -55,7 +55,7 @@ def test_a_command_that_succeeds() -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_a_command_that_fails() -> None:
+def test_failed_command_has_its_exit_code() -> None:
     result = call(ShellFunction("echo no >&2; exit 3"))
     assert (result.returncode, result.exception_name) == (3, "subprocess.CalledProcessError")
     assert "exit code: 3" in str(result)
@@ -63,7 +63,7 @@ def test_a_command_that_fails() -> None:
     assert eval(repr(result)).stderr == "no\n"
 
 
-def test_a_command_that_takes_too_long_takes_its_children_along(tmp_path: Path) -> None:
+def test_timeout_kills_the_command_and_its_children(tmp_path: Path) -> None:
     for walltime in (0.3, 10.0):  # where everything stands still for a moment, the first begins nothing
         result = call(ShellFunction("echo begun; sleep 600 & echo $! > child; wait", walltime=walltime))
         if (tmp_path / "child").exists() and (tmp_path / "child").read_text():
@@ -84,7 +84,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_only_the_last_lines_come_back() -> None:
+def test_output_is_truncated_to_the_last_lines() -> None:
     result = call(ShellFunction("seq 1 2000; seq 1 5 >&2", snippet_lines=3))
     assert (result.stdout, result.stderr) == ("1998\n1999\n2000\n", "3\n4\n5\n")
     assert call(ShellFunction("seq 1 2000")).stdout.startswith("1001\n")
@@ -92,7 +92,7 @@ def test_only_the_last_lines_come_back() -> None:
     assert call(ShellFunction("echo x", snippet_lines=0)).stdout == ""
 
 
-def test_output_can_be_kept(tmp_path: Path) -> None:
+def test_output_files_can_be_kept(tmp_path: Path) -> None:
     function = ShellFunction("echo {n}; echo e{n} >&2", stdout="logs/out.txt", stderr=str(tmp_path / "err.txt"))
     assert call(function, n=1).stdout == "1\n"
     assert call(function, n=2).stdout == "2\n"
@@ -100,7 +100,7 @@ def test_output_can_be_kept(tmp_path: Path) -> None:
     assert (tmp_path / "err.txt").read_text() == "e1\ne2\n"
 
 
-def test_a_dictionary_if_that_is_wanted() -> None:
+def test_result_can_be_a_dictionary() -> None:
     result = ShellFunction("echo hi", return_dict=True)()
     assert json.loads(json.dumps(result)) == {
         "cmd": "echo hi",
@@ -111,7 +111,7 @@ def test_a_dictionary_if_that_is_wanted() -> None:
     }
 
 
-def test_a_sandbox_is_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_has_its_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GC_TASK_UUID", "a-task")
     assert call(ShellFunction("pwd", run_in_sandbox=True)).stdout == f"{tmp_path / 'a-task'}\n"
     assert call(ShellFunction("pwd")).stdout == f"{tmp_path}\n"
@@ -167,7 +167,7 @@ print(json.dumps([[str(each) for each in functions + results], [repr(each) for e
 
 
 @pytest.mark.skipif(GLOBUS_PYTHON is None, reason="FARCALL_GLOBUS_PYTHON names no Python with globus-compute-sdk")
-def test_they_are_shown_as_globus_compute_shows_them() -> None:
+def test_shell_results_print_as_in_globus_compute() -> None:
     shown = [
         subprocess.run([python, "-c", SHOWN, package], stdout=subprocess.PIPE, check=True, timeout=WAIT_S).stdout
         for python, package in ((sys.executable, "farcall"), (str(GLOBUS_PYTHON), "globus_compute_sdk"))
@@ -175,7 +175,7 @@ def test_they_are_shown_as_globus_compute_shows_them() -> None:
     assert json.loads(shown[0]) == json.loads(shown[1])
 
 
-def test_it_runs_where_nothing_of_ours_is() -> None:
+def test_shell_function_runs_without_farcall() -> None:
     body = registration(ShellFunction("echo Hello, {who}", name="greet"))
     assert (body["function_name"], body["meta"]["serde_identifier"]) == ("greet", "st")
     (buffer,) = Serializer().unpack(body["function_code"].encode())
@@ -190,7 +190,7 @@ def test_it_runs_where_nothing_of_ours_is() -> None:
     assert result.stdout == "Hello, world\n"
 
 
-def test_executors_take_it_like_any_function() -> None:
+def test_executors_accept_shell_functions() -> None:
     greet = ShellFunction("echo Hello, {who}", name="greet")
 
     def count_words(run: Any, text: str) -> int:

@@ -15,7 +15,7 @@ HEAVY = ("httpx", "zmq", "msgspec", "dill", "cloudpickle", "rich", "typer", "asy
 
 
 @pytest.mark.parametrize("name", ["farcall", "farcall.testing", "farcall.cli"])
-def test_all_is_sorted_and_true(name: str) -> None:
+def test_all_is_sorted_and_complete(name: str) -> None:
     module = importlib.import_module(name)
     by_kind = sorted(module.__all__, key=lambda each: (not each.isupper(), not each[:1].isupper(), each))
     assert list(module.__all__) == by_kind
@@ -28,5 +28,5 @@ def test_importing_loads_nothing_heavy() -> None:
     assert loaded.stdout.split() == []
 
 
-def test_importing_does_little(tmp_path: Path) -> None:
+def test_import_does_little_work(tmp_path: Path) -> None:
     assert calls_of("import farcall", tmp_path) < 40_000

@@ -153,7 +153,7 @@ def test_a_cancelled_call_is_a_span_with_that_state(spans: InMemorySpanExporter)
     assert call.status.status_code is trace.StatusCode.UNSET
 
 
-def test_a_batch_takes_the_current_span_along(spans: InMemorySpanExporter) -> None:
+def test_batch_carries_the_current_span(spans: InMemorySpanExporter) -> None:
     with FakeCloud(workers=0) as cloud, cloud.client() as client:
         batch = client.create_batch()
         function_id = client.register_function(divide)
@@ -189,6 +189,6 @@ def test_calls_need_no_opentelemetry() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], check=True, timeout=WAIT_S)
 
 
-def test_opentelemetry_is_not_loaded_for_a_program_that_does_not() -> None:
+def test_opentelemetry_is_not_imported_by_default() -> None:
     program = PROGRAM.replace('sys.modules["opentelemetry"] = None', "")
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S)

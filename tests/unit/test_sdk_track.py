@@ -32,5 +32,5 @@ def test_futures_come_as_they_complete() -> None:
     assert list(results) == []
 
 
-def test_nothing_to_track() -> None:
+def test_empty_list_can_be_tracked() -> None:
     assert list(track([], show=False)) == []

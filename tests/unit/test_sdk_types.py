@@ -77,7 +77,7 @@ def test_a_future_has_the_return_type_of_the_function(cloud: FakeCloud, client: 
         assert (standard.done(), general) == (True, executor)
 
 
-def test_command_lines_have_results_of_their_own(cloud: FakeCloud, client: Client) -> None:
+def test_shell_functions_have_typed_results(cloud: FakeCloud, client: Client) -> None:
     with Executor(cloud.endpoint_id, client) as executor:
         future = executor.submit(ShellFunction("true"))
         assert_type(future, ComputeFuture[ShellResult])
@@ -87,7 +87,7 @@ def test_command_lines_have_results_of_their_own(cloud: FakeCloud, client: Clien
         as_dict.cancel()
 
 
-def test_futures_stand_for_arguments(cloud: FakeCloud, client: Client) -> None:
+def test_futures_are_accepted_as_arguments(cloud: FakeCloud, client: Client) -> None:
     with Executor(cloud.endpoint_id, client) as executor:
         two = executor.submit(cube, 1)
         assert_type(executor.submit(cube, two), ComputeFuture[int])
@@ -95,7 +95,7 @@ def test_futures_stand_for_arguments(cloud: FakeCloud, client: Client) -> None:
         assert_type(executor.submit(lambda x: (x, cube(x)), two), ComputeFuture[tuple[Any, int]])
 
 
-def test_a_client_answers_in_types(cloud: FakeCloud, client: Client) -> None:
+def test_client_methods_have_typed_results(cloud: FakeCloud, client: Client) -> None:
     task_id = client.run(2, endpoint_id=cloud.endpoint_id, function_id=client.register_function(cube))
     assert_type(task_id, str)
     assert_type(client.get_result(task_id, wait_s=WAIT_S), Any)

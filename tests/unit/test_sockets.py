@@ -47,7 +47,7 @@ def test_a_forwarder_may_have_an_address_of_ipv6(context: zmq.Context[zmq.Socket
         assert socket.getsockopt(zmq.IPV6) == 1
 
 
-def test_an_owner_chooses_what_may_wait(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_socket_owner_sets_linger_and_high_water_mark(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with client(context, linger_ms=200, high_water_mark=7) as socket:
         assert (socket.linger, socket.sndhwm, socket.rcvhwm) == (200, 7, 7)
     with client(context) as socket:
@@ -137,7 +137,7 @@ def test_few_modules_create_sockets_and_one_those_to_a_forwarder() -> None:
         ("socket.socket(socket.AF_INET)", set()),
     ],
 )
-def test_each_way_to_make_a_socket_is_noticed(source: str, names: set[str]) -> None:
+def test_each_way_to_create_a_socket_is_detected(source: str, names: set[str]) -> None:
     assert zmq_names(ast.parse(source)) & (KINDS | CLIENT_OPTIONS) == names
 
 

@@ -18,7 +18,7 @@ REF = BlobRef("alice/" + hashlib.sha256(DATA).hexdigest(), len(DATA), hashlib.sh
 class BlobsSuite:
     """Needs the fixtures ``blobs``, ``upload`` (blobs, ref, data) and ``download`` (url)."""
 
-    def test_what_is_written_is_read(self, blobs: Blobs) -> None:
+    def test_written_blob_is_read(self, blobs: Blobs) -> None:
         blobs.ping()
         assert blobs.size_bytes(REF.blob_key) is None
         assert blobs.write(REF.blob_key, DATA) == REF
@@ -36,7 +36,7 @@ class BlobsSuite:
         with pytest.raises(BlobUnknown):
             blobs.read_part("alice/nothing", offset_bytes=0, length_bytes=1)
 
-    def test_a_blob_is_renewed_and_stays_what_it_is(self, blobs: Blobs) -> None:
+    def test_renewed_blob_is_unchanged(self, blobs: Blobs) -> None:
         assert blobs.renew(REF.blob_key, older_than_s=-60) is None
         blobs.write(REF.blob_key, DATA)
         assert blobs.renew(REF.blob_key, older_than_s=-60) == len(DATA)
@@ -68,13 +68,13 @@ class TestFakeBlobs(BlobsSuite):
     def download(self, blobs: FakeBlobs) -> Callable[[str], bytes]:
         return blobs.fetch
 
-    def test_it_can_be_cut_off(self) -> None:
+    def test_blob_store_can_be_unavailable(self) -> None:
         blobs = FakeBlobs()
         blobs.reachable = False
         with pytest.raises(Unavailable):
             blobs.read(REF.blob_key)
 
-    def test_an_upload_of_other_bytes_is_refused(self, blobs: FakeBlobs) -> None:
+    def test_upload_with_a_wrong_hash_is_refused(self, blobs: FakeBlobs) -> None:
         url, _ = blobs.upload_url(REF, ttl_s=60)
         with pytest.raises(InvalidRequest):
             blobs.put(url, DATA[::-1])

@@ -48,19 +48,19 @@ def test_a_queued_task_of_a_former_release_keeps_its_options() -> None:
     )
 
 
-def test_a_limit_that_was_none_is_left_to_the_endpoint() -> None:
+def test_missing_limit_is_left_to_the_endpoint() -> None:
     former = FORMER | {"container_id": None, "resource_specification": {"memory_bytes": "2 GB", "keep_output": True}}
     options = codec.unpack_task(msgspec.msgpack.encode(former)).options
     assert options.untranslatable() == ("memory_bytes", "2 GB")
     assert (options.idempotent, options.container) == (False, None)
 
 
-def test_a_task_that_is_queued_now_is_read_as_it_was() -> None:
+def test_queued_task_round_trips() -> None:
     for task in (make_queued(), make_queued(idempotent=False, num_nodes=2)):
         assert codec.unpack_task(codec.pack(task)) == task
     assert make_queued().options == TaskOptions()
 
 
-def test_what_is_no_task_is_refused() -> None:
+def test_invalid_task_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         codec.unpack_task(msgspec.msgpack.encode({"task_id": "t1"}))

@@ -119,7 +119,7 @@ class QueueSuite:
         assert lease(queue, fence) == []
         assert queue.depth(["e1"]) == 0
 
-    def test_tasks_on_different_terms_keep_their_order(self, queue: Queue, clock: Clock) -> None:
+    def test_tasks_with_different_options_keep_their_order(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
         terms: list[dict[str, Any]] = [{}, {"idempotent": False}, {"max_attempts": 1}, {}, {"idempotent": False}]
         tasks = [make_queued(f"t{number}", **fields) for number, fields in enumerate(terms)]
@@ -133,7 +133,7 @@ class QueueSuite:
         assert {each.task.task_id for each in again} == {"t1", "t2", "t4"}  # they may not start a second time
         assert queue.depth(["e1"]) == 2
 
-    def test_a_bucket_gives_what_it_has_and_fills_with_time(self, queue: Queue, clock: Clock) -> None:
+    def test_token_bucket_gives_its_tokens_and_refills(self, queue: Queue, clock: Clock) -> None:
         def take(tokens: int, now: float, bucket: str = "alice") -> TokensTaken:
             clock.now = now
             return queue.take_tokens(bucket, tokens, rate_per_s=2, burst=5)
@@ -146,7 +146,7 @@ class QueueSuite:
         assert take(9, 200) == TokensTaken(5)
         assert take(1, 100, bucket="bob") == TokensTaken(1)
 
-    def test_a_bucket_bears_a_clock_that_is_set_back(self, queue: Queue, clock: Clock) -> None:
+    def test_token_bucket_tolerates_a_clock_set_back(self, queue: Queue, clock: Clock) -> None:
         clock.now = 100
         assert queue.take_tokens("alice", 5, rate_per_s=2, burst=5) == TokensTaken(5)
         clock.now = 90
@@ -154,7 +154,7 @@ class QueueSuite:
         clock.now = 101
         assert queue.take_tokens("alice", 5, rate_per_s=2, burst=5) == TokensTaken(2)
 
-    def test_everybody_can_see_where_a_task_is(self, queue: Queue) -> None:
+    def test_position_of_a_task_is_readable(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued(f"t{n}") for n in range(4)])
         assert queue.position("e1", "t0") == QueuePosition(QueueState.QUEUED, 0, 4, 1)
@@ -186,7 +186,7 @@ class QueueSuite:
         assert [task_id for _ in range(3) for task_id in lease(queue, fence, limit=1)] == turns[:3]
         assert lease(queue, fence) == turns[3:]
 
-    def test_the_fewer_leased_tasks_the_sooner_the_next_one(self, queue: Queue, clock: Clock) -> None:
+    def test_submitter_with_fewest_leases_is_next(self, queue: Queue, clock: Clock) -> None:
         """However an earlier lease came to its end."""
         fence = own(queue)
         queue.enqueue([*backlog("alice", 20), *backlog("bob", 20)])
@@ -209,7 +209,7 @@ class QueueSuite:
         owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=22)]
         assert (owners.count("alice"), owners.count("bob")) == (1, 21)
 
-    def test_the_reserve_is_for_those_that_have_nothing_leased(self, queue: Queue) -> None:
+    def test_reserve_is_for_submitters_without_leases(self, queue: Queue) -> None:
         def take(limit: int, reserve: int) -> list[str]:
             found = queue.lease({"e1": (fence, limit, reserve)}, lease_s=LEASE_S)
             return leased_ids(found["e1"])
@@ -225,7 +225,7 @@ class QueueSuite:
         single.ack(queue, fence, [make_result("bob-0"), make_result("bob-1"), make_result("dave-0")])
         assert take(0, 9) == ["dave-1"]
 
-    def test_what_the_endpoint_holds_after_a_wipe_counts(self, queue: Queue, wipe: Callable[[], None]) -> None:
+    def test_tasks_held_after_a_wipe_count(self, queue: Queue, wipe: Callable[[], None]) -> None:
         wipe()
         fence = single.claim(queue, "e1", "w1", ttl_s=45)
         held = {f"alice-{n}": 1 for n in range(3)}
@@ -255,7 +255,7 @@ class QueueSuite:
         assert queue.position("e1", "t7") == QueuePosition(QueueState.QUEUED, 0, 300, 300)
         assert lease(queue, fence, limit=300) == [task.task_id for task in tasks]
 
-    def test_many_endpoints_lease_in_one_call_and_each_under_its_own_fence(self, queue: Queue) -> None:
+    def test_leases_of_many_endpoints_are_taken_in_one_call_with_own_fences(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2", "e3")}
         for endpoint_id in fences:
             tasks = [make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(3)]
@@ -274,7 +274,7 @@ class QueueSuite:
         assert isinstance(found["e4"], QueueDataLost)
         assert queue.depth(["e2"]) == 3
 
-    def test_ends_of_many_endpoints_are_taken_in_one_call(self, queue: Queue) -> None:
+    def test_results_of_many_endpoints_are_taken_in_one_call(self, queue: Queue) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2")}
         for endpoint_id, fence in fences.items():
             queue.enqueue([make_queued(f"{endpoint_id}-{n}", endpoint_id=endpoint_id) for n in range(2)])
@@ -348,9 +348,7 @@ class QueueSuite:
         )  # no agent is heard any more
         assert queue.leased([("e2", newer)]) == [{}]
 
-    def test_an_end_is_remembered_for_a_while_after_it_was_recorded(
-        self, queue: Queue, forget_results: Callable[[], None]
-    ) -> None:
+    def test_recorded_result_is_known_for_a_time(self, queue: Queue, forget_results: Callable[[], None]) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
         assert lease(queue, fence, limit=2) == ["t1", "t2"]
@@ -370,7 +368,7 @@ class QueueSuite:
         single.ack(queue, fence, [make_result("t1")])
         assert [end.task_id for end in queue.outbox("e1")] == ["t2", "t1"]
 
-    def test_ends_leave_the_outbox_in_whatever_order_they_are_recorded(self, queue: Queue) -> None:
+    def test_results_leave_the_outbox_in_any_order(self, queue: Queue) -> None:
         fence = own(queue)
         ids = [f"t{n}" for n in range(6)]
         queue.enqueue([make_queued(task_id) for task_id in ids])
@@ -382,7 +380,7 @@ class QueueSuite:
         queue.flushed({"e1": ["t4", "t5", "t4"]})
         assert queue.outbox("e1") == []
 
-    def test_an_upkeep_of_many_endpoints_is_that_of_each(self, queue: Queue, clock: Clock) -> None:
+    def test_maintenance_of_many_endpoints_equals_that_of_each(self, queue: Queue, clock: Clock) -> None:
         fences = {endpoint_id: own_endpoint(queue, endpoint_id) for endpoint_id in ("e1", "e2", "e3")}
         for endpoint_id, fence in fences.items():
             names = ("held", "ended", "once")
@@ -428,7 +426,7 @@ class QueueSuite:
         queue.flushed({"e1": ids})
         assert queue.outbox("e1") == []
 
-    def test_nothing_is_a_batch_too(self, queue: Queue) -> None:
+    def test_empty_batch_is_accepted(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([])
         single.ack(queue, fence, [])
@@ -442,7 +440,7 @@ class QueueSuite:
         queue.unlease("e1", fence, [])
         queue.flushed({"e1": []})
 
-    def test_endpoints_do_not_see_each_other(self, queue: Queue) -> None:
+    def test_endpoints_are_isolated(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1", endpoint_id="e2")])
         assert lease(queue, fence) == []
@@ -458,7 +456,7 @@ class QueueSuite:
         again = single.lease(queue, "e1", fence, limit=3, lease_s=LEASE_S)
         assert [(task.task.task_id, task.attempt) for task in again] == [("t1", 1), ("t2", 1), ("t3", 1)]
 
-    def test_the_leases_are_known(self, queue: Queue) -> None:
+    def test_leases_are_listed(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2", attempt=1)])
         assert single.leased(queue, "e1", fence) == {}
@@ -489,7 +487,7 @@ class QueueSuite:
             assert (ended.task.task_id, ended.attempt, ended.leased_at) == ("t1", 2, 50)
         assert single.leased(queue, "e1", fence) == {"t1": 2}
 
-    def test_what_may_not_start_twice_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
+    def test_non_idempotent_task_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
         clock.now = 0
         queue.enqueue([make_queued(idempotent=False)])
@@ -527,7 +525,7 @@ class QueueSuite:
 
     # ends
 
-    def test_the_first_end_of_a_task_wins(self, queue: Queue) -> None:
+    def test_first_result_of_a_task_wins(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, fence)
@@ -538,14 +536,14 @@ class QueueSuite:
         assert single.leased(queue, "e1", fence) == {"t2": 1}
         assert queue.outbox("e1") == [make_result("t1", task_group_id="g1", owner_id="alice")]
 
-    def test_a_batch_may_report_an_end_twice(self, queue: Queue) -> None:
+    def test_batch_may_contain_a_result_twice(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1")])
         lease(queue, fence)
         single.ack(queue, fence, [make_result("t1"), make_result("t1")])
         assert len(queue.outbox("e1")) == 1
 
-    def test_a_late_end_takes_the_task_out_of_the_queue(self, queue: Queue, clock: Clock) -> None:
+    def test_late_result_removes_the_task_from_the_queue(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
         clock.now = 0
         queue.enqueue([make_queued("t1")])
@@ -559,7 +557,7 @@ class QueueSuite:
         clock.now = 41
         assert lease(queue, fence) == []
 
-    def test_the_outbox_keeps_ends_until_the_database_has_them(self, queue: Queue) -> None:
+    def test_outbox_keeps_results_until_recorded(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued(f"t{n}") for n in range(3)])
         lease(queue, fence)
@@ -587,7 +585,7 @@ class QueueSuite:
 
     # cancelling
 
-    def test_a_waiting_task_is_taken_out_and_its_end_is_in_the_outbox(self, queue: Queue) -> None:
+    def test_cancelled_waiting_task_is_removed_with_its_result_in_the_outbox(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2"), make_queued("t3")])
         assert queue.cancel("e1", ["t2", "t4"]) == {"t2": CancelOutcome.REMOVED, "t4": CancelOutcome.UNKNOWN}
@@ -604,7 +602,7 @@ class QueueSuite:
         assert end.error is not None
         assert end.error.code == "TASK_CANCELLED"
 
-    def test_a_leased_task_is_asked_for_until_it_ends(self, queue: Queue) -> None:
+    def test_cancel_request_of_a_leased_task_lasts_until_its_result(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, fence)
@@ -615,7 +613,7 @@ class QueueSuite:
         assert single.cancel_requests(queue, "e1", fence) == []
         assert queue.cancel("e1", ["t1"]) == {"t1": CancelOutcome.FINISHED}
 
-    def test_a_task_that_should_stop_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
+    def test_task_with_a_cancel_request_is_not_dispatched_again(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue)
         clock.now = 0
         queue.enqueue([make_queued("t1")])
@@ -626,7 +624,7 @@ class QueueSuite:
         (ended,) = single.reap(queue, "e1", fence)
         assert (ended.task.task_id, ended.cancel_requested) == ("t1", True)
 
-    def test_the_next_lease_says_that_a_task_should_stop(self, queue: Queue) -> None:
+    def test_next_lease_carries_the_cancel_request(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1")])
         lease(queue, fence)
@@ -659,9 +657,7 @@ class QueueSuite:
         assert not wakes()
         wake_ups.close()
 
-    def test_an_agent_is_not_pushed_out_by_another_one_while_its_forwarder_hears_it(
-        self, queue: Queue, clock: Clock
-    ) -> None:
+    def test_connected_agent_is_not_replaced_by_another(self, queue: Queue, clock: Clock) -> None:
         def claim(forwarder_id: str, spool_id: str, now: float) -> int:
             clock.now = now
             return single.claim(queue, "e1", forwarder_id, spool_id=spool_id, ttl_s=45)
@@ -687,9 +683,7 @@ class QueueSuite:
         queue.release("e1", "w2", newer)
         assert claim("w1", "here", 92) > newer
 
-    def test_a_sweep_finds_what_has_work_and_what_is_not_its_owners_any_more(
-        self, queue: Queue, wipe: Callable[[], None]
-    ) -> None:
+    def test_sweep_finds_endpoints_with_work_and_lost_ownership(self, queue: Queue, wipe: Callable[[], None]) -> None:
         def endpoints_with_activity(fence: int) -> Sequence[str]:
             return queue.endpoints_with_activity({"e1": fence, "e2": fence_of_another})
 
@@ -710,7 +704,7 @@ class QueueSuite:
         wipe()
         assert endpoints_with_activity(fence) == ["e1", "e2"]
 
-    def test_many_endpoints_are_kept_at_once_and_those_to_look_at_are_named(
+    def test_ownership_of_many_endpoints_is_renewed_and_active_ones_are_named(
         self, queue: Queue, clock: Clock, wipe: Callable[[], None]
     ) -> None:
         def renew(now: float, fence: int, spool_id: str = "here") -> Sequence[str]:
@@ -740,7 +734,7 @@ class QueueSuite:
         assert renew(112, fence) == ["e1"]
         wake_ups.close()
 
-    def test_a_stale_owner_can_do_nothing(self, queue: Queue) -> None:
+    def test_stale_owner_is_fenced(self, queue: Queue) -> None:
         stale = own(queue, "w1")
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, stale, limit=1)
@@ -757,7 +751,7 @@ class QueueSuite:
         assert single.leased(queue, "e1", fence) == {"t1": 1}
         assert lease(queue, fence) == ["t2", "t3"]
 
-    def test_a_new_owner_goes_on_where_the_old_one_stopped(self, queue: Queue) -> None:
+    def test_new_owner_continues_the_queue(self, queue: Queue) -> None:
         old = own(queue, "w1")
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, old, limit=1)
@@ -776,7 +770,7 @@ class QueueSuite:
         single.mark_restored(queue, "e1", fence)
         assert lease(queue, fence) == ["t1"]
 
-    def test_after_a_wipe_nothing_goes_on_before_it_is_restored(self, queue: Queue, wipe: Callable[[], None]) -> None:
+    def test_wiped_queue_must_be_restored_first(self, queue: Queue, wipe: Callable[[], None]) -> None:
         fence = own(queue, tasks=[make_queued("t1")])
         lease(queue, fence)
         wipe()
@@ -789,7 +783,7 @@ class QueueSuite:
             with pytest.raises(QueueDataLost):
                 attempt()
 
-    def test_a_wipe_in_the_middle_of_a_rebuild_is_noticed(self, queue: Queue, wipe: Callable[[], None]) -> None:
+    def test_wipe_during_a_rebuild_is_detected(self, queue: Queue, wipe: Callable[[], None]) -> None:
         fence = single.claim(queue, "e1", "w1", ttl_s=45)
         queue.restore("e1", fence, [make_queued("t1")], held={}, lease_s=LEASE_S)
         wipe()
@@ -805,7 +799,7 @@ class QueueSuite:
             wipe()
         assert fences == sorted(set(fences))
 
-    def test_a_rebuild_queues_what_waits_and_leases_what_the_endpoint_holds(self, queue: Queue) -> None:
+    def test_rebuild_queues_waiting_tasks_and_leases_held_ones(self, queue: Queue) -> None:
         fence = single.claim(queue, "e1", "w1", ttl_s=45)
         queue.enqueue([make_queued("t3"), make_queued("t4")])
         page = [
@@ -823,7 +817,7 @@ class QueueSuite:
         leased = single.lease(queue, "e1", fence, limit=9, lease_s=LEASE_S)
         assert {task.task.task_id: task.attempt for task in leased} == {"t3": 1, "t1": 1, "t5": 3}
 
-    def test_what_the_endpoint_holds_stays_leased(self, queue: Queue, clock: Clock) -> None:
+    def test_held_tasks_stay_leased(self, queue: Queue, clock: Clock) -> None:
         fence = own(queue, tasks=[make_queued("t1")])
         clock.now = 0
         lease(queue, fence)
@@ -833,7 +827,7 @@ class QueueSuite:
         assert single.reap(queue, "e1", fence) == []
         assert single.leased(queue, "e1", fence) == {"t1": 1}
 
-    def test_what_may_have_started_is_not_queued_again(self, queue: Queue, clock: Clock) -> None:
+    def test_possibly_started_task_is_not_queued_again(self, queue: Queue, clock: Clock) -> None:
         """The database knows of a dispatch, the queue does not: it was wiped, and the endpoint does not speak up."""
         fence = own(queue)
         clock.now = 0
@@ -884,7 +878,7 @@ class QueueSuite:
         queue.dismiss([])
         assert queue.find_peers([key.public_key]) == {}
 
-    def test_whoever_served_an_endpoint_that_is_gone_is_a_stale_owner(self, queue: Queue) -> None:
+    def test_owner_of_a_deleted_endpoint_is_stale(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1")])
         queue.evict("e1")
@@ -894,7 +888,7 @@ class QueueSuite:
         again = single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45)
         assert lease(queue, again) == ["t1"]
 
-    def test_a_forwarder_hears_of_work_and_of_cancellations(self, queue: Queue, clock: Clock) -> None:
+    def test_forwarder_is_notified_of_work_and_cancellations(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")
         assert wake_ups.get(0.0) == []
         fence = own(queue)
@@ -920,7 +914,7 @@ class QueueSuite:
         assert wake_ups.get(5.0) == ["e1"]
         wake_ups.close()
 
-    def test_ends_are_shared_with_those_who_watch_for_a_while(self, queue: Queue, clock: Clock) -> None:
+    def test_results_are_shared_with_subscribers_for_a_time(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")
         clock.now = 0
         assert queue.watch(["alice", "bob"], "w1", ttl_s=45) == {"alice", "bob"}
@@ -945,7 +939,7 @@ class QueueSuite:
         assert wake_ups.take_shared() == []
         wake_ups.close()
 
-    def test_a_store_that_is_away_is_unavailable(self, queue: Queue, cut: Callable[[], None]) -> None:
+    def test_unreachable_store_is_unavailable(self, queue: Queue, cut: Callable[[], None]) -> None:
         queue.ping()
         wake_ups = queue.listen("w1")
         cut()
@@ -959,7 +953,7 @@ class QueueSuite:
 
     # what the reconciler asks
 
-    def test_missing_tasks_are_those_that_neither_wait_nor_run_nor_ended_a_moment_ago(
+    def test_missing_tasks_are_not_waiting_leased_or_recently_ended(
         self, queue: Queue, wipe: Callable[[], None]
     ) -> None:
         fence = own(queue)
@@ -981,7 +975,7 @@ class QueueSuite:
 
         assert queue.find_missing({"e1": ids}) == {"t0"}
 
-    def test_outboxes_with_something_in_them(self, queue: Queue) -> None:
+    def test_non_empty_outboxes_are_listed(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([make_queued("t1")])
         single.lease(queue, "e1", fence, limit=1, lease_s=30)

@@ -411,7 +411,7 @@ def test_every_accepted_task_ends_once(seed: int) -> None:
     assert world.refused > 5
 
 
-def test_a_commit_whose_enqueue_never_came_is_found_by_the_reconciler() -> None:
+def test_commit_without_an_enqueue_is_found_by_the_reconciler() -> None:
     clock = Clock()
     world = World(FakeDatabase().records, FakeQueue(clock), clock, seed=1)
     next(world.submit())
@@ -420,7 +420,7 @@ def test_a_commit_whose_enqueue_never_came_is_found_by_the_reconciler() -> None:
     world.check()
 
 
-def test_without_disasters_nothing_is_lost_or_run_twice() -> None:
+def test_no_task_is_lost_or_repeated_without_faults() -> None:
     clock = Clock()
     world = World(FakeDatabase().records, FakeQueue(clock), clock, seed=1)
     world.processes.append(world.submit())

@@ -92,7 +92,7 @@ def move(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> Ta
 class RecordsSuite:
     # functions
 
-    def test_a_function_comes_back_as_it_was_registered(self, records: Records) -> None:
+    def test_registered_function_round_trips(self, records: Records) -> None:
         function = make_function(description="of a number", public=True)
         records.functions.add_function(function)
         assert records.functions.get_functions(["f1"]).get("f1") == function
@@ -115,7 +115,7 @@ class RecordsSuite:
         assert found is not None
         assert found.body == b"\x00body\xff"
 
-    def test_nobody_adds_a_version_to_the_function_of_another(self, records: Records) -> None:
+    def test_only_the_owner_adds_a_version(self, records: Records) -> None:
         records.functions.add_function(make_function())
         with pytest.raises(Conflict):
             records.functions.add_function(make_function(owner_id="mallory", version=2))
@@ -131,7 +131,7 @@ class RecordsSuite:
         assert [f.function_id for f in records.functions.list_functions("alice", search="%_")] == ["f2"]
         assert [f.function_id for f in records.functions.list_functions("alice", limit=1)] == ["f3"]
 
-    def test_what_an_owner_has_is_counted_up_to_a_limit(self, records: Records) -> None:
+    def test_objects_of_an_owner_are_counted_up_to_a_limit(self, records: Records) -> None:
         for number in range(3):
             records.functions.add_function(make_function(f"f{number}"))
             records.endpoints.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
@@ -156,13 +156,13 @@ class RecordsSuite:
         assert [alias.name for alias in records.functions.list_aliases("alice")] == ["a", "b"]
         assert [function.body for function in records.functions.list_functions("alice")] == [b""] * 3
 
-    def test_a_deleted_function_is_gone(self, records: Records) -> None:
+    def test_deleted_function_is_not_found(self, records: Records) -> None:
         records.functions.add_function(make_function())
         assert records.functions.delete_function("f1")
         assert not records.functions.delete_function("f1")
         assert records.functions.get_functions(["f1"]).get("f1") is None
 
-    def test_each_version_is_kept_with_its_body_and_its_moment(self, records: Records) -> None:
+    def test_each_version_has_its_body_and_time(self, records: Records) -> None:
         records.functions.add_function(make_function())
         records.functions.add_function(
             make_function(version=2, body=b"better", body_hash="h2", name="quare", created_at=at(5))
@@ -223,7 +223,7 @@ class RecordsSuite:
 
     # what a submit asks about
 
-    def test_what_a_submit_asks_about_is_what_the_single_calls_say(self, records: Records) -> None:
+    def test_submit_lookup_equals_the_single_lookups(self, records: Records) -> None:
         odd = {"runtime": {"python_version": "3.11"}, "note": "nul \x00 and \u00fc", "n": [1, 2.5, None, 2**60]}
         records.endpoints.put_endpoint(
             Endpoint("e1", "alice", "lab", allowed_functions=("f1",), metadata=odd, created_at=T0)
@@ -283,7 +283,7 @@ class RecordsSuite:
 
     # forgetting
 
-    def test_old_ends_are_forgotten_with_all_that_belongs_to_them(self, records: Records) -> None:
+    def test_old_results_are_purged_with_their_rows(self, records: Records) -> None:
         records.tasks.add_tasks(
             [make_task("t1"), make_task("t2"), make_task("t3", task_group_id="g2"), make_task("open")]
         )
@@ -305,7 +305,7 @@ class RecordsSuite:
         assert records.tasks.purge_tasks(ended_before=at(1000), limit=10) == 1
         assert records.tasks.get_tasks(["open"]).keys() == {"open"}
 
-    def test_a_forgotten_group_can_be_used_again(self, records: Records) -> None:
+    def test_purged_group_can_be_used_again(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1")])
         records.tasks.record_results([make_end("t1")], at=at(0))
         assert records.tasks.purge_tasks(ended_before=at(1), limit=10) == 1
@@ -346,7 +346,7 @@ class RecordsSuite:
         assert error.reasons == ("signal 9", "signal 11")
         assert records.tasks.list_events("t1")[-1].detail == {"code": "DEAD", "reasons": ["signal 9", "signal 11"]}
 
-    def test_a_forgotten_dead_letter_is_listed_no_more(self, records: Records) -> None:
+    def test_purged_dead_letter_is_not_listed(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         records.tasks.record_results([make_dead("t1")], at=at(0))
         assert records.tasks.purge_tasks(ended_before=at(1), limit=10) == 1
@@ -373,7 +373,7 @@ class RecordsSuite:
 
     # who did what
 
-    def test_a_change_and_its_entry_are_one(self, records: Records) -> None:
+    def test_change_and_audit_entry_are_atomic(self, records: Records) -> None:
         records.functions.audited(make_entry("function.register", "f1")).add_function(make_function())
         with pytest.raises(Conflict):
             records.functions.audited(make_entry("function.register", "f1", seconds=1)).add_function(make_function())
@@ -385,9 +385,7 @@ class RecordsSuite:
     # quotas
 
     @pytest.mark.parametrize("kind", Quotable)
-    def test_of_requests_at_the_same_moment_no_more_pass_than_the_quota_permits(
-        self, records: Records, kind: Quotable
-    ) -> None:
+    def test_concurrent_requests_stay_within_the_quota(self, records: Records, kind: Quotable) -> None:
         records.functions.add_function(make_function("f0", owner_id="bob"))
         records.endpoints.put_endpoint(Endpoint("e-bob", "bob", "laptop"))
         start = threading.Barrier(8)
@@ -416,7 +414,7 @@ class RecordsSuite:
             assert sum(requests.map(add, range(8))) == 3
         assert len(records.audit.list_entries(["alice"])) == 3
 
-    def test_an_alias_that_is_replaced_is_not_one_more(self, records: Records) -> None:
+    def test_replaced_alias_counts_once(self, records: Records) -> None:
         records.functions.add_function(make_function())
         quota = Quota(Quotable.ALIAS, "alice", 1, but="mine")
         for version in (1, None):
@@ -433,7 +431,7 @@ class RecordsSuite:
         with pytest.raises(QuotaExceeded, match=r"10 bytes; 5 more exceed the limit of 10"):
             records.functions.audited(quota=quota).add_function(make_function("f2", body=b"12345"))
 
-    def test_a_batch_of_tasks_leaves_one_entry(self, records: Records) -> None:
+    def test_batch_of_tasks_has_one_audit_entry(self, records: Records) -> None:
         entry = make_entry("tasks.submit", "e1", owner_id="bob", detail={"task_group_id": "g1"})
         tasks = [make_task(f"t{n}") for n in range(5)]
         records.tasks.add_tasks(tasks, audit=entry)
@@ -442,7 +440,7 @@ class RecordsSuite:
         details = [each.detail for each in records.audit.list_entries(["alice"])]
         assert details == [{"task_group_id": "g1", "tasks": 5}, {"task_group_id": "g1", "tasks": 1}]
 
-    def test_one_sees_what_one_did_and_what_was_done_to_ones_own(self, records: Records) -> None:
+    def test_audit_shows_own_actions_and_actions_on_own_objects(self, records: Records) -> None:
         records.audit.add_entries(
             [
                 make_entry("endpoint.update", "e1", identity_id="alice", owner_id="alice", seconds=0),
@@ -465,7 +463,7 @@ class RecordsSuite:
         first = records.audit.list_entries(["alice"], limit=1)[0]
         assert seen("alice", after=(first.at, first.audit_id)) == [1, 2]
 
-    def test_old_entries_are_forgotten(self, records: Records) -> None:
+    def test_old_audit_entries_are_purged(self, records: Records) -> None:
         records.audit.add_entries([make_entry("endpoint.update", "e1", seconds=n) for n in range(5)])
         assert records.audit.purge_entries(before=at(3), limit=2) == 2
         assert records.audit.purge_entries(before=at(3), limit=2) == 1
@@ -473,7 +471,7 @@ class RecordsSuite:
 
     # endpoints, keys, grants
 
-    def test_an_endpoint_comes_back_as_it_was_registered(self, records: Records) -> None:
+    def test_registered_endpoint_round_trips(self, records: Records) -> None:
         endpoint = Endpoint(
             "e1", "alice", "laptop", "My laptop", "in the attic", True, True, ("f1",), {"os": "linux"}, created_at=T0
         )
@@ -549,7 +547,7 @@ class RecordsSuite:
         assert not records.endpoints.has_grant("alice", "private")
         assert not records.endpoints.has_grant("bob", "granted")
 
-    def test_a_key_speaks_for_one_endpoint(self, records: Records) -> None:
+    def test_key_belongs_to_one_endpoint(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))
         records.endpoints.put_endpoint(Endpoint("e2", "mallory", "b"))
         records.endpoints.add_endpoint_key("e1", "key", at=T0)
@@ -563,7 +561,7 @@ class RecordsSuite:
         records.endpoints.add_endpoint_key("e2", "another", at=T0)
         assert records.endpoints.find_endpoints_by_key(["key", "another", "other"]) == {"key": "e1", "another": "e2"}
 
-    def test_a_change_of_an_endpoint_is_of_the_fields_that_it_names(self, records: Records) -> None:
+    def test_endpoint_update_changes_named_fields_only(self, records: Records) -> None:
         records.endpoints.put_endpoint(
             Endpoint("e1", "alice", "a", public=True, metadata={"os": "linux"}, created_at=T0)
         )
@@ -576,14 +574,14 @@ class RecordsSuite:
         records.endpoints.change_endpoint("e2", {"name": "nobody"})
         assert records.endpoints.get_endpoint("e2") is None
 
-    def test_lists_of_endpoints_have_an_end_and_only_names(self, records: Records) -> None:
+    def test_endpoint_lists_are_bounded_and_brief(self, records: Records) -> None:
         for number in range(3):
             endpoint = Endpoint(f"e{number}", "alice", "a", "b", created_at=at(number), metadata={"long": "text"})
             records.endpoints.put_endpoint(endpoint)
         found = records.endpoints.list_endpoints("alice", limit=2)
         assert found == [Endpoint(f"e{number}", "alice", "a", "b", created_at=at(number)) for number in (2, 1)]
 
-    def test_a_deleted_endpoint_takes_its_keys_along(self, records: Records) -> None:
+    def test_deleted_endpoint_loses_its_keys(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))
         records.endpoints.add_endpoint_key("e1", "key", at=T0)
         assert records.endpoints.list_endpoint_keys("e1") == ["key"]
@@ -594,7 +592,7 @@ class RecordsSuite:
 
     # writing ahead
 
-    def test_a_task_comes_back_as_it_was_submitted(self, records: Records) -> None:
+    def test_submitted_task_round_trips(self, records: Records) -> None:
         task = make_task(
             payload=None,
             payload_ref=BlobRef("alice/abc", 5, "abc"),
@@ -625,17 +623,17 @@ class RecordsSuite:
         assert len(records.tasks.list_events("t1")) == 2
         assert records.tasks.get_tasks(["t2"])
 
-    def test_a_bad_task_keeps_the_whole_batch_out(self, records: Records) -> None:
+    def test_invalid_task_refuses_the_whole_batch(self, records: Records) -> None:
         with pytest.raises(Conflict):
             records.tasks.add_tasks([make_task("t1"), make_task("t2", payload=None)])
         assert records.tasks.get_tasks(["t1", "t2"]) == {}
         assert records.tasks.add_tasks([]) == {}
 
-    def test_a_new_task_has_no_end_whatever_it_says(self, records: Records) -> None:
+    def test_new_task_has_no_result(self, records: Records) -> None:
         records.tasks.add_tasks([make_task(state=TaskState.SUCCESS, attempt=4, result=b"forged", finished_at=T0)])
         assert records.tasks.get_tasks(["t1"])["t1"] == make_task()
 
-    def test_a_remembered_success_answers_a_call_at_once(self, records: Records) -> None:
+    def test_memoized_success_answers_a_call_at_once(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1", memo_key="k1"), make_task("t2", memo_key="k2")])
         assert records.tasks.find_memoized("alice", ["k1", "k2"]) == {}
         records.tasks.record_results([make_end("t1", details={"python_version": "3.12"})], at=at(1))
@@ -665,7 +663,7 @@ class RecordsSuite:
         assert [task.task_id for task in records.tasks.list_open_tasks("e1")] == ["t4"]
         assert records.tasks.find_memoized("alice", ["k1"])["k1"].task_id == "t1"
 
-    def test_the_newest_success_is_remembered(self, records: Records) -> None:
+    def test_newest_success_is_memoized(self, records: Records) -> None:
         records.tasks.add_tasks([make_task(name, memo_key="k") for name in ("t1", "t2", "t3")])
         records.tasks.record_results([make_end("t2", result=b"old")], at=at(1))
         records.tasks.record_results([make_end("t1", result=None, result_ref=BlobRef("alice/r", 9, "r"))], at=at(2))
@@ -699,7 +697,7 @@ class RecordsSuite:
         assert [task.task_id for task in records.tasks.list_open_tasks("e1", after="t2", limit=9)] == ["t3", "t4"]
         assert records.tasks.list_open_tasks("e1", after="t4") == []
 
-    def test_endpoints_with_open_tasks(self, records: Records) -> None:
+    def test_endpoints_with_open_tasks_are_listed(self, records: Records) -> None:
         assert records.tasks.list_endpoints_with_open_tasks() == []
         records.tasks.add_tasks(
             [
@@ -713,7 +711,7 @@ class RecordsSuite:
         records.tasks.record_results([make_end("t3", endpoint_id="e3")], at=at(1))
         assert records.tasks.list_endpoints_with_open_tasks() == ["e0", "e1", "e2"]
 
-    def test_open_tasks_in_the_order_of_the_transactions_that_added_them(self, records: Records) -> None:
+    def test_open_tasks_are_listed_in_transaction_order(self, records: Records) -> None:
         began = records.tasks.first_unfinished_transaction()
         records.tasks.add_tasks([make_task("t9", submitted_at=at(9)), make_task("t7", endpoint_id="e2")])
         between = records.tasks.first_unfinished_transaction()
@@ -731,7 +729,7 @@ class RecordsSuite:
         ]
         assert records.tasks.list_open_ids(after=(found[2].added_in, "t1")) == []
 
-    def test_a_turn_is_for_one_until_it_ends(self, records: Records) -> None:
+    def test_lock_has_one_holder_until_released(self, records: Records) -> None:
         assert records.database.try_lock("clean", ttl_s=60)
         assert not records.database.try_lock("clean", ttl_s=60)
         assert records.database.try_lock("paint", ttl_s=0)
@@ -741,7 +739,7 @@ class RecordsSuite:
 
     # moves
 
-    def test_a_task_moves_and_each_move_leaves_an_event(self, records: Records) -> None:
+    def test_each_task_transition_leaves_an_event(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         dispatched = move("t1", TaskState.WAITING_FOR_NODES, 1, detail={"forwarder": "w1", "odd": "\x00"})
         assert records.tasks.record_transitions([dispatched, move("t1", TaskState.RUNNING, 1)]) == ["t1"]
@@ -749,7 +747,7 @@ class RecordsSuite:
         assert (task.state, task.attempt) == (TaskState.RUNNING, 1)
         assert records.tasks.list_events("t1")[1:] == [dispatched, move("t1", TaskState.RUNNING, 1)]
 
-    def test_a_task_does_not_move_back_and_an_old_attempt_moves_nothing(self, records: Records) -> None:
+    def test_backward_and_stale_transitions_are_ignored(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1), move("t1", TaskState.WAITING_FOR_NODES, 2)])
         assert records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1)]) == []
@@ -764,14 +762,14 @@ class RecordsSuite:
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.WAITING_FOR_EP, 1)
 
-    def test_only_one_gets_the_permit_for_an_attempt(self, records: Records) -> None:
+    def test_permit_of_an_attempt_is_given_once(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
         both = [move("t1", TaskState.WAITING_FOR_NODES, 1), move("t2", TaskState.WAITING_FOR_NODES, 1)]
         assert sorted(records.tasks.record_transitions(both)) == ["t1", "t2"]
         assert records.tasks.record_transitions(both) == []
         assert records.tasks.record_transitions([move("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
 
-    def test_an_ended_task_gives_no_permit_and_does_not_move(self, records: Records) -> None:
+    def test_ended_task_has_no_permit_and_no_transition(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         records.tasks.record_results([make_end()], at=at(1))
         assert records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
@@ -784,7 +782,7 @@ class RecordsSuite:
         assert records.tasks.list_events("nobody") == []
         assert records.tasks.record_transitions([]) == []
 
-    def test_a_move_must_be_its_reporters_to_report(self, records: Records) -> None:
+    def test_transition_must_be_allowed_for_its_reporter(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         with pytest.raises(InvalidRequest):
             records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
@@ -820,13 +818,13 @@ class RecordsSuite:
         assert (task.state, task.error, task.attempt, task.details) == (TaskState.FAILED, error, 2, {"kept": 1})
         assert records.tasks.list_events("t1")[-1].detail == {"code": "TASK_FAILED"}
 
-    def test_a_big_result_is_kept_as_a_reference(self, records: Records) -> None:
+    def test_large_result_is_stored_as_a_reference(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         ref = BlobRef("alice/def", 99, "def")
         records.tasks.record_results([make_end(result=None, result_ref=ref)], at=at(1))
         assert records.tasks.get_tasks(["t1"])["t1"].result_ref == ref
 
-    def test_the_first_end_wins(self, records: Records) -> None:
+    def test_first_result_wins(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1"), make_task("t2")])
         lost = make_end(state=TaskState.LOST, reporter=Reporter.FORWARDER, result=None, error=ErrorRecord("X", "gone"))
         assert set(records.tasks.record_results([make_end("t1"), lost], at=at(1))) == {"t1"}
@@ -835,12 +833,12 @@ class RecordsSuite:
         assert (task.state, task.finished_at, task.error) == (TaskState.SUCCESS, at(1), None)
         assert len(records.tasks.list_events("t1")) == 2
 
-    def test_only_the_tasks_endpoint_ends_it(self, records: Records) -> None:
+    def test_task_is_ended_by_its_endpoint_only(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         assert records.tasks.record_results([make_end(endpoint_id="e2"), make_end("nobody")], at=at(1)) == {}
         assert not records.tasks.get_tasks(["t1"])["t1"].state.is_terminal
 
-    def test_in_one_batch_only_the_first_word_of_the_tasks_endpoint_counts(self, records: Records) -> None:
+    def test_first_result_of_the_endpoint_counts_in_a_batch(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         words = [
             make_end(endpoint_id="e9", result=b"another's"),
@@ -853,7 +851,7 @@ class RecordsSuite:
         assert records.tasks.record_results([], at=at(2)) == {}
         assert len(records.tasks.list_events("t1")) == 2
 
-    def test_an_end_must_be_one_and_its_reporters_to_report(self, records: Records) -> None:
+    def test_result_must_be_terminal_and_allowed_for_its_reporter(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         with pytest.raises(InvalidRequest):
             records.tasks.record_results([make_end(state=TaskState.RUNNING)], at=at(1))
@@ -874,7 +872,7 @@ class TestFakeDatabase(RecordsSuite):
     def records(self) -> Records:
         return FakeDatabase().records
 
-    def test_it_can_be_cut_off(self) -> None:
+    def test_database_can_be_unavailable(self) -> None:
         database = FakeDatabase()
         database.reachable = False
         with pytest.raises(Unavailable):

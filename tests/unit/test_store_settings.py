@@ -45,7 +45,7 @@ def test_the_cloud_gives_hosts_and_secrets() -> None:
     assert (settings.ticket_key, settings.ticket_secret_arn) == (None, "arn:ticket")
 
 
-def test_a_certificate_is_checked_against_authorities(tmp_path: Path) -> None:
+def test_certificate_is_checked_against_the_ca_bundle(tmp_path: Path) -> None:
     authorities = tmp_path / "authorities.pem"
     authorities.touch()
     settings = StoreSettings.from_environment({**LOCAL, "FARCALL_DATABASE_AUTHORITIES": str(authorities)})
@@ -63,7 +63,7 @@ def test_transport_encryption_can_be_off() -> None:
 
 
 @pytest.mark.parametrize("environ", [LOCAL, CLOUD])
-def test_what_is_missing_is_named(environ: dict[str, str]) -> None:
+def test_missing_setting_is_named(environ: dict[str, str]) -> None:
     for name in environ:
         without = {key: value for key, value in environ.items() if key != name}
         with pytest.raises(ConfigurationError, match=name):

@@ -7,7 +7,7 @@ from farcall_common import store
 from tests.support import stores as fakes
 
 
-def test_the_public_surface_is_sorted_and_there() -> None:
+def test_public_surface_is_sorted_and_complete() -> None:
     for module in (store, fakes):
         assert module.__all__ == sorted(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)

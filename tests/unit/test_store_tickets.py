@@ -10,7 +10,7 @@ KEY = "k" * 32
 PEER = PeerKey("z85{}[]", PeerKind.AGENT, "e1")
 
 
-def test_a_ticket_says_what_was_issued() -> None:
+def test_ticket_round_trips() -> None:
     ticket = Tickets(KEY).issue(PEER, expires_at=1000)
     assert Tickets(KEY).verify(ticket, now=999) == Ticket(PEER, 1000)
 
@@ -38,7 +38,7 @@ def test_a_ticket_expires_by_the_callers_clock() -> None:
         "." * 100_000,
     ],
 )
-def test_what_we_did_not_issue_is_refused(forged: str) -> None:
+def test_foreign_ticket_is_refused(forged: str) -> None:
     with pytest.raises(Unauthenticated, match="not valid"):
         Tickets(KEY).verify(forged, now=0)
 

@@ -46,7 +46,7 @@ def test_values_are_checked(wrong: dict[str, Any]) -> None:
         TaskOptions.of(memory_bytes=1).changed(**wrong)
 
 
-def test_what_is_no_option_or_no_json_is_a_type_error() -> None:
+def test_unknown_option_or_non_json_is_a_type_error() -> None:
     wrong: Any = {"wall_time": 5}
     with pytest.raises(TypeError, match="wall_time"):
         TaskOptions.of(**wrong)
@@ -82,7 +82,7 @@ def test_a_resource_specification_is_translated_once() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, "2 GB", True, 1.5])
-def test_a_resource_specification_with_a_limit_that_is_none_is_refused(value: object) -> None:
+def test_resource_specification_with_an_invalid_limit_is_refused(value: object) -> None:
     options = TaskOptions.of(resource_specification={"memory_bytes": value})
     with pytest.raises(ValueError, match="memory_bytes"):
         options.translated()
@@ -90,7 +90,7 @@ def test_a_resource_specification_with_a_limit_that_is_none_is_refused(value: ob
     assert TaskOptions.of(resource_specification={"queue": "q"}).untranslatable() is None
 
 
-def test_what_is_not_set_takes_no_room() -> None:
+def test_unset_options_take_no_bytes() -> None:
     assert msgspec.json.encode(TaskOptions()) == b"{}"
     assert TaskOptions().to_json() == {"idempotent": True, "max_attempts": 3}
     assert TaskOptions.of(memory_bytes=5).to_json() == {"idempotent": True, "max_attempts": 3, "memory_bytes": 5}

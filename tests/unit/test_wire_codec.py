@@ -91,7 +91,7 @@ def test_garbage_is_a_protocol_error(frames: list[bytes]) -> None:
 
 
 @given(body=st.binary(max_size=200))
-def test_garbage_behind_a_right_version_is_malformed(body: bytes) -> None:
+def test_garbage_after_a_valid_version_is_malformed(body: bytes) -> None:
     with pytest.raises(FrameMalformed):
         decode([bytes([PROTOCOL_VERSION]) + body])
 
@@ -175,7 +175,7 @@ def test_defaults_cost_no_bytes() -> None:
 
 
 @pytest.mark.parametrize("generation", [2**53 + 1, 2**63, 2**64 - 1])
-def test_a_generation_that_no_database_has_room_for_is_malformed(generation: int) -> None:
+def test_generation_out_of_range_is_malformed(generation: int) -> None:
     raw = msgspec.msgpack.encode({"kind": "Heartbeat", "at": 1.0, "spool_generation": generation})
     with pytest.raises(FrameMalformed):
         decode([b"\x01" + raw])

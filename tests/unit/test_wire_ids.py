@@ -11,7 +11,7 @@ import pytest
 from farcall_common.wire.ids import is_uuid, new_id, new_task_id
 
 
-def test_task_ids_are_uuid_version_7_with_the_time_of_making() -> None:
+def test_task_ids_are_uuid_version_7_with_their_creation_time() -> None:
     before_ms = time.time_ns() // 1_000_000
     made = uuid.UUID(new_task_id())
     assert made.version == 7

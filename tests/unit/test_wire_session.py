@@ -51,7 +51,7 @@ def test_a_client_opens_a_stream() -> None:
 
 
 @pytest.mark.parametrize("first", [WELCOME, BEAT, _run(1), OPENED])
-def test_only_a_refusal_may_precede_the_greeting(first: m.Message) -> None:
+def test_only_a_refusal_may_precede_the_hello(first: m.Message) -> None:
     with pytest.raises(ProtocolError):
         _agent().received(first, now=0)
 
@@ -114,7 +114,7 @@ def test_no_message_is_legal_after_the_end(last: m.Message) -> None:
     assert not session.is_dead(now=1e9)
 
 
-def test_a_heartbeat_is_due_after_a_period_of_saying_nothing() -> None:
+def test_heartbeat_is_due_after_an_idle_period() -> None:
     session = _opened()
     session.sent(BEAT, now=5)
     assert not session.heartbeat_due(now=14.9)
@@ -123,13 +123,13 @@ def test_a_heartbeat_is_due_after_a_period_of_saying_nothing() -> None:
     assert not session.heartbeat_due(now=15)
 
 
-def test_silence_is_death() -> None:
+def test_silent_peer_is_lost() -> None:
     session = _opened()
     assert not session.is_dead(now=2 + SILENT_PERIODS * 10 - 0.1)
     assert session.is_dead(now=2 + SILENT_PERIODS * 10)
 
 
-def test_the_next_deadline_is_when_something_becomes_true() -> None:
+def test_next_deadline_is_the_earliest_event() -> None:
     session = _opened()
     session.sent(BEAT, now=20)
     assert session.next_deadline() == 30
@@ -148,7 +148,7 @@ FORWARDER_SAYS = st.sampled_from(
 
 
 @given(talk=st.lists(st.tuples(st.just("agent"), AGENT_SAYS) | st.tuples(st.just("forwarder"), FORWARDER_SAYS)))
-def test_both_sides_agree(talk: list[tuple[str, m.Message]]) -> None:
+def test_both_sides_agree_on_the_state(talk: list[tuple[str, m.Message]]) -> None:
     """Whatever one machine lets its end send, the other accepts, and the two never differ in phase or credit."""
     agent = _agent()
     forwarder = Session(Role.FORWARDER, facing=Role.AGENT, heartbeat_s=30, now=0)

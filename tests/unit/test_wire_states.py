@@ -11,7 +11,7 @@ def test_tables_are_complete() -> None:
     assert set(LEGAL_TRANSITIONS) == set(REPORTERS) == set(TaskState)
 
 
-def test_nothing_leaves_a_terminal_state() -> None:
+def test_terminal_states_have_no_transition() -> None:
     for before, after, reporter in itertools.product(TERMINAL_STATES, TaskState, Reporter):
         assert not is_legal(before, after, reporter=reporter)
 
