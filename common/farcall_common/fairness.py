@@ -93,10 +93,10 @@ class FairQueue(Generic[_Item]):
         self._length = 0
         return items
 
-    def take(self, *, newcomers_only: bool = False) -> tuple[str, _Item, int] | None:
+    def take(self, *, new_submitters_only: bool = False) -> tuple[str, _Item, int] | None:
         """Take the next item; it counts until :meth:`done`. None if nothing waits.
 
-        :param newcomers_only: only of a submitter that has fewer items taken than its weight.
+        :param new_submitters_only: only of a submitter that has fewer items taken than its weight.
         :return: its submitter, the item, and the turn, for :meth:`undo`.
         """
         is_alone = len(self._turns) == 1
@@ -107,7 +107,7 @@ class FairQueue(Generic[_Item]):
         else:
             return None
         taken = self._taken.get(submitter, 0)
-        if newcomers_only and taken >= self._weights.get(submitter, 1):
+        if new_submitters_only and taken >= self._weights.get(submitter, 1):
             return None
         waiting = self._waiting[submitter]
         item = waiting.popleft()

@@ -11,7 +11,7 @@ __all__ = ["Engine"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the engine when it is asked for: workers are of this package too, and start without it."""
+    """Load the engine at its first use: workers belong to this package too, and start without it."""
     if name != "Engine":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from farcall_endpoint.engine import Engine

@@ -234,7 +234,7 @@ class Submitter(concurrent.futures.Executor):
     ) -> ComputeFuture[Any]:
         """Call a function by its id, ``<id>@<version>`` or an alias of yours; otherwise like :meth:`submit`.
 
-        An alias is looked up when it is used for the first time; later calls are of the same function.
+        An alias is looked up when it is used for the first time; later calls use the same function.
 
         :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with texts as keys.
         """

@@ -118,7 +118,7 @@ def pack_call(
 def checked_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call of a registered function, as a tuple and a dictionary.
 
-    :raises TypeError: if they are of another kind: text would be taken apart into letters, a dictionary into its keys.
+    :raises TypeError: if they have another type: text would be taken apart into letters, a dictionary into its keys.
     """
     if args is not None and (not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray | memoryview)):
         raise TypeError(f"args: expected a tuple or a list, got {type(args).__name__}")

@@ -82,7 +82,7 @@ def _earlier(directory: Path) -> dict[str, PhaseResult]:
     return {name: result for name, result in found.items() if not result.broken}
 
 
-def _verdict(result: PhaseResult) -> str:
+def _outcome(result: PhaseResult) -> str:
     if result.broken:
         return "BROKEN"
     return "skipped" if result.skipped else "ok"
@@ -95,7 +95,7 @@ def table(results: Sequence[PhaseResult]) -> str:
     for result in results:
         back = f"{statistics.median(result.back_s):.1f}/{max(result.back_s):.1f}" if result.back_s else "-"
         counts = (str(getattr(result, column)) for column in _COLUMNS)
-        rows.append((result.name, *counts, back, f"{result.seconds:.0f}", _verdict(result)))
+        rows.append((result.name, *counts, back, f"{result.seconds:.0f}", _outcome(result)))
     totals = (str(sum(getattr(result, column) for result in results)) for column in _COLUMNS)
     rows.append(("all", *totals, "", f"{sum(result.seconds for result in results):.0f}", ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

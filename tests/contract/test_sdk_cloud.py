@@ -240,9 +240,9 @@ def test_a_waiting_task_has_a_reason(cloud: Cloud) -> None:
 def test_cancelling(cloud: Cloud) -> None:
     client = cloud.client
     task_id = client.run(1, endpoint_id=cloud.endpoint_id, function_id=client.register_function(divide))
-    nobody = str(uuid.uuid4())
-    outcomes = client.cancel_many([task_id, nobody])
-    assert (outcomes[task_id]["outcome"], outcomes[nobody]["outcome"]) == ("cancelled", "unknown")
+    unknown_id = str(uuid.uuid4())
+    outcomes = client.cancel_many([task_id, unknown_id])
+    assert (outcomes[task_id]["outcome"], outcomes[unknown_id]["outcome"]) == ("cancelled", "unknown")
     assert client.cancel(task_id)["outcome"] == "finished"
     with pytest.raises(TaskCancelled):
         client.get_result(task_id)
@@ -309,25 +309,25 @@ def test_tasks_and_audit_records_are_read_in_pages(cloud: Cloud) -> None:
 
 
 def test_unknown_ids(cloud: Cloud) -> None:
-    client, nobody = cloud.client, str(uuid.uuid4())
+    client, unknown_id = cloud.client, str(uuid.uuid4())
     function_id = client.register_function(divide)
     with pytest.raises(FunctionUnknown):
-        client.get_function(nobody)
+        client.get_function(unknown_id)
     with pytest.raises(FunctionUnknown):
-        client.delete_function(nobody)
+        client.delete_function(unknown_id)
     with pytest.raises(FunctionUnknown):
-        client.run(1, endpoint_id=cloud.endpoint_id, function_id=nobody)
+        client.run(1, endpoint_id=cloud.endpoint_id, function_id=unknown_id)
     with pytest.raises(EndpointUnknown):
-        client.run(1, endpoint_id=nobody, function_id=function_id)
+        client.run(1, endpoint_id=unknown_id, function_id=function_id)
     for ask in (client.get_endpoint, client.get_endpoint_status, client.get_allowed_functions):
         with pytest.raises(EndpointUnknown):
-            ask(nobody)
+            ask(unknown_id)
     for ask_task in (client.get_task, client.get_task_events, client.cancel, client.why):
         with pytest.raises(TaskUnknown):
-            ask_task(nobody)
+            ask_task(unknown_id)
     with pytest.raises(TaskGroupUnknown):
-        client.get_task_group(nobody)
-    info = client.get_batch_result([nobody])[nobody]
+        client.get_task_group(unknown_id)
+    info = client.get_batch_result([unknown_id])[unknown_id]
     assert info.state is None
     assert not info.pending
     with pytest.raises(TaskUnknown):

@@ -32,7 +32,7 @@ _WORKSPACE: Final = Path(__file__).resolve().parents[2]
 _FENCE: Final = re.compile(r"^(?P<indent> *)```(?P<info>[^\n]*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _SPAN: Final = re.compile(r"`([^`]+)`")
 _ASSIGNMENT: Final = re.compile(r"[A-Z][A-Z0-9_]*=.*", re.DOTALL)
-#: What ends a command in a line of the shell. A semicolon is not typed by anybody here.
+#: What ends a command in a line of the shell. No page has a semicolon.
 _ENDS: Final = frozenset({"&&", "||", "|"})
 #: Languages of blocks that are typed.
 _SHELL: Final = frozenset({"", "console", "bash", "sh"})
@@ -180,7 +180,7 @@ def _aws_options(words: Sequence[str], members: Mapping[str, Any], required: Seq
     return f"{xform_name(missing[0], '-')} is missing" if missing and given else ""
 
 
-#: Commands that are of AWS' command line and of no service, with the options that our pages use.
+#: Commands of AWS' command line itself, not of a service, with the options that our pages use.
 _OWN_OF_AWS_CLI: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("configure", ""): (),
     ("logs", "tail"): ("--since", "--follow"),
@@ -240,6 +240,6 @@ _CHECKS: Final[Mapping[str, Callable[[Sequence[str]], str]]] = {
     "pytest": _pytest,
     "make": _make,
     "npx": _npx,
-    # Other people's, whose options nobody here knows.
+    # Other people's, whose options are not known here.
     **dict.fromkeys(("cd", "cdk", "cdklocal", "cp", "curl", "docker", "git", "pip", "source"), _any),
 }

@@ -66,7 +66,7 @@ def names_in(text: str) -> set[str]:
     return {each.rpartition(".")[2] for each in re.findall(r"`([\w.]+)`", text)}
 
 
-def test_every_row_has_a_verdict_and_a_no_has_a_reason() -> None:
+def test_every_row_has_an_answer_and_a_no_has_a_reason() -> None:
     assert len(ROWS) > 60
     assert {row[1] for row in ROWS} == {"yes", "better", "no"}
     assert [row[0] for row in ROWS if row[1] == "better" and not row[2]] == []
@@ -76,8 +76,8 @@ def test_every_row_has_a_verdict_and_a_no_has_a_reason() -> None:
 
 def test_features_listed_as_present_exist() -> None:
     named = set()
-    for feature, verdict, why in ROWS:
-        text = why if verdict == "no" else f"{feature} {why}"
+    for feature, answer, why in ROWS:
+        text = why if answer == "no" else f"{feature} {why}"
         named |= set(re.findall(r"`(Client|Executor|ComputeFuture)\.(\w+)`", text))
     assert len(named) > 40
     missing = {f"{owner}.{name}" for owner, name in named if not hasattr(getattr(farcall, owner), name)}

@@ -133,7 +133,7 @@ def client(cloud: Deployment) -> Iterator[farcall.Client]:
 
 
 @pytest.fixture(scope="session")
-def stranger(cloud: Deployment) -> Iterator[farcall.Client]:
+def other_client(cloud: Deployment) -> Iterator[farcall.Client]:
     """Grace's, who owns nothing of ada's."""
     with farcall.Client(cloud.api_url, cloud.tokens["grace"]) as grace:
         yield grace

@@ -80,22 +80,24 @@ def test_an_executor_at_an_unknown_endpoint_does_not_hang(client: farcall.Client
 @pytest.mark.smoke
 def test_another_owners_functions_endpoints_and_tasks(
     client: farcall.Client,
-    stranger: farcall.Client,
+    other_client: farcall.Client,
     endpoint: LocalEndpoint,
     own_endpoint: Callable[..., LocalEndpoint],
 ) -> None:
     theirs = client.register_function(hello)
     task_id = client.run("private", endpoint_id=endpoint.endpoint_id, function_id=theirs)
     mine = own_endpoint(user="grace").endpoint_id
-    refused(lambda: stranger.run("x", endpoint_id=mine, function_id=theirs), Forbidden)
+    refused(lambda: other_client.run("x", endpoint_id=mine, function_id=theirs), Forbidden)
     refused(
-        lambda: stranger.run("x", endpoint_id=endpoint.endpoint_id, function_id=stranger.register_function(hello)),
+        lambda: other_client.run(
+            "x", endpoint_id=endpoint.endpoint_id, function_id=other_client.register_function(hello)
+        ),
         Forbidden,
     )
-    refused(lambda: stranger.delete_function(theirs), Forbidden)
-    refused(lambda: stranger.delete_endpoint(endpoint.endpoint_id), Forbidden)
-    refused(lambda: stranger.get_task(task_id), TaskUnknown)  # not even whether it exists
-    refused(lambda: stranger.cancel(task_id), TaskUnknown)
+    refused(lambda: other_client.delete_function(theirs), Forbidden)
+    refused(lambda: other_client.delete_endpoint(endpoint.endpoint_id), Forbidden)
+    refused(lambda: other_client.get_task(task_id), TaskUnknown)  # not even whether it exists
+    refused(lambda: other_client.cancel(task_id), TaskUnknown)
     assert client.get_result(task_id, wait_s=WAIT_S) == "hello, private"
 
 

@@ -40,7 +40,7 @@ def ended(client: farcall.Client, task_id: str) -> farcall.TaskInfo:
 
 
 def test_a_task_that_kills_its_workers_ends_as_a_dead_letter(
-    client: farcall.Client, stranger: farcall.Client, endpoint: LocalEndpoint, tmp_path: Path
+    client: farcall.Client, other_client: farcall.Client, endpoint: LocalEndpoint, tmp_path: Path
 ) -> None:
     began_at = time.time()
     with farcall.Executor(endpoint.endpoint_id, client=client, max_attempts=3) as executor:
@@ -64,12 +64,12 @@ def test_a_task_that_kills_its_workers_ends_as_a_dead_letter(
     assert (last["state"], last["detail"]["reasons"]) == ("dead-lettered", list(error.record.reasons or ()))
     assert task_id in letters(client)
 
-    # Nobody else can do anything about it.
-    for attempt in (stranger.retry, stranger.discard):
+    # Only its owner can act on it.
+    for attempt in (other_client.retry, other_client.discard):
         with pytest.raises(TaskUnknown):
             attempt(task_id)
 
-    # Tried again before its cause is gone, it ends the same; afterwards it does not.
+    # Tried again before its cause is gone, it ends the same; after that it succeeds.
     again = client.retry(task_id)
     assert ended(client, again).state is TaskState.DEAD_LETTERED
     assert letters(client) >= {task_id, again}

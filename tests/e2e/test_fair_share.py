@@ -71,17 +71,17 @@ def _submit(client: farcall.Client, endpoint_id: str, function_id: str, calls: l
 
 
 def test_a_single_task_overtakes_a_backlog_of_short_ones(
-    shared: str, directory: str, client: farcall.Client, stranger: farcall.Client
+    shared: str, directory: str, client: farcall.Client, other_client: farcall.Client
 ) -> None:
     backlog = _submit(client, shared, client.register_function(short), [(directory, n) for n in range(BACKLOG)])
-    count = stranger.register_function(started)
-    warm = stranger.run(directory, endpoint_id=shared, function_id=count)
-    stranger.get_result(warm, wait_s=WAIT_S)
+    count = other_client.register_function(started)
+    warm = other_client.run(directory, endpoint_id=shared, function_id=count)
+    other_client.get_result(warm, wait_s=WAIT_S)
     passed = []
     for _ in range(5):
         before = started(directory)
-        task_id = stranger.run(directory, endpoint_id=shared, function_id=count)
-        passed.append(stranger.get_result(task_id, wait_s=WAIT_S) - before)
+        task_id = other_client.run(directory, endpoint_id=shared, function_id=count)
+        passed.append(other_client.get_result(task_id, wait_s=WAIT_S) - before)
     assert before < BACKLOG - 500, "the backlog was over before it was passed"
     # What ran during a submit and what was prefetched; without turns, hundreds to all of them.
     assert sorted(passed)[2] < 150, passed
@@ -89,7 +89,7 @@ def test_a_single_task_overtakes_a_backlog_of_short_ones(
 
 
 def test_a_single_task_is_next_after_running_long_ones(
-    shared: str, directory: str, tmp_path: Path, client: farcall.Client, stranger: farcall.Client
+    shared: str, directory: str, tmp_path: Path, client: farcall.Client, other_client: farcall.Client
 ) -> None:
     """Both workers run tasks of a backlog that also uses up the credit. The end of one lets the single task in."""
     released = tmp_path / "released"
@@ -97,10 +97,10 @@ def test_a_single_task_is_next_after_running_long_ones(
     calls: list[tuple[object, ...]] = [(directory, number, str(released)) for number in range(40)]
     backlog = _submit(client, shared, client.register_function(until_released), calls)
     wait_until(lambda: started(directory) == 2)
-    count = stranger.register_function(started)
-    task_id = stranger.run(directory, endpoint_id=shared, function_id=count)
-    wait_until(lambda: stranger.get_task(task_id).state is TaskState.WAITING_FOR_NODES)
+    count = other_client.register_function(started)
+    task_id = other_client.run(directory, endpoint_id=shared, function_id=count)
+    wait_until(lambda: other_client.get_task(task_id).state is TaskState.WAITING_FOR_NODES)
     assert started(directory) == 2
     (released / "one").touch()
-    assert stranger.get_result(task_id, wait_s=WAIT_S) == 2
+    assert other_client.get_result(task_id, wait_s=WAIT_S) == 2
     client.cancel_many(backlog)

@@ -19,7 +19,7 @@ from tests.waiting import WAIT_S
 
 BIG = 5_000_000
 WARNING = "the blob store cannot be reached"
-#: Nobody listens here, and HTTP goes through it; but not to the API, by that name.
+#: No server listens here, and HTTP goes through it; but not to the API, by that name.
 WALL = {"HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1", "NO_PROXY": "localhost"}
 
 

@@ -1,7 +1,7 @@
 """``python -m tests.fuzz [SECONDS]``: coverage-guided fuzzing by atheris, each target for so many seconds (30).
 
 Begins with the golden bytes and with what earlier runs have found interesting (``build/fuzz``). An input that breaks a
-promise is left there as ``crash-…`` and printed; what it shows becomes a unit test beside the mend.
+promise is left there as ``crash-…`` and printed; what it shows becomes a unit test beside the fix.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ class Agent(Peer):
         }
         return wire.Hello(**(values | fields))
 
-    def greet(self, *, credit: int = 0, **fields: Any) -> wire.Welcome:
+    def open_session(self, *, credit: int = 0, **fields: Any) -> wire.Welcome:
         self.say(self.hello(**fields))
         welcome, _ = self.hear(wire.Welcome)
         for ref in welcome.forget:
@@ -317,7 +317,7 @@ class Agent(Peer):
         return welcome
 
     def is_let_in(self, forwarder: Listening) -> bool:
-        """Whether a greeting on a new connection is welcomed, not refused."""
+        """Whether a Hello on a new connection is welcomed, not refused."""
         self.connect(forwarder)
         self.say(self.hello())
         deadline = time.monotonic() + WAIT_S

@@ -83,7 +83,7 @@ def queue_with_clock(url: str) -> Iterator[tuple[ValkeyQueue, ValkeyClock]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port without a listener at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -231,7 +231,7 @@ def test_the_migrator_runs_as_a_process(environ: dict[str, str]) -> None:
 
     assert subprocess.run(command, env=environ, timeout=WAIT_S, check=False).returncode == 0
 
-    away = {**environ, "FARCALL_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}
+    away = {**environ, "FARCALL_DATABASE_URL": "postgresql://no-user@127.0.0.1:1/none"}
     assert subprocess.run(command, env=away, timeout=WAIT_S, check=False).returncode == 1
 
 

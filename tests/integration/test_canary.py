@@ -81,11 +81,11 @@ def test_remains_of_an_interrupted_round_are_deleted_later(tier: LocalTier, ask:
     with pytest.raises(Unavailable, match="cut short"):
         Canary(cut_short).run()
     ask("POST", "/v3/endpoints", {"endpoint_name": NAME})  # of a release whose rounds did not say since when
-    ask("POST", "/v3/endpoints", {"endpoint_name": "somebody's own"})
+    ask("POST", "/v3/endpoints", {"endpoint_name": "another user's"})
     Canary(ask).run()
-    assert left_behind(tier) == ["somebody's own", NAME]
+    assert left_behind(tier) == ["another user's", NAME]
     Canary(ask, clock=lambda: time.time() + 601).run()
-    assert left_behind(tier) == ["somebody's own"]
+    assert left_behind(tier) == ["another user's"]
     [own] = ask("GET", "/v2/endpoints", None)
     ask("DELETE", f"/v2/endpoints/{own['uuid']}", None)
 
@@ -152,7 +152,7 @@ def test_a_forwarder_that_sends_another_payload_is_reported(ask: Ask) -> None:
 
 
 def test_a_refusing_or_unreachable_api_is_reported(tier: LocalTier) -> None:
-    status, told = program(tier, FARCALL_TOKEN="nobody's")
+    status, told = program(tier, FARCALL_TOKEN="unknown")
     assert (status, told["canary"], told["code"]) == (1, "failed", Unauthenticated.code)
     assert "during: register" in told["message"]
     status, told = program(tier, FARCALL_API_URL="http://127.0.0.1:9")
@@ -190,7 +190,7 @@ def invocations(tier: LocalTier) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             self.wfile.write(told)
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Its messages are never read."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Invoke) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -109,7 +109,7 @@ def test_endpoint_lifecycle(shell: Shell) -> None:
     assert shell.run("status").returncode == 1
     wait_gone(family)
 
-    assert shell.run("delete").returncode != 0, "it asks, and nobody answers"
+    assert shell.run("delete").returncode != 0, "it needs a confirmation"
     assert "Deleted default" in shell.ok("delete", "--yes")
     assert f"DELETE /v2/endpoints/{endpoint_id}" in shell.cloud.http.requests
     assert not shell.directory().path.exists()

@@ -141,7 +141,9 @@ def test_work_waits_on_a_full_disk_until_there_is_space(endpoint: EndpointProces
     (tmp_path / "go").touch()
     beats = len(cloud.reports)
     cloud.wait_for(lambda: len(cloud.reports) > beats + 3)
-    assert not {spec.task_id for spec in cloud.results} & {*running, *waiting}, "an end was told that is not durable"
+    assert not {spec.task_id for spec in cloud.results} & {*running, *waiting}, (
+        "a result was reported that is not durable"
+    )
     assert set(cloud.accepted) == accepted, "a task was acknowledged that is not durable"
     disk.free(endpoint)
     ends = cloud.ends([*running, *waiting])

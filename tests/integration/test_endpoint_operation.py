@@ -145,7 +145,7 @@ def test_status_and_diagnose_of_an_endpoint_that_runs(tmp_path: Path) -> None:
         assert any("farcall_endpoint.manager" in process["command"] for process in processes)
         spool = json.loads((output / "spool.json").read_text())
         assert spool["bytes"] > 0
-        assert "the running agent holds it" in spool["note"], "nobody else may lock it"
+        assert "the running agent holds it" in spool["note"], "no other process may lock it"
         assert list((output / "logs").glob("manager-*.log")), "the manager writes its own log"
         secret = (endpoint.directory.path / "curve.secret").read_text().strip()
         assert not any(secret in path.read_text() for path in output.rglob("*") if path.is_file())

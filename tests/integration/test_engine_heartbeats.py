@@ -174,4 +174,4 @@ def test_managers_run_while_their_agent_is_stopped_and_deliver_when_it_resumes(
         agent.resume()
     assert {end.state for end in cloud.ends([*first, *more])} == {TaskState.SUCCESS}
     assert len(log.read_text()) == 10
-    assert [process.pid for process in endpoint.managers()] == [manager.pid], "nobody was given up"
+    assert [process.pid for process in endpoint.managers()] == [manager.pid], "no manager was dropped"

@@ -150,7 +150,7 @@ def test_the_agent_receives_the_resources_of_a_node(tmp_path: Path) -> None:
 
 
 def test_a_manager_on_a_too_small_node_reports_the_reason(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "farcall_endpoint.manager", "--agent", "ipc:///nobody", "--block-id", "b"]
+    command = [sys.executable, "-m", "farcall_endpoint.manager", "--agent", "ipc:///missing", "--block-id", "b"]
     command += ["--prefetch", "0", "--working-dir", str(tmp_path), "--cores-per-worker", "100000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode != 0
@@ -186,7 +186,7 @@ def test_an_endpoint_whose_workers_do_not_fit_does_not_start(tmp_path: Path) -> 
 
 
 def leave_behind(path: str, wait: bool) -> int:
-    """Start three processes that have left their group and session, two of them with nobody for a parent."""
+    """Start three processes that have left their group and session, two of them without a parent."""
     import os
     import pathlib
     import subprocess

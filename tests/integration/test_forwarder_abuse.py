@@ -42,7 +42,7 @@ from tests.waiting import WAIT_S, wait_until
 __all__ = ["cloud", "endpoint_id", "environ", "forwarder", "start", "stores"]
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
-GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
+ZMTP_GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 HELLO_BYTES = 202
 CROWD = 400
 
@@ -69,7 +69,7 @@ def curve_hello(server_key: str) -> bytes:
         with peer:
             peer.sendall(SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31))
             heard = b""
-            while len(heard) < len(GREETING) + HELLO_BYTES:
+            while len(heard) < len(ZMTP_GREETING) + HELLO_BYTES:
                 heard += peer.recv(4096)
     return heard
 
@@ -132,7 +132,7 @@ def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
             while not served.wait(0.05):
                 lazy[:], dripping[:] = open_ones(lazy), open_ones(dripping)
                 for _ in range((CROWD - len(lazy) - len(dripping)) // 4):
-                    for first_words in (b"", GREETING, hello):
+                    for first_words in (b"", ZMTP_GREETING, hello):
                         lazy.extend(connect(forwarder.address, 1, first_words))
                     dripping.extend(connect(forwarder.address, 1, SIGNATURE[:1]))
 
@@ -141,7 +141,7 @@ def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
             try:
                 wait_until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are connected")
                 with Agent(cloud, endpoint_id, forwarder) as agent:
-                    agent.greet(credit=20)
+                    agent.open_session(credit=20)
                     task_ids = cloud.submit_new(endpoint_id, 20)
                     agent.serve(20)
                 wait_until(lambda: process.num_fds() >= descriptors + CROWD * 3 // 4, "hundreds are still connected")
@@ -156,7 +156,7 @@ def test_hundreds_of_half_open_connections_do_not_delay_other_peers(
         while lazy or dripping:
             assert time.monotonic() < deadline, f"{len(lazy)} and {len(dripping)} are still connected"
             lazy = open_ones(lazy)
-            dripping = open_ones(dripping, drip=GREETING[sent : sent + 1])
+            dripping = open_ones(dripping, drip=ZMTP_GREETING[sent : sent + 1])
             sent += 1
             time.sleep(0.25)  # the period of the slow bytes
         wait_until(lambda: process.num_fds() <= descriptors + 20, "their descriptors are free again")
@@ -169,12 +169,12 @@ def test_a_crowd_does_not_lock_peers_out(cloud: Cloud, start: Start, connect: Co
         process = psutil.Process(forwarder.process.pid)
         descriptors = process.num_fds()
         with Agent(cloud, served_id, forwarder) as agent:
-            agent.greet(credit=100)
+            agent.open_session(credit=100)
             connect(forwarder.address, 1000, SIGNATURE)
             wait_until(lambda: health(forwarder)[1]["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
             wait_until(lambda: process.num_fds() <= descriptors + 120, "their descriptors are free again")
             with Agent(cloud, late_id, forwarder) as late:
-                late.greet(credit=1)
+                late.open_session(credit=1)
             task_ids = cloud.submit_new(served_id, 50)
             agent.serve(50)
         cloud.until_all(task_ids, TaskState.SUCCESS)
@@ -328,21 +328,21 @@ def test_unknown_addresses_have_half_of_the_places_and_yield_to_known_ones() -> 
                 crowd.callback(each.close)
             await scene.until(lambda: scene.limiter.connections == 4, "the known ones are connected")
             for number in range(40):  # each from another address
-                stranger = await asyncio.to_thread(scene.connect_from, f"127.0.1.{number + 1}")
-                crowd.callback(stranger.close)
+                unknown_peer = await asyncio.to_thread(scene.connect_from, f"127.0.1.{number + 1}")
+                crowd.callback(unknown_peer.close)
             await scene.until(lambda: scene.limiter.crowded_out == 35, "half of the places are free of them")
             await scene.until(lambda: scene.limiter.connections == 9, "with one that speaks and three known ones")
-            back = [scene.join() for _ in range(3)]  # the tenth place; then strangers make room
+            back = [scene.join() for _ in range(3)]  # the tenth place; then unknown peers make room
             for peer in back:
                 peer.send(b"hello")
             for _ in back:
                 await scene.hear()
-            await scene.until(lambda: scene.limiter.crowded_out == 37, "two strangers made room")
+            await scene.until(lambda: scene.limiter.crowded_out == 37, "two unknown peers made room")
             assert scene.limiter.connections == 10
             assert all(not _is_closed(each) for each in known), "the oldest that are silent, but known"
             late = await asyncio.to_thread(scene.connect_from, "127.0.2.1")
             crowd.callback(late.close)
-            await scene.until(lambda: scene.limiter.crowded_out == 38, "a stranger makes room for a stranger")
+            await scene.until(lambda: scene.limiter.crowded_out == 38, "an unknown peer makes room for another")
             assert all(not _is_closed(each) for each in known)
         first.send(b"still here")
         await scene.hear()
@@ -356,7 +356,7 @@ def test_a_message_makes_an_address_known() -> None:
     async def talk(scene: Scene) -> None:
         waiting = await asyncio.to_thread(scene.connect_from, "127.0.0.1")
         with waiting:
-            await scene.until(lambda: len(scene.limiter._unknown) == 1, "it is a stranger")
+            await scene.until(lambda: len(scene.limiter._unknown) == 1, "it is unknown")
             scene.join().send(b"hello")
             await scene.hear()
             assert scene.limiter._unknown == {}
@@ -477,7 +477,7 @@ CREDIT = wire.encode(wire.Envelope(wire.Credit(tasks=1)))
 def serves_others(cloud: Cloud, forwarder: RunningForwarder) -> None:
     other_id = cloud.add_endpoint()
     with Agent(cloud, other_id, forwarder) as bystander:
-        bystander.greet(credit=1)
+        bystander.open_session(credit=1)
         task_ids = cloud.submit_new(other_id, 1)
         bystander.serve(1)
         cloud.until_all(task_ids, wire.TaskState.SUCCESS)
@@ -495,7 +495,7 @@ def test_an_envelope_over_the_limits_is_refused(
     frames: list[bytes], cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet()
+        agent.open_session()
         agent.socket.send_multipart(frames)
         refused, _ = agent.hear(wire.Refused)
         assert (refused.error["code"], refused.error["fault"]) == ("FRAME_MALFORMED", "peer")
@@ -508,18 +508,18 @@ def test_a_frame_over_the_limit_ends_the_connection(
 ) -> None:
     """The socket ends the connection because of the frame's announced length; its bytes are not read."""
     with Agent(cloud, endpoint_id, forwarder) as agent, agent.socket.get_monitor_socket() as monitor:
-        agent.greet()
+        agent.open_session()
         agent.socket.send_multipart([*CREDIT, bytes(MAX_FRAME_BYTES + 1)])
         wait_until(lambda: bool(monitor.poll(50)) and monitor.recv_multipart() is not None, "the connection ends")
         agent.socket.disable_monitor()
         serves_others(cloud, forwarder)
         agent.connect(forwarder)  # the agent may reconnect
-        agent.greet()
+        agent.open_session()
 
 
 def test_the_largest_allowed_frame_arrives(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         agent.finish(agent.take(1), body=bytes(MAX_FRAME_BYTES))
         agent.until_recorded([task_id])

@@ -66,18 +66,18 @@ def test_results_reach_clients_at_another_forwarder(
     with (
         Agent(cloud, endpoint_id, here) as agent,
         Client(cloud, cloud.owner_id, there) as client,
-        Client(cloud, "another owner", there) as stranger,
+        Client(cloud, "another owner", there) as other_client,
     ):
-        agent.greet(credit=1000)
+        agent.open_session(credit=1000)
         assert not client.open("group").resumed
-        stranger.open("group")
+        other_client.open("group")
         task_ids = cloud.submit_new(endpoint_id, 500, task_group_id="group")
         agent.finish(agent.take(500), body=b"from afar")
         found = client.results(500)
         assert set(found) == set(task_ids)
         assert {body for _, body in found.values()} == {b"from afar"}
         assert all(result.timings["recorded_at"] == result.finished_at for result, _ in found.values())
-        assert not stranger._unread
+        assert not other_client._unread
 
 
 def test_a_blob_result_of_another_forwarder_is_pushed_with_its_url(
@@ -86,7 +86,7 @@ def test_a_blob_result_of_another_forwarder_is_pushed_with_its_url(
     here, there = fleet
     sha256 = "0" * 64
     with Agent(cloud, endpoint_id, here) as agent, Client(cloud, cloud.owner_id, there) as client:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         client.open("group")
         [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
         agent.take(1)
@@ -112,7 +112,7 @@ def test_streams_do_not_resume_over_an_outage_of_the_queue() -> None:
         wait_until(lambda: _has_others(here), "they know each other")
         agent = stack.enter_context(Agent(cloud, endpoint_id, here))
         client = stack.enter_context(Client(cloud, cloud.owner_id, there))
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         before = client.open("group")
         queue.reachable = False
         wait_until(lambda: not queue._listeners[there.service.forwarder_id], "the interruption is noticed")
@@ -133,8 +133,8 @@ def test_a_second_agent_is_refused_at_any_forwarder_while_the_first_is_connected
 ) -> None:
     here, there = fleet
     with Agent(cloud, endpoint_id, here) as first, Agent(cloud, endpoint_id, there) as second:
-        first.greet(credit=10)
-        for _ in range(3):  # it is still refused, also after an upkeep
+        first.open_session(credit=10)
+        for _ in range(3):  # it is still refused, also after a maintenance round
             second.connect(there)
             second.say(second.hello())
             refused, _ = second.hear(wire.Refused)
@@ -161,7 +161,7 @@ def test_a_second_agent_is_admitted_after_the_claim_of_a_dead_forwarder_expires(
         Agent(cloud, endpoint_id, heir) as second,
         Agent(cloud, endpoint_id, doomed) as first,
     ):
-        first.greet(credit=10)
+        first.open_session(credit=10)
         [once] = cloud.submit_new(endpoint_id, 1, idempotent=False)
         [often] = cloud.submit_new(endpoint_id, 1)
         first.take(2)
@@ -184,7 +184,7 @@ def test_an_agent_whose_forwarder_dies_keeps_its_tasks_at_another_one(
     with contextlib.ExitStack() as stack, Agent(cloud, endpoint_id, doomed) as agent:
         if is_running:
             heir = stack.enter_context(forwarding(stores))
-        agent.greet(credit=6)
+        agent.open_session(credit=6)
         task_ids = cloud.submit_new(endpoint_id, 3) + cloud.submit_new(endpoint_id, 3, idempotent=False)
         held = agent.take(6)
         doomed.kill()
@@ -192,7 +192,7 @@ def test_an_agent_whose_forwarder_dies_keeps_its_tasks_at_another_one(
         if not is_running:
             heir = stack.enter_context(forwarding(stores))
         agent.connect(heir)
-        assert agent.greet(credit=10).forget == ()
+        assert agent.open_session(credit=10).forget == ()
         assert {spec.task_id for spec in agent.take(4)} == set(more)
         assert agent.hears_no(wire.RunTasks, for_s=2 * FAST.lease_s)  # no task that the agent holds is reaped
         agent.finish(held)
@@ -324,7 +324,7 @@ class RoamingPeer(threading.Thread):
             self.peer.connect(forwarder)
         peer = self.peer
         peer.session.heartbeat_s = HEARTBEAT_S
-        self.greet(peer)
+        self.open_session(peer)
         while not self._over.is_set():
             envelope = peer._receive(0.1)
             now = time.monotonic()
@@ -343,7 +343,7 @@ class RoamingPeer(threading.Thread):
             if envelope is not None:
                 self.answer(peer, envelope)
 
-    def greet(self, peer: Peer) -> None: ...
+    def open_session(self, peer: Peer) -> None: ...
 
     def answer(self, peer: Peer, envelope: wire.Envelope) -> None: ...
 
@@ -359,7 +359,7 @@ class RoamingPeer(threading.Thread):
 class RoamingWorker(RoamingPeer):
     """An agent that follows redirects."""
 
-    def greet(self, peer: Peer) -> None:
+    def open_session(self, peer: Peer) -> None:
         assert isinstance(peer, Worker)
         peer.say(peer.hello(heartbeat_s=HEARTBEAT_S))
 
@@ -388,7 +388,7 @@ class RoamingClient(RoamingPeer):
         super().__init__(*arguments)
         self.seen: set[str] = set()
 
-    def greet(self, peer: Peer) -> None:
+    def open_session(self, peer: Peer) -> None:
         assert isinstance(peer, Client)
         peer.say(
             wire.OpenStream(

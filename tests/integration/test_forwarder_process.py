@@ -50,7 +50,7 @@ def log_lines(forwarder: ForwarderProcess) -> Sequence[dict[str, object]]:
 def test_a_process_serves_drains_and_exits_with_0(cloud: Cloud, start: Start, endpoint_id: str) -> None:
     forwarder = start(FARCALL_FORWARDER_DRAIN_S="2")
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 10, payload=b"a secret payload")
         agent.serve(10)
         forwarder.process.send_signal(signal.SIGUSR1)
@@ -128,8 +128,8 @@ def test_a_bug_in_a_step_ends_the_session_of_its_endpoint_and_no_other() -> None
     forwarder = RunningForwarder(stores)
     queue.broken_at, other = cloud.add_endpoint(), cloud.add_endpoint()
     with Agent(cloud, other, forwarder) as served, Agent(cloud, queue.broken_at, forwarder) as agent:
-        served.greet(credit=1)
-        agent.greet(credit=1)
+        served.open_session(credit=1)
+        agent.open_session(credit=1)
         agent.hear(wire.Redirect)
         task_ids = cloud.submit_new(other, 1)
         assert [spec.task_id for spec in served.take(1)] == task_ids
@@ -152,7 +152,7 @@ KILLS = 4
 SECRET_KEY = zmq.curve_keypair()[1].decode()
 
 #: Takes a port (0: any) and its secret key.
-#: Greets its first peer, floods it with messages of 500 frames on request, and then waits to be killed.
+#: Welcomes its first peer, floods it with messages of 500 frames on request, and then waits to be killed.
 FORWARDER = """
 import json, sys
 import zmq

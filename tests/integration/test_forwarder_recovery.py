@@ -46,7 +46,7 @@ def test_waiting_tasks_survive_a_wipe(
     valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet()
+        agent.open_session()
         task_ids = cloud.submit_new(endpoint_id, 50)
         valkey.wipe()
         agent.say(wire.Credit(tasks=10))
@@ -59,7 +59,7 @@ def test_tasks_that_the_agent_holds_are_not_sent_again_after_a_wipe(
     idempotent: bool, valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=100)
+        agent.open_session(credit=100)
         task_ids = cloud.submit_new(endpoint_id, 20, idempotent=idempotent)
         specs = agent.take(20)
         valkey.wipe()
@@ -76,7 +76,7 @@ def test_a_thousand_tasks_and_three_wipes(
     valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=100)
+        agent.open_session(credit=100)
         task_ids = cloud.submit_new(endpoint_id, 1000)
         done: set[str] = set()
         for milestone in (250, 500, 750, 1000):
@@ -97,7 +97,7 @@ def test_a_thousand_tasks_and_three_wipes(
 
 def test_a_stream_survives_a_wipe(valkey: Valkey, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         client.open("group")
         [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
         specs = agent.take(1)
@@ -116,14 +116,14 @@ def test_tasks_that_never_reached_the_agents_spool_are_sent_again(
     first = RunningForwarder(stores)
     with Agent(cloud, endpoint_id, first) as agent:
         agent.accepts = False
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1, idempotent=idempotent)
         agent.take(1)  # and the agent died before it had stored the task
         first.kill()
         with forwarding(stores) as second:
             agent.accepts = True
             agent.connect(second)
-            agent.greet(credit=10)
+            agent.open_session(credit=10)
             [spec] = agent.take(1)
             assert (spec.task_id, spec.attempt) == (task_id, 1)
             agent.finish([spec])
@@ -133,7 +133,7 @@ def test_tasks_that_never_reached_the_agents_spool_are_sent_again(
 def test_held_tasks_that_ended_meanwhile_are_forgotten(stores: Stores, cloud: Cloud, endpoint_id: str) -> None:
     first = RunningForwarder(stores)
     with Agent(cloud, endpoint_id, first) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         specs = agent.take(1)
         agent.finish(specs)
@@ -142,7 +142,7 @@ def test_held_tasks_that_ended_meanwhile_are_forgotten(stores: Stores, cloud: Cl
         agent.spool = {spec.task_id: spec for spec in specs}  # the acknowledgement of its result was lost
         with forwarding(stores) as second:
             agent.connect(second)
-            welcome = agent.greet(credit=10)
+            welcome = agent.open_session(credit=10)
             assert [ref.task_id for ref in welcome.forget] == [task_id]
             assert agent.hears_no(wire.RunTasks, for_s=0.5)
 
@@ -155,7 +155,7 @@ def test_tasks_that_the_database_does_not_have_are_dropped_and_logged(
     held, reported = (wire.new_task_id() for _ in range(2))
     known = cloud.submit_new(endpoint_id, 1)
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        welcome = agent.greet(held=(wire.HeldTask(task_id=held, attempt=1),))
+        welcome = agent.open_session(held=(wire.HeldTask(task_id=held, attempt=1),))
         assert [ref.task_id for ref in welcome.forget] == [held]
         result = wire.ResultSpec(task_id=reported, attempt=1, state=TaskState.SUCCESS, result=0)
         agent.say(wire.TaskResults(results=(result,)), b"result")
@@ -175,8 +175,8 @@ def test_a_redirected_agent_is_served_by_the_new_forwarder_only(stores: Stores, 
         Agent(cloud, endpoint_id, first) as there,
         Agent(cloud, endpoint_id, second, spool_id=there.spool_id) as here,
     ):
-        there.greet(credit=10)
-        here.greet(credit=10)
+        there.open_session(credit=10)
+        here.open_session(credit=10)
         there.hear(wire.Redirect)  # the first one was fenced
         task_ids = cloud.submit_new(endpoint_id, 3)
         here.finish(here.take(3))
@@ -191,7 +191,7 @@ def test_tasks_sent_to_a_lost_spool_are_sent_again_or_lost(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as old:
-        old.greet(credit=10)
+        old.open_session(credit=10)
         [again] = cloud.submit_new(endpoint_id, 1)
         [never] = cloud.submit_new(endpoint_id, 1, idempotent=False)
         old.take(2)
@@ -212,7 +212,7 @@ def test_tasks_of_a_lost_agent_are_sent_again_or_end_lost(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(heartbeat_s=BRIEF_S, credit=10)
+        agent.open_session(heartbeat_s=BRIEF_S, credit=10)
         [again] = cloud.submit_new(endpoint_id, 1)
         [never] = cloud.submit_new(endpoint_id, 1, idempotent=False)
         agent.take(2)
@@ -223,7 +223,7 @@ def test_tasks_of_a_lost_agent_are_sent_again_or_end_lost(
         assert error.hint
         agent.spool = {}
         agent.connect(forwarder)
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         [spec] = agent.take(1)
         assert (spec.task_id, spec.attempt) == (again, 2)
 
@@ -232,7 +232,7 @@ def test_a_live_agent_keeps_its_tasks_beyond_any_lease(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 2)
         specs = agent.take(2)
         assert agent.hears_no(wire.RunTasks, for_s=2 * FAST.lease_s)
@@ -248,7 +248,7 @@ def test_a_task_that_kills_its_endpoint_becomes_a_dead_letter(
     with Agent(cloud, endpoint_id, forwarder) as agent:
         for attempt in (1, 2):
             agent.connect(forwarder)
-            agent.greet(heartbeat_s=BRIEF_S, credit=1)
+            agent.open_session(heartbeat_s=BRIEF_S, credit=1)
             assert [spec.attempt for spec in agent.take(1)] == [attempt]
             agent.spool = {}
             wait_until(
@@ -273,7 +273,7 @@ def test_sessions_and_results_survive_a_store_outage(away: str) -> None:
     store = {"queue": stores.queue, "database": stores.database}[away]
     assert isinstance(store, FakeQueue | FakeDatabase)
     with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 5)
         specs = agent.take(5)
         store.reachable = False
@@ -293,14 +293,14 @@ def test_a_late_enqueue_does_not_restart_a_non_idempotent_task(
     tasks = cloud.tasks(endpoint_id, 1, idempotent=False)
     first = RunningForwarder(stores)
     with Agent(cloud, endpoint_id, first) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         cloud.submit(tasks)
         agent.take(1)
         first.kill()
     valkey.wipe()
     cloud.enqueue(tasks)  # by a process that read the record before the task was dispatched
     with forwarding(stores) as second, Agent(cloud, endpoint_id, second) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         assert agent.hears_no(wire.RunTasks, for_s=0.5)
         cloud.until_all([tasks[0].task_id], TaskState.LOST)
 
@@ -361,7 +361,7 @@ def outlast_a_lease(cloud: Cloud, endpoint_id: str, task_ids: list[str]) -> None
 
 def test_tasks_sent_to_a_silent_agent_are_not_lost(cloud: Cloud, endpoint_id: str) -> None:
     with forwarding(cloud.stores, PATIENT) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         task_ids = cloud.submit_new(endpoint_id, 2, idempotent=False)
         agent.accepts = False
         specs = agent.take(2)
@@ -377,7 +377,7 @@ def test_tasks_sent_to_a_silent_agent_are_not_lost(cloud: Cloud, endpoint_id: st
 
 def test_a_returning_agent_keeps_held_tasks_and_gets_the_others_again(cloud: Cloud, endpoint_id: str) -> None:
     with forwarding(cloud.stores, PATIENT) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         arrived, never_arrived = cloud.submit_new(endpoint_id, 2, idempotent=False)
         agent.accepts = False
         specs = agent.take(2)
@@ -386,7 +386,7 @@ def test_a_returning_agent_keeps_held_tasks_and_gets_the_others_again(cloud: Clo
         agent.accepts = True
         outlast_a_lease(cloud, endpoint_id, [arrived, never_arrived])
         agent.connect(forwarder)
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         [again] = agent.take(1)
         assert again.task_id == never_arrived
         agent.finish([again, *(spec for spec in specs if spec.task_id == arrived)])
@@ -419,7 +419,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
 ) -> None:
     [task] = cloud.tasks(endpoint_id, 1, idempotent=False)
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=5)
+        agent.open_session(credit=5)
         cloud.submit([task])
         agent.finish(agent.take(1), b"the result")
         agent.until_recorded([task.task_id])
@@ -427,7 +427,7 @@ def test_a_recorded_non_idempotent_task_is_not_sent_again(
         forget_results()
         if is_back:
             agent.connect(forwarder)
-            agent.greet(credit=5)
+            agent.open_session(credit=5)
         before = cloud.stores.tasks.list_events(task.task_id)
         cloud.enqueue([task])
         # A task submitted after it arrives, so the late one was processed.
@@ -448,7 +448,7 @@ def test_the_first_result_of_an_idempotent_task_is_kept(
 ) -> None:
     [task] = cloud.tasks(endpoint_id, 1)
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=5)
+        agent.open_session(credit=5)
         cloud.submit([task])
         agent.finish(agent.take(1), b"first")
         agent.until_recorded([task.task_id])

@@ -71,7 +71,7 @@ class RelayingAgent(Agent):
 
     def work(self) -> str:
         """Return the reversed payload of one task as its result."""
-        self.greet(credit=1)
+        self.open_session(credit=1)
         [spec] = self.take(1)
         blob = self.upload(spec, self.download(spec)[::-1])
         result = wire.ResultSpec(task_id=spec.task_id, attempt=spec.attempt, state=TaskState.SUCCESS, result_blob=blob)
@@ -146,8 +146,8 @@ def test_twenty_agents_at_once_stay_within_the_relay_memory(cloud: Cloud, forwar
 def test_only_blobs_of_the_endpoints_own_tasks_are_relayed(cloud: Cloud, forwarder: ForwarderProcess) -> None:
     mine, theirs = cloud.add_endpoint(), cloud.add_endpoint()
     with RelayingAgent(cloud, mine, forwarder) as agent, RelayingAgent(cloud, theirs, forwarder) as victim:
-        agent.greet(credit=1)
-        victim.greet(credit=1)
+        agent.open_session(credit=1)
+        victim.open_session(credit=1)
         task_id = give(cloud, theirs, os.urandom(SIZE_BYTES))
         [spec] = victim.take(1)
         agent.say(BlobPull(task_id=task_id, attempt=1, offset_bytes=0))
@@ -167,7 +167,7 @@ def test_an_interrupted_upload_restarts_at_another_forwarder(
     sha256 = hashlib.sha256(data).hexdigest()
     other = start()
     with RelayingAgent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         task_id = give(cloud, endpoint_id, data)
         [spec] = agent.take(1)
         assert agent.push(spec, data, sha256).offset_bytes == 0
@@ -175,7 +175,7 @@ def test_an_interrupted_upload_restarts_at_another_forwarder(
         forwarder.process.kill()
         forwarder.process.wait()
         agent.connect(other)
-        agent.greet()
+        agent.open_session()
         # This forwarder does not have the first piece.
         error = agent.push(spec, data, sha256, offset=PIECE_BYTES).error
         assert error is not None

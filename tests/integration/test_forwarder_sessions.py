@@ -57,12 +57,12 @@ def refusal(peer: Agent | Client) -> str:
 def test_an_unknown_key_is_refused_during_the_handshake(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
-    with Agent(cloud, endpoint_id, forwarder, admitted=False) as stranger:
-        stranger.socket.sndtimeo = 300
+    with Agent(cloud, endpoint_id, forwarder, admitted=False) as unknown_peer:
+        unknown_peer.socket.sndtimeo = 300
         with contextlib.suppress(zmq.Again):  # refused already
-            stranger.say(stranger.hello())
+            unknown_peer.say(unknown_peer.hello())
         wait_until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
-        assert stranger.hears_no(wire.Message, for_s=0.3)
+        assert unknown_peer.hears_no(wire.Message, for_s=0.3)
     assert health(forwarder)[1]["connections"] == 0
 
 
@@ -73,7 +73,7 @@ def test_a_key_that_only_the_database_knows_may_connect(
     stores.endpoints.add_endpoint_key(endpoint_id, agent.key.public_key, at=dt.datetime.now(dt.UTC))
     with agent:
         agent.connect(forwarder)
-        agent.greet()
+        agent.open_session()
 
 
 def test_a_refused_key_is_accepted_after_its_registration(
@@ -83,10 +83,10 @@ def test_a_refused_key_is_accepted_after_its_registration(
         wait_until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
         stores.queue.admit(agent.key, ttl_s=60)
         retry_timeout_s = itertools.accumulate(itertools.repeat(2.0), operator.mul, initial=0.3)
-        wait_until(lambda: _can_greet(agent, forwarder, within_s=next(retry_timeout_s)), "the key is accepted")
+        wait_until(lambda: _can_open_session(agent, forwarder, within_s=next(retry_timeout_s)), "the key is accepted")
 
 
-def _can_greet(agent: Agent, forwarder: RunningForwarder, *, within_s: float) -> bool:
+def _can_open_session(agent: Agent, forwarder: RunningForwarder, *, within_s: float) -> bool:
     agent.connect(forwarder)  # ZeroMQ does not reconnect after a refusal
     agent.socket.sndtimeo = 300
     try:
@@ -127,7 +127,7 @@ def test_a_refused_peer_may_send_hello_again_on_the_same_connection(
         agent.say(agent.hello(ticket="rubbish"))
         assert refusal(agent) == "TICKET_INVALID"
         agent.session = wire.Session(wire.Role.AGENT, heartbeat_s=HEARTBEAT_S, now=time.monotonic())
-        agent.greet()
+        agent.open_session()
 
 
 def test_a_routing_id_chosen_by_the_peer_is_not_accepted(
@@ -160,7 +160,7 @@ def test_failed_lookups_are_repeated(
         agent.connect(forwarder)
         wait_until(lambda: health(forwarder)[0] == 503, "the forwarder is degraded")
         stores.queue.reachable = True
-        agent.greet()
+        agent.open_session()
         wait_until(lambda: health(forwarder)[0] == 200, "the forwarder is healthy again")
 
 
@@ -188,8 +188,8 @@ def test_malformed_messages_end_only_their_session(
 ) -> None:
     other = cloud.add_endpoint()
     with Agent(cloud, endpoint_id, forwarder) as agent, Agent(cloud, other, forwarder) as bystander:
-        agent.greet(credit=1)
-        bystander.greet(credit=1)
+        agent.open_session(credit=1)
+        bystander.open_session(credit=1)
         agent.socket.send_multipart(frames)
         assert refusal(agent) in {"FRAME_MALFORMED", "VERSION_UNSUPPORTED", "PROTOCOL_ERROR"}
         for _ in range(10):  # one refusal is enough
@@ -227,7 +227,7 @@ def test_a_second_agent_is_refused_while_the_first_is_connected(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as first, Agent(cloud, endpoint_id, forwarder) as second:
-        first.greet(credit=1)
+        first.open_session(credit=1)
         second.say(second.hello())
         refused, _ = second.hear(wire.Refused)
         assert refused.error["code"] == "ENDPOINT_IN_USE"
@@ -241,10 +241,10 @@ def test_a_second_agent_is_admitted_after_the_firsts_goodbye(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as first, Agent(cloud, endpoint_id, forwarder) as second:
-        first.greet()
+        first.open_session()
         first.say(wire.Goodbye())
         wait_until(lambda: health(forwarder)[1]["endpoints"] == 0, "the session has ended")
-        second.greet()
+        second.open_session()
 
 
 def test_a_restarted_agent_takes_over(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
@@ -252,8 +252,8 @@ def test_a_restarted_agent_takes_over(cloud: Cloud, forwarder: RunningForwarder,
         Agent(cloud, endpoint_id, forwarder) as old,
         Agent(cloud, endpoint_id, forwarder, spool_id=old.spool_id) as new,
     ):
-        old.greet(credit=1)
-        new.greet(credit=1)
+        old.open_session(credit=1)
+        new.open_session(credit=1)
         assert refusal(old) == "ENDPOINT_TAKEN_OVER"
         [task_id] = cloud.submit_new(endpoint_id, 1)
         new.finish(new.take(1))
@@ -268,8 +268,8 @@ def test_a_reconnecting_agent_gets_no_taken_over_refusal(
         Agent(cloud, endpoint_id, forwarder, spool_id=old.spool_id) as same,
     ):
         same.instance_id = old.instance_id
-        old.greet()
-        same.greet()
+        old.open_session()
+        same.open_session()
         assert old.hears_no(wire.Refused, for_s=0.3)
 
 
@@ -279,7 +279,7 @@ def test_a_reconnecting_agent_gets_no_taken_over_refusal(
 def test_heartbeats_keep_a_session_and_silence_ends_it(cloud: Cloud, endpoint_id: str) -> None:
     policy = dataclasses.replace(FAST, min_heartbeat_s=0.7)  # so that this process may pause for two seconds
     with forwarding(cloud.stores, policy) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
-        assert agent.greet(heartbeat_s=0.01).heartbeat_s == policy.min_heartbeat_s
+        assert agent.open_session(heartbeat_s=0.01).heartbeat_s == policy.min_heartbeat_s
         for _ in range(wire.SILENT_PERIODS + 1):
             agent.hear(wire.Heartbeat)
             agent.say(wire.Heartbeat(at=time.time()))
@@ -302,7 +302,7 @@ def run_tasks(cloud: Cloud, agent: Agent, group: str, count: int = 1, body: byte
 
 def test_a_stream_has_only_results_of_its_groups(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet()
+        agent.open_session()
         assert not client.open("mine").resumed
         run_tasks(cloud, agent, "another")
         mine = run_tasks(cloud, agent, "mine")
@@ -311,7 +311,7 @@ def test_a_stream_has_only_results_of_its_groups(cloud: Cloud, forwarder: Runnin
 
 def test_a_stream_never_has_another_owners_tasks(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, wire.new_id(), forwarder) as spy:
-        agent.greet()
+        agent.open_session()
         spy.open("group")
         run_tasks(cloud, agent, "group")
         assert spy.hears_no(wire.ResultsReady, for_s=0.3)
@@ -319,7 +319,7 @@ def test_a_stream_never_has_another_owners_tasks(cloud: Cloud, forwarder: Runnin
 
 def test_a_late_subscription_pushes_recent_results(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet()
+        agent.open_session()
         client.open()
         before = run_tasks(cloud, agent, "group")
         client.say(wire.Subscribe(task_group_ids=("group",)))
@@ -330,7 +330,7 @@ def test_a_late_subscription_pushes_recent_results(cloud: Cloud, forwarder: Runn
 
 def test_a_broken_stream_resumes_where_it_was(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet()
+        agent.open_session()
         client.open("group")
         run_tasks(cloud, agent, "group")
         client.results(1)
@@ -349,7 +349,7 @@ def test_a_foreign_cursor_does_not_resume(cursor: str, cloud: Cloud, forwarder: 
 
 def test_a_client_that_does_not_read_is_redirected(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet()
+        agent.open_session()
         client.socket.rcvhwm = 1
         client.open("group")
         body = os.urandom(FAST.max_inline_bytes)
@@ -376,7 +376,7 @@ def test_too_many_groups_are_refused(stores: Stores, cloud: Cloud) -> None:
 
 def test_health_reports_the_connections(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet()
+        agent.open_session()
         client.open()
         code, report = health(forwarder)
         assert (code, report["status"]) == (200, "ok")
@@ -402,7 +402,7 @@ def test_a_drain_redirects_all_peers_and_ends(cloud: Cloud, endpoint_id: str) ->
     stores = cloud.stores
     forwarder = RunningForwarder(stores)
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet(credit=5)
+        agent.open_session(credit=5)
         client.open("group")
         task_ids = cloud.submit_new(endpoint_id, 2, task_group_id="group")
         first, second = agent.take(2)
@@ -420,7 +420,7 @@ def test_a_drain_redirects_all_peers_and_ends(cloud: Cloud, endpoint_id: str) ->
     assert cloud.task(task_ids[0]).state is TaskState.SUCCESS
     with forwarding(stores) as next_one, Agent(cloud, endpoint_id, next_one, spool_id=agent.spool_id) as again:
         again.spool = {second.task_id: second}
-        again.greet()
+        again.open_session()
         again.finish([second])
         again.until_recorded([second.task_id])
 
@@ -428,7 +428,7 @@ def test_a_drain_redirects_all_peers_and_ends(cloud: Cloud, endpoint_id: str) ->
 def test_a_drain_ends_although_no_peer_leaves(cloud: Cloud, endpoint_id: str) -> None:
     forwarder = RunningForwarder(cloud.stores)
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet()
+        agent.open_session()
         forwarder.drain()
         forwarder.join()
     assert forwarder.error is None
@@ -440,7 +440,7 @@ def test_a_peer_that_connects_during_a_drain_is_redirected(cloud: Cloud, endpoin
         Agent(cloud, endpoint_id, forwarder) as agent,
         Agent(cloud, cloud.add_endpoint(), forwarder) as late,
     ):
-        agent.greet()
+        agent.open_session()
         forwarder.drain()
         agent.hear(wire.Redirect)
         late.say(late.hello())

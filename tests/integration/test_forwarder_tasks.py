@@ -49,7 +49,7 @@ def test_a_task_reaches_the_agent_and_its_result_the_client(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         client.open("group")
         [task_id] = cloud.submit_new(endpoint_id, 1, payload=b"21", task_group_id="group")
         [spec] = agent.take(1)
@@ -69,7 +69,7 @@ def test_a_task_reaches_the_agent_and_its_result_the_client(
 
 def test_a_thousand_tasks_run_within_the_credit(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=64)
+        agent.open_session(credit=64)
         task_ids = cloud.submit_new(endpoint_id, 1000)
         # The session of this side raises if more tasks arrive than its credit allows.
         agent.serve(1000)
@@ -81,7 +81,7 @@ def test_tasks_submitted_before_the_agent_came_are_delivered(
 ) -> None:
     task_ids = cloud.submit_new(endpoint_id, 3)
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         assert [spec.task_id for spec in agent.take(3)] == task_ids
 
 
@@ -119,7 +119,7 @@ def test_tasks_whose_wake_up_is_lost_are_found_by_a_sweep(
             forwarding(dataclasses.replace(stores, queue=queue), policy) as forwarder,
             Agent(cloud, endpoint_id, forwarder) as agent,
         ):
-            agent.greet(credit=10)
+            agent.open_session(credit=10)
             assert agent.hears_no(wire.RunTasks, for_s=1.0)  # the lease and the sweep of a new session are over
             [task_id] = cloud.submit_new(endpoint_id, 1)
             wait_until(lambda: endpoint_id in queue.lost, "the wake-up is lost")
@@ -132,7 +132,7 @@ def test_tasks_whose_wake_up_is_lost_are_found_by_a_sweep(
 
 def test_transitions_are_recorded(stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         [spec] = agent.take(1)
         running = wire.TaskTransition(task_id=task_id, attempt=1, state=TaskState.RUNNING, at=time.time())
@@ -149,7 +149,7 @@ def test_an_error_from_the_endpoint_is_recorded_and_pushed(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         client.open("group")
         [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
         [spec] = agent.take(1)
@@ -176,7 +176,7 @@ def test_a_deleted_function_fails_the_task(
     [task_id] = cloud.submit_new(endpoint_id, 1)
     stores.functions.delete_function(cloud.function_id)
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         cloud.until_all([task_id], TaskState.FAILED)
     error = cloud.task(task_id).error
     assert error is not None
@@ -188,7 +188,7 @@ def test_presence_is_recorded(stores: Stores, cloud: Cloud, forwarder: RunningFo
         return stores.endpoints.get_endpoint(endpoint_id)
 
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet()
+        agent.open_session()
         wait_until(lambda: endpoint().online, "the endpoint is online")
         agent.say(wire.Heartbeat(at=time.time(), report=wire.EndpointReport(managers=2, total_workers=8)))
         wait_until(lambda: endpoint().status.total_workers == 8, "the report is recorded")
@@ -204,7 +204,7 @@ def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(
         # As the API does when it issues a ticket.
         stores.endpoints.add_endpoint_key(endpoint_id, public_key, at=dt.datetime.now(dt.UTC))
         stores.queue.admit(agent.key, ttl_s=3600)
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         owner = Identity(cloud.owner_id, "owner")
 
         assert MemoryApi(stores=stores).call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=owner).status == 200
@@ -226,7 +226,7 @@ def test_a_cancelled_task_is_stopped_at_the_endpoint(
     stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         [spec] = agent.take(1)
         stores.queue.cancel(endpoint_id, [task_id])
@@ -245,7 +245,7 @@ def test_a_task_cancelled_in_the_queue_is_never_sent(
     cancelled, other = cloud.submit_new(endpoint_id, 2)
     stores.queue.cancel(endpoint_id, [cancelled])
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=10)
+        agent.open_session(credit=10)
         assert [spec.task_id for spec in agent.take(1)] == [other]
         assert agent.hears_no(wire.RunTasks, for_s=0.6)
     # The API would have recorded this result; here it died first, and the forwarder finds it in the outbox.
@@ -260,7 +260,7 @@ def test_a_big_payload_is_sent_as_a_reference(
 ) -> None:
     ref = BlobRef(f"{cloud.owner_id}/{'0' * 64}", 5_000_000, "0" * 64)
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         cloud.submit_new(endpoint_id, 1, payload=None, payload_ref=ref)
         [spec] = agent.take(1)
         assert spec.payload is None
@@ -275,7 +275,7 @@ def test_a_big_result_goes_through_the_blob_store(
 ) -> None:
     digest = hashlib.sha256(b"big").hexdigest()
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         client.open("group")
         [task_id] = cloud.submit_new(endpoint_id, 1, task_group_id="group")
         agent.take(1)
@@ -296,7 +296,7 @@ def test_a_big_result_goes_through_the_blob_store(
 
 def test_a_result_over_the_limit_is_not_granted(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         agent.take(1)
         agent.say(wire.BlobRequest(task_id=task_id, attempt=1, size_bytes=2**40, sha256="0" * 64))
@@ -313,7 +313,7 @@ def test_a_result_over_the_inline_limit_ends_its_task_and_no_other(
     limit = FAST.max_inline_bytes
     sizes = (limit, limit + 1, 16 * 1024 * 1024)
     with Agent(cloud, endpoint_id, forwarder) as agent, Client(cloud, cloud.owner_id, forwarder) as client:
-        agent.greet(credit=3)
+        agent.open_session(credit=3)
         client.open("group")
         task_ids = cloud.submit_new(endpoint_id, 3, task_group_id="group")
         for spec, size in zip(agent.take(3), sizes, strict=True):
@@ -338,7 +338,7 @@ def test_an_agent_cannot_give_away_another_owners_blob(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         agent.take(1)
         theirs = wire.BlobLocation(blob_key=f"another-owner/{'0' * 64}", size_bytes=3, sha256="0" * 64)
@@ -356,7 +356,7 @@ def test_the_first_result_counts_and_a_repetition_is_acknowledged(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         [task_id] = cloud.submit_new(endpoint_id, 1)
         specs = agent.take(1)
         for body in (b"first", b"second"):
@@ -369,7 +369,7 @@ def test_results_for_other_endpoints_tasks_are_ignored(cloud: Cloud, forwarder: 
     mine, theirs = cloud.add_endpoint(), cloud.add_endpoint()
     [their_task] = cloud.submit_new(theirs, 1)
     with Agent(cloud, mine, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         [my_task] = cloud.submit_new(mine, 1)
         [spec] = agent.take(1)
         forged = wire.TaskSpec(task_id=their_task, attempt=1, function_id="f", function_hash="h", options=TaskOptions())
@@ -382,7 +382,7 @@ def test_results_for_other_endpoints_tasks_are_ignored(cloud: Cloud, forwarder: 
 
 def test_an_unusable_result_fails_its_task(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=3)
+        agent.open_session(credit=3)
         task_ids = cloud.submit_new(endpoint_id, 3)
         agent.take(3)
         results = (
@@ -402,7 +402,7 @@ def test_an_unusable_result_fails_its_task(cloud: Cloud, forwarder: RunningForwa
 
 def test_unknown_and_impossible_ids_are_ignored(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         unknown = wire.new_task_id()
         specs = [
             wire.TaskSpec(task_id=task_id, attempt=attempt, function_id="f", function_hash="h", options=TaskOptions())
@@ -429,7 +429,7 @@ def test_arguments_of_any_size_arrive(
     tasks = [cloud.tasks(endpoint_id, 1, payload=os.urandom(size), idempotent=idempotent)[0] for size in SIZES]
     assert [QueuedTask.of(task).is_spilled for task in tasks] == [False, False, False, True, True]
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=len(tasks))
+        agent.open_session(credit=len(tasks))
         task_ids = cloud.submit(tasks)
         specs = agent.take(len(tasks))
         assert agent.payloads == {task.task_id: task.payload for task in tasks}
@@ -442,7 +442,7 @@ def test_arguments_arrive_after_a_rebuild_of_the_queue(cloud: Cloud, endpoint_id
     [task] = cloud.tasks(endpoint_id, 1, payload=os.urandom(64 * 1024))
     cloud.stores.tasks.add_tasks([task])  # and never enqueued: as after a wipe
     with forwarding(cloud.stores) as running, Agent(cloud, endpoint_id, running) as agent:
-        agent.greet(credit=1)
+        agent.open_session(credit=1)
         agent.serve(1)
         assert agent.payloads == {task.task_id: task.payload}
 
@@ -451,7 +451,7 @@ def test_a_task_without_a_record_leaves_the_queue(cloud: Cloud, forwarder: Runni
     [phantom] = cloud.tasks(endpoint_id, 1, payload=os.urandom(64 * 1024))
     [real] = cloud.tasks(endpoint_id, 1, payload=b"real")
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=2)
+        agent.open_session(credit=2)
         cloud.enqueue([phantom])
         cloud.submit([real])
         [spec] = agent.take(1)

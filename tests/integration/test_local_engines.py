@@ -121,10 +121,10 @@ def test_valkey_requires_its_password_and_can_be_wiped(tmp_path: Path, name: str
                 assert await valkey.command("FLUSHALL SYNC") == "+OK"
                 assert client.get("key") is None
             with (
-                redis.Redis.from_url(valkey.url.replace(":word@", "")) as stranger,
+                redis.Redis.from_url(valkey.url.replace(":word@", "")) as other_client,
                 pytest.raises(redis.AuthenticationError),
             ):
-                stranger.get("key")
+                other_client.get("key")
 
     asyncio.run(story())
 

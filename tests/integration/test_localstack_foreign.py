@@ -98,13 +98,13 @@ def test_cdklocal_deploys_and_destroys(foreign: LocalStackServer, tmp_path: Path
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
-    tokens = json.dumps({"token-of-a-stranger": _DEV})
+    tokens = json.dumps({"token-of-another-user": _DEV})
     cdklocal("bootstrap", f"aws://{ACCOUNT}/{REGION}")
     cdklocal("deploy", "--all", "--require-approval", "never", "--parameters", f"farcall-api:DevTokens={tokens}")
     described = Deployer(foreign.url).client("cloudformation").describe_stacks(StackName="farcall-api")["Stacks"][0]
     outputs = {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
     api_url = f"{foreign.url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}"
-    _runs_a_task(api_url, "token-of-a-stranger", tmp_path)
+    _runs_a_task(api_url, "token-of-another-user", tmp_path)
     cdklocal("destroy", "--all", "--force")
     assert _engines(foreign) == []
 

@@ -24,7 +24,7 @@ from farcall_localstack.synth import ensure_assembly
 from tests.waiting import WAIT_S, wait_until
 
 #: API Gateway refuses shorter ones without calling the authorizer.
-NEWCOMERS_TOKEN = "token-of-a-newcomer"
+NEW_USERS_TOKEN = "token-of-a-new-user"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -129,12 +129,12 @@ def _update(deployer: Deployer, tier: Tier, profile: str, version: str, director
     assert len(before) == load_profile(profile).forwarder.tasks
     tokens = {
         **json.loads(tier.parameters()["DevTokens"]),
-        NEWCOMERS_TOKEN: {"identity_id": "5" * 32, "username": "new"},
+        NEW_USERS_TOKEN: {"identity_id": "5" * 32, "username": "new"},
     }
     deployer.deploy(assembly, parameters={"DevTokens": json.dumps(tokens)})
     assert tier.forwarder_pids() == before
-    with farcall.Client(tier.api_url, NEWCOMERS_TOKEN) as newcomer:
-        assert not newcomer.get_endpoints()
+    with farcall.Client(tier.api_url, NEW_USERS_TOKEN) as new_user:
+        assert not new_user.get_endpoints()
     assert _version(tier) == version
     deployer.deploy(_with_new_code(assembly, directory / profile), parameters=tier.parameters())
     tier.require_healthy()

@@ -182,7 +182,7 @@ def test_a_restored_cloud_tier_recovers_the_tasks_of_its_endpoints(drill: Drill)
     assert drill.client.get_result(later, wait_s=WAIT_S) == "later"
     unknown = drill.submit(here, wait_for_gate, "unknown")
     wait_until(lambda: drill.times_run("unknown") == 1, "it runs")
-    stranger = drill.endpoint("stranger")
+    unregistered = drill.endpoint("unregistered")
     agent = here.agent()
     assert agent is not None
 
@@ -218,13 +218,13 @@ def test_a_restored_cloud_tier_recovers_the_tasks_of_its_endpoints(drill: Drill)
     assert drill.client.get_result(fresh, wait_s=WAIT_S) == "fresh"
 
     # An endpoint that the snapshot does not know says so, and how to go on.
-    wait_until(lambda: stranger.agent() is None, "the agent of an unknown endpoint ends")
-    assert "restored from before it was registered. (Move endpoint.json out" in stranger.log_path.read_text()
+    wait_until(lambda: unregistered.agent() is None, "the agent of an unknown endpoint ends")
+    assert "restored from before it was registered. (Move endpoint.json out" in unregistered.log_path.read_text()
     with pytest.raises(Unavailable, match="ENDPOINT_UNKNOWN"):
-        stranger.start()
-    former = stranger.endpoint_id
-    (stranger.directory / "endpoint.json").unlink()
-    stranger.start()
-    assert stranger.endpoint_id != former
-    first = drill.submit(stranger, count, "first")
+        unregistered.start()
+    former = unregistered.endpoint_id
+    (unregistered.directory / "endpoint.json").unlink()
+    unregistered.start()
+    assert unregistered.endpoint_id != former
+    first = drill.submit(unregistered, count, "first")
     assert drill.client.get_result(first, wait_s=WAIT_S) == "first"

@@ -225,7 +225,7 @@ def test_the_token_prompt_has_no_echo(environ: dict[str, str], cloud: FakeCloud,
     del environ["FARCALL_TOKEN"]
     screen = Screen()
     program = screen.sit_down(environ, "login")
-    wait_until(lambda: "Token:" in screen.text(), "nobody asked")
+    wait_until(lambda: "Token:" in screen.text(), "no prompt appeared")
     wait_until(lambda: not screen.shows_what_is_typed(), "the token would be shown")
     screen.type(f"{cloud.token}\n")
     assert program.wait(WAIT_S) == 0
@@ -248,7 +248,7 @@ def test_a_confirmation_can_be_interrupted(
 ) -> None:
     screen = Screen()
     program = screen.sit_down(environ, *arguments)
-    wait_until(lambda: question in screen.text(), "nobody asked")
+    wait_until(lambda: question in screen.text(), "no prompt appeared")
     screen.type(answer)
     with contextlib.suppress(subprocess.TimeoutExpired):
         program.wait(5)
@@ -264,7 +264,7 @@ def test_a_confirmation_can_be_interrupted(
 
 
 class Screen:
-    """A terminal that somebody looks at."""
+    """An interactive terminal."""
 
     def __init__(self) -> None:
         self._master, self.slave = pty.openpty()

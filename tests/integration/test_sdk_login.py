@@ -41,7 +41,7 @@ def provider() -> Iterator[IdentityProvider]:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: IdentityProvider) -> Path:
-    """Where the login is kept, of somebody whose environment says nothing else."""
+    """Where the login is kept, of a user whose environment says nothing else."""
     for name in os.environ:
         if name.startswith(("FARCALL_", "GLOBUS_")):
             monkeypatch.delenv(name)

@@ -241,7 +241,7 @@ def test_a_forwarder_works_with_a_later_api_and_a_later_forwarder(
     cloud = Cloud(stores)
     endpoint_id = cloud.add_endpoint()
     with forwarding(stores) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.greet(credit=5)
+        agent.open_session(credit=5)
         [held] = cloud.submit_new(endpoint_id, 1)
         [spec] = agent.take(1)
         # The later release ends the task in its own way, and says so to the one beside it.
@@ -250,12 +250,12 @@ def test_a_forwarder_works_with_a_later_api_and_a_later_forwarder(
         words = later(shared, results=[as_dict(shared.results[0]) | {"state": LATER}])
         assert server.publish(f"results:{forwarder.service.forwarder_id}", words) == 1
         server.publish(f"wake:{forwarder.service.forwarder_id}", wire.new_id())
-        # The agent reports its own end, comes again, and is told that the task is over; what comes next runs.
+        # The agent reports its own end, comes again, and learns that the task is over; what comes next runs.
         agent.finish([spec])
         agent.until_recorded([held])
         agent.spool[held] = spec
         agent.connect(forwarder)
-        assert [ref.task_id for ref in agent.greet(credit=5).forget] == [held]
+        assert [ref.task_id for ref in agent.open_session(credit=5).forget] == [held]
         [task] = cloud.tasks(endpoint_id, 1)
         stores.tasks.add_tasks([task])
         cloud.enqueue([task])

@@ -25,7 +25,7 @@ def test_the_local_tier_opens(postgres_url: str, valkey: Valkey, s3_environment:
     stores = open_stores(StoreSettings.from_environment(environ))
     stores.database.ping()
     stores.queue.ping()
-    with pytest.raises(Unavailable):  # nobody made the bucket
+    with pytest.raises(Unavailable):  # the bucket does not exist
         stores.blobs.ping()
     stores.close()
 

@@ -150,7 +150,7 @@ def _used(use: str, conninfo: str) -> None:
 
 
 def test_a_database_is_accepted_again_with_a_valid_certificate(postgres_url: str, files: Files, tmp_path: Path) -> None:
-    """As after a deployment with the right authorities, or when RDS has another certificate: nobody starts anew."""
+    """As after a deployment with the right authorities, or when RDS has another certificate: no process restarts."""
     fresh = Authority().certify(HOST, tmp_path / "other.pem")
     with TlsFront(fresh, target_port=_port(postgres_url), postgres=True) as front:
         records = open_records(_conninfo(_through(front, postgres_url), files.authority), timeout_s=0.5)

@@ -134,8 +134,8 @@ class ScriptedRouter:
     def _check_key(self, zap: zmq.Socket[bytes]) -> None:
         version, request_id, _, _, _, _, key = zap.recv_multipart()
         known = zmq.utils.z85.encode(key).decode() in self.keys
-        verdict = (b"200", b"OK") if known else (b"400", b"unknown key")
-        zap.send_multipart([version, request_id, *verdict, b"agent", b""])
+        status = (b"200", b"OK") if known else (b"400", b"unknown key")
+        zap.send_multipart([version, request_id, *status, b"agent", b""])
 
     def _listen(self) -> None:
         socket = self._context.socket(zmq.ROUTER)

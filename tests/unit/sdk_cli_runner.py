@@ -13,7 +13,7 @@ from farcall.testing import FakeCloud
 
 
 class Farcall:
-    """``farcall`` of somebody who is logged in at a cloud. Called with arguments, it returns what became of them."""
+    """``farcall`` of a user who is logged in at a cloud. Called with arguments, it returns what became of them."""
 
     def __init__(self, cloud: FakeCloud) -> None:
         self._cloud = cloud

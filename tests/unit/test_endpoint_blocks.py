@@ -1,4 +1,4 @@
-"""When blocks are started and given back, and when nobody tries any more."""
+"""When blocks are started and given back, and when starts end."""
 
 from __future__ import annotations
 

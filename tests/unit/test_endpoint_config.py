@@ -1,4 +1,4 @@
-"""``config.yaml``: what may stand in it, and how a mistake is told."""
+"""``config.yaml``: its keys, and the messages of mistakes."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_invalid_files_are_refused_with_our_message(tmp_path: Path) -> None:
 
 
 def outcome(text: str) -> str:
-    """What a reader is told; nothing if the file is good."""
+    """The messages; nothing if the file is good."""
     try:
         parse(text)
     except ConfigurationError as error:

@@ -72,7 +72,7 @@ sys.stdin.readline()
 
 
 class Holder:
-    """A worker that takes nodes until it is told to give them back."""
+    """A worker that takes nodes until it receives the order to release them."""
 
     def __init__(self, lock_file: Path, count: int, names: list[str]) -> None:
         command = [sys.executable, "-c", HOLDER, str(lock_file), str(count), *names]

@@ -1,4 +1,4 @@
-"""The spool keeps what it was told to keep."""
+"""The spool: tasks and results on disk."""
 
 from __future__ import annotations
 

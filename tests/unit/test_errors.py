@@ -60,11 +60,11 @@ def test_the_class_of_a_built_in_exception_does_not_take_over_the_code() -> None
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_a_record_is_read_as_its_class(cls: type[FarcallError]) -> None:
-    error = cls("it broke", hint="mend it", retry_after_s=2.0)
+    error = cls("it broke", hint="fix it", retry_after_s=2.0)
     back = error_from_record(ErrorRecord.from_json(error.record.to_json()))
     assert type(back) is cls
     assert back.record == error.record
-    assert str(back) == f"[{cls.code}] it broke (mend it)"
+    assert str(back) == f"[{cls.code}] it broke (fix it)"
 
 
 def test_unknown_code_keeps_its_message() -> None:

@@ -9,9 +9,9 @@ import pytest
 from farcall_common.fairness import FairQueue
 
 
-def taken(queue: FairQueue[str], count: int = 1000, *, newcomers_only: bool = False) -> list[str]:
+def taken(queue: FairQueue[str], count: int = 1000, *, new_submitters_only: bool = False) -> list[str]:
     found: list[str] = []
-    while len(found) < count and (next_one := queue.take(newcomers_only=newcomers_only)) is not None:
+    while len(found) < count and (next_one := queue.take(new_submitters_only=new_submitters_only)) is not None:
         found.append(next_one[1])
     return found
 
@@ -87,9 +87,9 @@ def test_submitter_with_fewest_items_taken_is_next() -> None:
 def test_submitters_without_taken_items_are_listed() -> None:
     queue = filled(a=2, b=1)
     assert taken(queue, 1) == ["a0"]
-    assert taken(queue, newcomers_only=True) == ["b0"]
+    assert taken(queue, new_submitters_only=True) == ["b0"]
     queue.done("a")
-    assert taken(queue, newcomers_only=True) == ["a1"]
+    assert taken(queue, new_submitters_only=True) == ["a1"]
 
 
 def test_returned_item_is_next_and_does_not_count() -> None:

@@ -296,7 +296,7 @@ def test_new_submitters_are_leased_without_credit_up_to_the_reserve() -> None:
     world.core._context.functions.add("hash", "name", b"body")
     assert leases(world.serve(reserve=2)) == [(0, 2)]
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [], 2))) == []
-    assert leases(world.hears(wire.Credit(tasks=1))) == [(1, 0)]  # there may be work, and no newcomer since
+    assert leases(world.hears(wire.Credit(tasks=1))) == [(1, 0)]  # there may be work, and no new submitter since
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)]))) == []
     assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == [(0, 2)]
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(2, owner_id="bob")], 2))

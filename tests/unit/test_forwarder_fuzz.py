@@ -44,10 +44,10 @@ from tests.unit.test_forwarder_core import (
 OTHER_ID: Final = "00000000-0000-4000-8000-0000000000ee"
 #: The agent of another endpoint, which sends valid messages only.
 HONEST: Final = PeerKey("honest key", PeerKind.AGENT, OTHER_ID)
-STRANGER: Final = PeerKey("stranger key", PeerKind.AGENT, "00000000-0000-4000-8000-0000000000ff")
+UNKNOWN: Final = PeerKey("unknown key", PeerKind.AGENT, "00000000-0000-4000-8000-0000000000ff")
 RECORDED_AT: Final = dt.datetime.fromtimestamp(EPOCH, dt.UTC)
-#: Senders and their connections; a stranger may get a routing id that another peer had.
-PEERS: Final = [(AGENT, b"agent")] * 4 + [(CLIENT, b"client")] * 2 + [(STRANGER, b"stranger"), (STRANGER, b"agent")]
+#: Senders and their connections; an unknown peer may get a routing id that another peer had.
+PEERS: Final = [(AGENT, b"agent")] * 4 + [(CLIENT, b"client")] * 2 + [(UNKNOWN, b"unknown"), (UNKNOWN, b"agent")]
 
 #: Valid messages of the peers in these tests.
 REAL: Final = [
@@ -277,8 +277,8 @@ def _no_constant(text: str) -> None:
 def is_served(world: World) -> bool:
     """Whether an agent with valid messages is admitted."""
     ticket = TICKETS.issue(HONEST, expires_at=EPOCH + 1_000_000)
-    greeting = hello(endpoint_id=OTHER_ID, ticket=ticket, instance_id=OTHER_ID, spool_id=OTHER_ID)
-    claimed = world.hears(greeting, peer=HONEST, routing_id=b"honest")
+    own_hello = hello(endpoint_id=OTHER_ID, ticket=ticket, instance_id=OTHER_ID, spool_id=OTHER_ID)
+    claimed = world.hears(own_hello, peer=HONEST, routing_id=b"honest")
     assert [type(action) for action in claimed] == [do.ClaimEndpoint]
     world.on(ev.EndpointClaimed(OTHER_ID, claimed[0].generation, 9))  # type: ignore[attr-defined]
     welcomed = world.on(ev.LeasesRead(OTHER_ID, 9, {}))

@@ -43,7 +43,7 @@ def test_results_reach_the_owners_streams_of_their_group() -> None:
     streams = hub()
     streams.open(b"1", "owner", groups=["group"], cursor=None)
     streams.open(b"2", "owner", groups=["another"], cursor=None)
-    streams.open(b"3", "stranger", groups=["group"], cursor=None)
+    streams.open(b"3", "other client", groups=["group"], cursor=None)
     [push] = publish(streams, result("a"), result("b"))
     assert push.routing_id == b"1"
     assert push.frames == (b"result", b"result")

@@ -348,7 +348,7 @@ def test_without_a_region_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_an_unknown_profile_is_missing_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setenv("AWS_PROFILE", "missing")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(CredentialsMissing, match="nobody"):
+    with pytest.raises(CredentialsMissing, match="missing"):
         connect("eu-central-1")

@@ -67,7 +67,7 @@ def test_the_error_for_an_unknown_profile_lists_the_known_ones() -> None:
         ("zones", '["use1-az3"]', "network.zones.0"),
         ("failover", "true", "fail-over needs a second node"),
         ("log_days", "31", "retention.log_days"),
-        ("emails", '["nobody"]', "budget.emails.0"),
+        ("emails", '["no-address"]', "budget.emails.0"),
         ("monthly_usd", "1", "the idle cost alone would exceed the budget"),
         ("max_storage_gib", "21", "max_storage_gib must be 0 or at least"),
         ("version", '"15"', "database.version"),

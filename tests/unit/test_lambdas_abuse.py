@@ -27,9 +27,9 @@ SECRET: Final = "the name of a secret"
 MakeApi = Callable[..., MemoryApi]
 
 
-def somebody() -> Identity:
-    """A caller whom nobody has heard of."""
-    return Identity(str(uuid.uuid4()), "somebody@example.org")
+def new_identity() -> Identity:
+    """An identity that is new to the API."""
+    return Identity(str(uuid.uuid4()), "new@example.org")
 
 
 class Person:
@@ -37,7 +37,7 @@ class Person:
 
     def __init__(self, api: MemoryApi, identity: Identity | None = None) -> None:
         self.api = api
-        self.identity = identity or somebody()
+        self.identity = identity or new_identity()
         self.endpoint_id = self.endpoint()
         self.function_id = self.function()
 
@@ -78,7 +78,7 @@ class AbuseSuite:
     def person(self, api: MemoryApi) -> Person:
         return Person(api)
 
-    # what is somebody else's
+    # what is another user's
 
     def test_no_route_shows_data_of_another_user(self, person: Person) -> None:
         victim, thief = person, Person(person.api)
@@ -141,17 +141,17 @@ class AbuseSuite:
             assert len(each.ok("GET", f"/v2/taskgroup/{group_id}")["tasks"]) == 1
 
     def test_allow_list_does_not_change_with_new_versions(self, person: Person) -> None:
-        stranger = Person(person.api)
-        theirs, own = stranger.function(public=True), person.function_id
+        other = Person(person.api)
+        theirs, own = other.function(public=True), person.function_id
         endpoint_id = person.endpoint(public=True, allowed_functions=[theirs.upper(), own])
-        assert stranger.submit(endpoint_id=endpoint_id, function=theirs).status == 200
+        assert other.submit(endpoint_id=endpoint_id, function=theirs).status == 200
 
-        stranger.ok("PUT", f"/v3/functions/{theirs}", {"function_code": "8\n00\nmalware"})
+        other.ok("PUT", f"/v3/functions/{theirs}", {"function_code": "8\n00\nmalware"})
         person.ok("PUT", f"/v3/functions/{own}", {"function_code": "7\n00\nbetter"})
 
-        refused = stranger.submit(endpoint_id=endpoint_id, function=theirs)
+        refused = other.submit(endpoint_id=endpoint_id, function=theirs)
         assert (refused.status, refused.body["code"]) == (403, "FUNCTION_NOT_PERMITTED")
-        assert stranger.submit(endpoint_id=endpoint_id, function=f"{theirs}@1").status == 200
+        assert other.submit(endpoint_id=endpoint_id, function=f"{theirs}@1").status == 200
         assert person.submit(endpoint_id=endpoint_id, function=own).status == 200, "one's own may"
         listed = person.ok("GET", f"/v3/endpoints/{endpoint_id}/allowed_functions")["functions"]
         assert listed == [f"{theirs}@1", own]
@@ -168,7 +168,7 @@ class AbuseSuite:
     def test_connecting_agent_reverts_no_change(
         self, person: Person, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stranger, endpoints = Person(person.api), person.api.stores.endpoints
+        other, endpoints = Person(person.api), person.api.stores.endpoints
         path = f"/v3/endpoints/{person.endpoint_id}"
         person.ok("PUT", path, {"public": True})
         find = endpoints.find_endpoints_by_key
@@ -184,12 +184,12 @@ class AbuseSuite:
         monkeypatch.setattr(endpoints, "find_endpoints_by_key", meanwhile)  # the last read of a connect
         person.call("POST", f"{path}/connect", {"public_key": new_key(), "python_version": "3.12.1"})
 
-        assert stranger.call("GET", path.replace("v3", "v2")).status == {"private": 403, "gone": 404}[change]
+        assert other.call("GET", path.replace("v3", "v2")).status == {"private": 403, "gone": 404}[change]
 
     # requests that are more work than others
 
     def test_invalid_requests_count_against_the_rate_limit(self, make_api: MakeApi) -> None:
-        api, caller = make_api(rate_per_s=0.5, rate_burst=3), somebody()
+        api, caller = make_api(rate_per_s=0.5, rate_burst=3), new_identity()
         sent: list[tuple[str, str, Any]] = [
             ("POST", "/v3/functions", {"function_name": 1}),
             ("POST", "/v3/functions", "no JSON"),
@@ -341,14 +341,14 @@ class AbuseSuite:
         person.api.clock.now += 2
         second = person.endpoint(public=True)
         assert person.submit(1_000, endpoint_id=second).status == 200, "a short queue is always let in"
-        stranger = Person(person.api)
+        other = Person(person.api)
         person.api.clock.now += 2
 
-        for each in (person, stranger):
+        for each in (person, other):
             answer = each.submit(1_001, endpoint_id=second)
             assert (answer.status, answer.body["code"], answer.headers["Retry-After"]) == (429, "QUEUE_FULL", "5")
 
-        assert stranger.submit(2_000).status == 200, "each owner has room of its own"
+        assert other.submit(2_000).status == 200, "each owner has room of its own"
 
     def test_versions_count_as_functions(self, make_api: MakeApi) -> None:
         person = Person(make_api(max_functions=3))
@@ -384,12 +384,12 @@ class AbuseSuite:
 
     def test_key_of_another_user_is_not_taken_over(self, person: Person) -> None:
         announce(person.api)
-        key, stranger = new_key(), Person(person.api)
+        key, other = new_key(), Person(person.api)
         person.ok("POST", "/v3/stream", {"public_key": key})
 
-        stranger.refused(403, "FORBIDDEN", "POST", "/v3/stream", {"public_key": key})
-        path = f"/v3/endpoints/{stranger.endpoint_id}/connect"
-        stranger.refused(403, "FORBIDDEN", "POST", path, {"public_key": key})
+        other.refused(403, "FORBIDDEN", "POST", "/v3/stream", {"public_key": key})
+        path = f"/v3/endpoints/{other.endpoint_id}/connect"
+        other.refused(403, "FORBIDDEN", "POST", path, {"public_key": key})
 
         known = person.api.stores.queue.find_peers([key])[key]
         assert known.subject == person.identity.identity_id
@@ -410,7 +410,7 @@ class AbuseSuite:
 
 
 def new_key() -> str:
-    """A key in Z85 that nobody has."""
+    """A key in Z85 that no peer has."""
     return f"{uuid.uuid4().hex}{'k' * 8}"
 
 

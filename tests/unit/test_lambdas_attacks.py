@@ -1,4 +1,4 @@
-"""What somebody who means harm would send. Here on fakes; test_api_attacks runs the same on real stores."""
+"""Requests of an attacker. Here on fakes; test_api_attacks runs the same on real stores."""
 
 from __future__ import annotations
 

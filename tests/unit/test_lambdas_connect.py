@@ -155,7 +155,7 @@ def test_connect_can_be_retried_while_the_queue_is_unavailable(lab: Lab) -> None
 
 
 class Fleet:
-    """Counts what it is told."""
+    """Counts its calls."""
 
     idle_s = 900.0
 
@@ -181,7 +181,7 @@ def test_connect_wakes_sleeping_forwarders_and_returns_retry_after(lab: Lab) -> 
 
     lab.api.clock.now += 10
     assert lab.connect().body["code"] == "FORWARDER_WAKING"
-    assert fleet.woken == 2  # in case that nobody heard the first call
+    assert fleet.woken == 2  # in case the first call was lost
     lab.announce(forwarder(1))
     assert lab.connect().status == 200
 
@@ -195,7 +195,7 @@ def test_forwarders_sleep_after_a_time_without_connections(lab: Lab) -> None:
         for number, each_s in enumerate(idle_s):
             lab.announce(dataclasses.replace(forwarder(number), idle_s=each_s))
 
-    assert watch.run() == 0  # nobody is awake
+    assert watch.run() == 0  # no forwarder is awake
     for awake in ([None], [899.0], [900.0, None], [900.0, 10.0]):
         announce(*awake)
         for hours in (0, 1, -1, 0):  # whatever the clock here says

@@ -54,7 +54,7 @@ def lab() -> Lab:
 
 
 def test_payloads_are_not_logged(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """Powertools writes each request down for its log, at a level that nobody reads."""
+    """Powertools writes each request down for its log, at a level that is never shown."""
     with caplog.at_level(logging.DEBUG):
         assert lab.submit({lab.function_id: ["4\n00\nbirthday"]}).status == 200
     assert "Calling API Route Handler" in caplog.text

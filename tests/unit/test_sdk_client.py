@@ -91,18 +91,18 @@ def test_batch_returns_every_failure(client: Client, cloud: FakeCloud) -> None:
     assert answer["tasks"] == {divide_id: [good, bad], repeat_id: [big]}
     assert answer["task_group_id"] == batch.task_group_id
     client.get_result(big, wait_s=WAIT_S)
-    nobody = str(uuid.uuid4())
+    unknown_id = str(uuid.uuid4())
     with pytest.raises(TaskFailed):
         client.get_result(bad, wait_s=WAIT_S)
-    results = client.get_batch_result([bad, nobody, good, big])
-    assert list(results) == [bad, nobody, good, big]
+    results = client.get_batch_result([bad, unknown_id, good, big])
+    assert list(results) == [bad, unknown_id, good, big]
     assert results[good].result() == 2.0
     assert results[big].result() == "x" * 100_000
     with pytest.raises(TaskFailed):
         results[bad].result()
     with pytest.raises(TaskUnknown):
-        results[nobody].result()
-    assert not results[nobody].pending
+        results[unknown_id].result()
+    assert not results[unknown_id].pending
     assert client.get_task_group(batch.task_group_id) == [good, bad, big]
 
 

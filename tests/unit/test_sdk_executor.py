@@ -432,14 +432,14 @@ def test_unreferenced_executor_ends_after_its_last_future(offline: FakeCloud) ->
 
 @pytest.mark.parametrize("unknown", ["function", "endpoint"])
 def test_unknown_ids_fail_the_future(cloud: FakeCloud, unknown: str) -> None:
-    nobody = str(uuid.uuid4())
+    unknown_id = str(uuid.uuid4())
     with cloud.client() as client:
-        endpoint_id = nobody if unknown == "endpoint" else cloud.endpoint_id
-        function_id = nobody if unknown == "function" else client.register_function(divide)
+        endpoint_id = unknown_id if unknown == "endpoint" else cloud.endpoint_id
+        function_id = unknown_id if unknown == "function" else client.register_function(divide)
         with Executor(endpoint_id, client=client) as executor:
             future = executor.submit_to_registered_function(function_id, (1,))
             error = EndpointUnknown if unknown == "endpoint" else FunctionUnknown
-            with pytest.raises(error, match=nobody):
+            with pytest.raises(error, match=unknown_id):
                 future.result(WAIT_S)
 
 
@@ -473,7 +473,7 @@ def test_refused_task_does_not_affect_others(cloud: FakeCloud) -> None:
 
 
 #: What a submit may come to on its way through API Gateway, whether the tasks were taken or not.
-TROUBLES = (
+FAILURES = (
     httpx.ReadError("cut"),
     httpx.RemoteProtocolError("closed without an answer"),
     httpx.ReadTimeout("nothing for 30 s"),
@@ -484,9 +484,9 @@ TROUBLES = (
 )
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda it: type(it).__name__ + str(getattr(it, "status_code", "")))
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda it: type(it).__name__ + str(getattr(it, "status_code", "")))
 @pytest.mark.parametrize("taken", [True, False])
-def test_interrupted_submit_runs_once(cloud: FakeCloud, trouble: Exception | httpx.Response, taken: bool) -> None:
+def test_interrupted_submit_runs_once(cloud: FakeCloud, failure: Exception | httpx.Response, taken: bool) -> None:
     cut: list[httpx.Request] = []
 
     def cut_short(request: httpx.Request) -> httpx.Response | None:
@@ -495,9 +495,9 @@ def test_interrupted_submit_runs_once(cloud: FakeCloud, trouble: Exception | htt
         cut.append(request)
         if taken:
             cloud.transport.handle_request(request)
-        if isinstance(trouble, Exception):
-            raise trouble
-        return trouble
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
 
     with client_of(cloud, cut_short) as client, Executor(cloud.endpoint_id, client=client) as executor:
         assert list(executor.map(divide, range(20))) == list(range(20))
@@ -574,7 +574,7 @@ def test_an_expired_token_fails_unsent_calls_and_no_others(offline: FakeCloud) -
         with pytest.raises(Unauthenticated, match="farcall login"):
             executor.submit(divide, 2).result(WAIT_S)
         assert not taken.done()
-        over.clear()  # somebody logged in again
+        over.clear()  # the user logged in again
         offline.start()
         assert taken.result(WAIT_S) == 1
 

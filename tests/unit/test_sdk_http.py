@@ -164,7 +164,7 @@ def test_a_set_stop_event_ends_the_retries() -> None:
         (httpx.Response(418), ProtocolError),
         (httpx.Response(200, text="<html>a login page</html>"), ProtocolError),
         (httpx.Response(400, json=["not", "a", "record"]), ProtocolError),
-        (httpx.Response(400, json=record("X", fault="nobody")), InvalidRequest),
+        (httpx.Response(400, json=record("X", fault="unknown")), InvalidRequest),
         (httpx.UnsupportedProtocol("gopher"), ConfigurationError),
     ],
 )

@@ -14,7 +14,7 @@ from farcall._pacing import BurstLimit
 
 
 class Pool:
-    """Hands out futures; odd and even ones alike are done when it is told so."""
+    """Hands out futures; odd and even ones alike are done when the test ends them."""
 
     def __init__(self, *, at_once: bool = True) -> None:
         self.futures: list[Future[Any]] = []

@@ -23,7 +23,7 @@ from tests.waiting import WAIT_S
 GLOBUS_PYTHON = os.environ.get("FARCALL_GLOBUS_PYTHON")
 
 #: A worker that has neither this package nor its neighbours.
-STRANGER = """
+BARE_WORKER = """
 import json, sys
 name, _, source = json.load(sys.stdin).partition(":")
 namespace = {"__name__": "elsewhere"}
@@ -180,7 +180,7 @@ def test_shell_function_runs_without_farcall() -> None:
     assert (body["function_name"], body["meta"]["serde_identifier"]) == ("greet", "st")
     (buffer,) = Serializer().unpack(body["function_code"].encode())
     ran = subprocess.run(
-        [sys.executable, "-S", "-c", STRANGER],
+        [sys.executable, "-S", "-c", BARE_WORKER],
         input=json.dumps(bytes(buffer).decode()[3:]).encode(),
         capture_output=True,
     )

@@ -166,7 +166,7 @@ class QueueSuite:
         assert queue.position("e1", "t2") == QueuePosition(QueueState.QUEUED, 1, 3, 1)
         single.ack(queue, fence, [make_result("t0")])
         assert queue.position("e1", "t0") == QueuePosition(QueueState.DONE, 0, 3, 1)
-        assert queue.position("e1", "nobody") == QueuePosition(QueueState.UNKNOWN, 0, 3, 1)
+        assert queue.position("e1", "unknown") == QueuePosition(QueueState.UNKNOWN, 0, 3, 1)
         assert queue.position("e2", "t3") == QueuePosition(QueueState.UNKNOWN, 0, 0)
 
     # shares of submitters
@@ -200,7 +200,7 @@ class QueueSuite:
         assert lease(queue, fence, limit=6) == [f"bob-{n}" for n in range(6)]
 
     def test_weights_give_a_submitter_a_larger_share(self, queue: Queue) -> None:
-        fence = single.claim(queue, "e1", "w1", weights={"alice": 3, "nobody": 2}, ttl_s=45)
+        fence = single.claim(queue, "e1", "w1", weights={"alice": 3, "unknown": 2}, ttl_s=45)
         single.mark_restored(queue, "e1", fence)
         queue.enqueue([*backlog("alice", 100), *backlog("bob", 100)])
         owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=40)]
@@ -529,10 +529,10 @@ class QueueSuite:
         fence = own(queue)
         queue.enqueue([make_queued("t1"), make_queued("t2")])
         lease(queue, fence)
-        results = [make_result("t1"), make_result("t1", result=b"late"), make_result("nobody")]
+        results = [make_result("t1"), make_result("t1", result=b"late"), make_result("unknown")]
         single.ack(queue, fence, results[:1])
         single.ack(queue, fence, results)
-        assert queue.position("e1", "nobody").state is QueueState.UNKNOWN
+        assert queue.position("e1", "unknown").state is QueueState.UNKNOWN
         assert single.leased(queue, "e1", fence) == {"t2": 1}
         assert queue.outbox("e1") == [make_result("t1", task_group_id="g1", owner_id="alice")]
 
@@ -666,7 +666,7 @@ class QueueSuite:
         for spool_id in ("there", ""):
             with pytest.raises(EndpointInUse):
                 claim("w2", spool_id, 44)
-        assert claim("w2", "there", 46) > first  # nobody has heard of w1 for too long
+        assert claim("w2", "there", 46) > first  # w1 has not renewed for too long
         assert claim("w1", "there", 47) > first  # the same agent goes where it wants
         fence = claim("w1", "another", 48)  # w1 knows better than we whether its session lives
         single.mark_restored(queue, "e1", fence)
@@ -720,7 +720,7 @@ class QueueSuite:
         assert wake_ups.get(5.0) == ["e1"]
         with pytest.raises(EndpointInUse):
             single.claim(queue, "e1", "w2", spool_id="there", ttl_s=45)
-        assert renew(81, fence - 1, "nobody's") == ["e1"]
+        assert renew(81, fence - 1, "unknown") == ["e1"]
         clock.now = 81
         lease(queue, fence)
         assert renew(82, fence) == []
@@ -903,7 +903,7 @@ class QueueSuite:
         assert _hear(queue, wake_ups.get, "e2") == {"e1", "e2"}
         assert lease(queue, fence) == ["t-e1"]
         clock.now = 50
-        queue.enqueue([make_queued("t1"), make_queued("t2")])  # by now nobody owns e1
+        queue.enqueue([make_queued("t1"), make_queued("t2")])  # by now e1 has no owner
         assert wake_ups.get(0.0) == []
         fence = own(queue)
         lease(queue, fence, limit=1)
@@ -922,7 +922,7 @@ class QueueSuite:
         assert queue.watch(["alice", "carol"], "w1", ttl_s=45) == {"carol"}
         assert queue.watch(["bob"], "w2", ttl_s=45) == {"bob"}
         clock.now = 11
-        found = queue.watchers(["alice", "bob", "nobody"])
+        found = queue.watchers(["alice", "bob", "unknown"])
         assert {forwarder_id: set(owner_ids) for forwarder_id, owner_ids in found.items()} == {
             "w1": {"alice", "bob"},
             "w2": {"bob"},

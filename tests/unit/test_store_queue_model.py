@@ -181,7 +181,7 @@ class World:
     # a forwarder
 
     def forward(self, name: str) -> Process:
-        """Own the endpoint until somebody else does."""
+        """Own the endpoint until another forwarder does."""
         self.agent.connected_to = name
         while True:
             try:

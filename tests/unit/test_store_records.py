@@ -145,7 +145,7 @@ class RecordsSuite:
             records.endpoints.count_endpoints("alice", limit=10),
             records.endpoints.count_endpoints("alice", limit=2),
         ) == (3, 2)
-        assert records.functions.count_functions("nobody", limit=10) == 0
+        assert records.functions.count_functions("unknown", limit=10) == 0
         records.functions.add_function(make_function("f0", version=2, body=b"12345", body_hash="h2"))
         assert (
             records.functions.count_functions("alice", limit=10),
@@ -328,7 +328,7 @@ class RecordsSuite:
         assert [task.task_id for task in of_endpoint] == ["t9"]
         assert records.tasks.list_tasks("alice", endpoint_id="e2", state=TaskState.DEAD_LETTERED) == []
 
-        assert records.tasks.discard_tasks(["t1", "t3", "nobody"]) == ["t1"]
+        assert records.tasks.discard_tasks(["t1", "t3", "unknown"]) == ["t1"]
         assert records.tasks.discard_tasks(["t1"]) == []
         assert [t.task_id for t in records.tasks.list_tasks("alice", state=TaskState.DEAD_LETTERED)] == ["t2"]
         found = records.tasks.get_tasks(["t1", "t2", "t3"])
@@ -571,7 +571,7 @@ class RecordsSuite:
         assert records.endpoints.get_endpoint("e1") == Endpoint(
             "e1", "alice", "b", metadata={"os": "bsd"}, created_at=T0
         )
-        records.endpoints.change_endpoint("e2", {"name": "nobody"})
+        records.endpoints.change_endpoint("e2", {"name": "unknown"})
         assert records.endpoints.get_endpoint("e2") is None
 
     def test_endpoint_lists_are_bounded_and_brief(self, records: Records) -> None:
@@ -689,7 +689,7 @@ class RecordsSuite:
         records.tasks.add_tasks([make_task(f"t{n}") for n in range(5)] + [make_task("t9", endpoint_id="e2")])
         records.tasks.record_results([make_end("t1")], at=at(1))
         records.tasks.record_results([make_end("t9", endpoint_id="e2")], at=at(1))
-        assert records.tasks.find_busy_endpoints(["e2", "e1", "nobody"]) == {"e1"}
+        assert records.tasks.find_busy_endpoints(["e2", "e1", "unknown"]) == {"e1"}
         assert records.tasks.find_busy_endpoints([]) == frozenset()
         first = records.tasks.list_open_tasks("e1", limit=2)
         assert [task.task_id for task in first] == ["t0", "t2"]
@@ -778,8 +778,8 @@ class RecordsSuite:
         assert len(records.tasks.list_events("t1")) == 3
 
     def test_events_of_unknown_tasks_are_dropped(self, records: Records) -> None:
-        assert records.tasks.record_transitions([move("nobody", TaskState.RUNNING, 1)]) == []
-        assert records.tasks.list_events("nobody") == []
+        assert records.tasks.record_transitions([move("unknown", TaskState.RUNNING, 1)]) == []
+        assert records.tasks.list_events("unknown") == []
         assert records.tasks.record_transitions([]) == []
 
     def test_transition_must_be_allowed_for_its_reporter(self, records: Records) -> None:
@@ -835,7 +835,7 @@ class RecordsSuite:
 
     def test_task_is_ended_by_its_endpoint_only(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
-        assert records.tasks.record_results([make_end(endpoint_id="e2"), make_end("nobody")], at=at(1)) == {}
+        assert records.tasks.record_results([make_end(endpoint_id="e2"), make_end("unknown")], at=at(1)) == {}
         assert not records.tasks.get_tasks(["t1"])["t1"].state.is_terminal
 
     def test_first_result_of_the_endpoint_counts_in_a_batch(self, records: Records) -> None:
@@ -844,7 +844,7 @@ class RecordsSuite:
             make_end(endpoint_id="e9", result=b"another's"),
             make_end(result=b"first"),
             make_end(result=b"second"),
-            make_end("nobody's"),
+            make_end("unknown"),
         ]
         assert set(records.tasks.record_results(words, at=at(1))) == {"t1"}
         assert records.tasks.get_tasks(["t1"])["t1"].result == b"first"

@@ -213,7 +213,7 @@ def load_with_code(text: bytes, *, own_classes: bool = False) -> object:
     """The value of a text that :func:`dump_with_code` wrote.
 
     :param own_classes: whether the reader's classes are taken even if their source differs.
-    :raises DeserializationError: if its byte code is of another Python version.
+    :raises DeserializationError: if it has the byte code of another Python version.
     :raises Exception: what unpickling raises.
     """
     line, _, pickled = text.partition(b"\n")

@@ -213,7 +213,7 @@ def _checked(create_code: Callable[..., CodeType]) -> Callable[..., CodeType]:
         fields = parts if isinstance(parts[0], int) else parts[1:]
         instructions = next((part for part in fields if isinstance(part, bytes)), b"")
         if is_foreign(instructions):
-            raise ForeignCode("the instructions are of another version")
+            raise ForeignCode("the instructions belong to another Python version")
         return create_code(*parts)
 
     return create

@@ -422,7 +422,7 @@ class Queue(Registry, Protocol):
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
         """Lease waiting tasks of endpoints, by fence, limit (of 500 at most) and reserve, each with attempt + 1: oldest
         first of each submitter, and in turn of the submitters with the fewest leased tasks, in proportion to their
-        weights. Up to ``reserve`` more than the limit are of submitters with fewer leased tasks than their weight."""
+        weights. Up to ``reserve`` more belong to submitters with fewer leased tasks than their weight."""
 
     def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
         """Put leased tasks that never reached the endpoint back to the front, and do not count the attempt."""

@@ -285,7 +285,7 @@ class TaskQueue:
         """Where more tasks wait at managers than should, since short ones were expected: a manager takes turns too, so
         that a submitter that has nothing there need not wait until all of those have run."""
         full = [manager for manager in managers if manager.free < 0]
-        while full and (found := self._tasks.take(newcomers_only=True)) is not None:
+        while full and (found := self._tasks.take(new_submitters_only=True)) is not None:
             task = found[1]
             lasting = [manager for manager in full if manager.lasts(task.spec.options.walltime_s, now=now)]
             if task.stage is not Stage.QUEUED:

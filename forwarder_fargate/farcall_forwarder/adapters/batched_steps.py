@@ -41,7 +41,7 @@ class BatchedSteps:
         self._forwarder_id = forwarder_id
 
     def perform(self, steps: Sequence[do.StoreStep]) -> Sequence[Event]:
-        """Perform all of these steps, which are of one kind. Blocks. A refusal concerns one endpoint only.
+        """Perform steps of one kind. Blocks. A refusal concerns one endpoint only.
 
         :raises Unavailable: while a store is unavailable; all of the steps may be repeated.
         """

@@ -166,8 +166,8 @@ class Authenticator:
         else:  # A store does not report when it is available again, so that only time can pass.
             asyncio.get_running_loop().call_later(_PAUSE_S, self._wait, handshake)
 
-    def _answer(self, connection: bytes, request_id: bytes, verdict: tuple[bytes, bytes], user_id: bytes = b"") -> None:
-        self._socket.send_multipart([connection, b"", _VERSION, request_id, *verdict, user_id, b""])
+    def _answer(self, connection: bytes, request_id: bytes, status: tuple[bytes, bytes], user_id: bytes = b"") -> None:
+        self._socket.send_multipart([connection, b"", _VERSION, request_id, *status, user_id, b""])
         self._readiness.poke()
 
     def _refuse(self, public_key: str) -> tuple[bytes, bytes]:

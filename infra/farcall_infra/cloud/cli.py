@@ -196,14 +196,14 @@ def status(name: NameOption = "farcall", region: RegionOption = None, as_json: J
     """Show the status of a deployment. Exits with 3 if it is unhealthy."""
     found = read_status(account.connect(region), name, now=dt.datetime.now(dt.UTC), probe=unreachable_reason)
     if as_json:
-        verdict = {
+        summary = {
             "healthy": found.healthy,
             "problems": found.problems,
             "is_asleep": found.is_asleep,
             "is_current": found.is_current,
             "releases": found.releases,
         }
-        typer.echo(json.dumps(verdict | _plain(dataclasses.asdict(found)), indent=2))
+        typer.echo(json.dumps(summary | _plain(dataclasses.asdict(found)), indent=2))
     else:
         show_status(name, found)
     if not found.healthy:

@@ -1,4 +1,4 @@
-"""Reads a task of somebody else's SDK with that of Globus Compute.
+"""Reads a task of another SDK with that of Globus Compute.
 
 Arguments: the address of the API, a token, a task's id. Writes what came of it as JSON to standard output.
 """

@@ -43,7 +43,7 @@ class FakeCloud(ScriptedRouter):
     """One endpoint's cloud. All methods may be called from the test's thread.
 
     Set ``recording = False`` to acknowledge no results, ``refusal`` to an error record to refuse the
-    next greetings, ``admit_keys = False`` to know no new key. ``results`` are all that came, repeats included.
+    next Hellos, ``admit_keys = False`` to know no new key. ``results`` are all that came, repeats included.
     ``submitter`` is the identity that tasks are submitted by, unless their options name another one.
     """
 
@@ -188,7 +188,7 @@ class FakeCloud(ScriptedRouter):
         self._session.received(message, now=now)
         match message:
             case wire.Hello():
-                self._greet(message)
+                self._on_hello(message)
             case wire.Credit():
                 self._dispatch()
             case wire.TasksAccepted(tasks=refs):
@@ -210,7 +210,7 @@ class FakeCloud(ScriptedRouter):
             case _:
                 pass
 
-    def _greet(self, hello: wire.Hello) -> None:
+    def _on_hello(self, hello: wire.Hello) -> None:
         self.hellos.append(hello)
         if self.refusal is not None:
             self._send(wire.Refused(error=self.refusal))

@@ -62,7 +62,7 @@ class _Lane:
 
     def require_claim(self, fence: int) -> None:
         if self.fence is None:
-            raise QueueDataLost("nobody has claimed the endpoint")
+            raise QueueDataLost("the endpoint has no owner")
         if self.fence != fence:
             raise Fenced("the endpoint has a newer owner")
 
@@ -269,7 +269,7 @@ class FakeQueue(FakeRegistry):
         def lease(lane: _Lane, limit: int, reserve: int) -> Sequence[LeasedTask]:
             task_ids: list[str] = []
             while len(task_ids) < limit + reserve:
-                taken = lane.waiting.take(newcomers_only=len(task_ids) >= limit)
+                taken = lane.waiting.take(new_submitters_only=len(task_ids) >= limit)
                 if taken is None:
                     break
                 task_ids.append(taken[1])
