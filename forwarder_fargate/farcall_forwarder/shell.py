@@ -215,7 +215,7 @@ class Shell:
             "keys": self._authenticator.refused,
             "routing_ids": self._router.dropped,
             "silent": limiter.silenced,
-            "crowded_out": limiter.crowded_out,
+            "evicted": limiter.evicted,
             "endless": limiter.endless,
         }
         return status_text == "ok", {"status": status_text, "refused": refused, **dataclasses.asdict(status)}

@@ -171,7 +171,7 @@ def test_a_crowd_does_not_lock_peers_out(cloud: Cloud, start: Start, connect: Co
         with Agent(cloud, served_id, forwarder) as agent:
             agent.open_session(credit=100)
             connect(forwarder.address, 1000, SIGNATURE)
-            wait_until(lambda: health(forwarder)[1]["refused"]["crowded_out"] >= 900, "the crowd is thinned out")
+            wait_until(lambda: health(forwarder)[1]["refused"]["evicted"] >= 900, "the crowd is thinned out")
             wait_until(lambda: process.num_fds() <= descriptors + 120, "their descriptors are free again")
             with Agent(cloud, late_id, forwarder) as late:
                 late.open_session(credit=1)
@@ -283,12 +283,12 @@ def test_the_oldest_silent_connections_are_closed_first() -> None:
         speaking.send(b"hello")
         await scene.hear()
         crowd = [scene.join() for _ in range(5)]
-        await scene.until(lambda: scene.limiter.crowded_out == 3, "three are closed")
+        await scene.until(lambda: scene.limiter.evicted == 3, "three are closed")
         assert scene.limiter.connections == 3
         late = scene.join()
         late.send(b"hello")
         await scene.hear()
-        await scene.until(lambda: scene.limiter.crowded_out == 4, "another is closed")
+        await scene.until(lambda: scene.limiter.evicted == 4, "another is closed")
         assert len(scene.limiter.known) == 2
         assert all(peer.poll(0) == 0 for peer in crowd)
 
@@ -303,7 +303,7 @@ def test_connections_per_address_are_limited() -> None:
         with contextlib.ExitStack() as crowd:
             for _ in range(9):
                 await asyncio.to_thread(lambda: crowd.enter_context(scene.connect_from("127.0.0.2")))
-            await scene.until(lambda: scene.limiter.crowded_out == 6, "three of nine are left")
+            await scene.until(lambda: scene.limiter.evicted == 6, "three of nine are left")
             assert scene.limiter.connections == 4
             also_here = crowd.enter_context(scene.connect_from("127.0.0.3"))
             await scene.until(lambda: scene.limiter.connections == 5, "another address is let in")
@@ -312,7 +312,7 @@ def test_connections_per_address_are_limited() -> None:
             speaking.send(b"still here")
             await scene.hear()
         await scene.until(lambda: scene.limiter.connections == 1, "the crowd has gone")
-        assert (scene.limiter.crowded_out, list(scene.limiter._sources)) == (6, ["127.0.0.1"])
+        assert (scene.limiter.evicted, list(scene.limiter._sources)) == (6, ["127.0.0.1"])
 
     with_limiter(talk, of_source=3)
 
@@ -330,19 +330,19 @@ def test_unknown_addresses_have_half_of_the_places_and_yield_to_known_ones() -> 
             for number in range(40):  # each from another address
                 unknown_peer = await asyncio.to_thread(scene.connect_from, f"127.0.1.{number + 1}")
                 crowd.callback(unknown_peer.close)
-            await scene.until(lambda: scene.limiter.crowded_out == 35, "half of the places are free of them")
+            await scene.until(lambda: scene.limiter.evicted == 35, "half of the places are free of them")
             await scene.until(lambda: scene.limiter.connections == 9, "with one that speaks and three known ones")
             back = [scene.join() for _ in range(3)]  # the tenth place; then unknown peers make room
             for peer in back:
                 peer.send(b"hello")
             for _ in back:
                 await scene.hear()
-            await scene.until(lambda: scene.limiter.crowded_out == 37, "two unknown peers made room")
+            await scene.until(lambda: scene.limiter.evicted == 37, "two unknown peers made room")
             assert scene.limiter.connections == 10
             assert all(not _is_closed(each) for each in known), "the oldest that are silent, but known"
             late = await asyncio.to_thread(scene.connect_from, "127.0.2.1")
             crowd.callback(late.close)
-            await scene.until(lambda: scene.limiter.crowded_out == 38, "an unknown peer makes room for another")
+            await scene.until(lambda: scene.limiter.evicted == 38, "an unknown peer makes room for another")
             assert all(not _is_closed(each) for each in known)
         first.send(b"still here")
         await scene.hear()

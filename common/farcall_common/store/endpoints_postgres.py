@@ -121,7 +121,7 @@ class PostgresEndpoints(PostgresPort):
             except psycopg.errors.ForeignKeyViolation as error:
                 raise EndpointUnknown(f"there is no endpoint {endpoint_id}") from error
         if added.rowcount == 0:
-            raise Conflict("the key speaks for another endpoint")
+            raise Conflict("the key belongs to another endpoint")
 
     def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
         query = "SELECT public_key FROM endpoint_key WHERE endpoint_id = %(id)s"

@@ -387,8 +387,8 @@ class Queue(Registry, Protocol):
         """Take endpoints over, in order: each with the spool of its agent and the weights of submitters (by owner id; 1
         for others). Returns for each its fencing number, higher than any given before, even across a wipe.
 
-        EndpointInUse stands there instead while another forwarder owns the endpoint and hears an agent with another
-        spool. The same agent may connect elsewhere: its former forwarder is fenced.
+        EndpointInUse stands there instead while another forwarder owns the endpoint and has a session with an agent
+        with another spool. The same agent may connect elsewhere: its former forwarder is fenced.
         """
 
     def renew_ownership(

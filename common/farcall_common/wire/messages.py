@@ -158,7 +158,7 @@ class Hello(Message, frozen=True):
     every new spool: a forwarder that meets another spool knows that what it dispatched before is gone.
 
     ``spool_generation`` rises in the spool, on disk, before tasks start that may not run twice: a spool with a lower
-    generation than was heard before is an old copy. None: the agent does not count.
+    generation than was reported before is an old copy. None: the agent does not count.
 
     ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
     weight. ``weights``: by identity, the share of each submitter; 1 for others."""

@@ -3,11 +3,11 @@
 libzmq ends a connection that does not finish its handshake in time, but has no limit on their number: when the process
 has no file descriptor left, its I/O thread spins on the connection that it cannot accept, and no new connection to a
 store can be made. So when there are too many connections, the oldest silent ones are closed: a real peer sends
-a moment, and gets through a crowd of connections that only wait.
+a moment, and gets through a flood of connections that only wait.
 
 An address is known once a peer with a known key has sent a message from it. Silent connections from other addresses
 have at most half of the places, and are closed before those from known addresses. So known peers can reconnect, however
-large the crowd.
+large the flood.
 
 A silent peer with a known key costs little except its place. A peer that begins a message of many frames and never ends
 it can use up all memory: libzmq keeps the frames, and its limits apply to one frame or to complete messages. ZeroMQ has
@@ -109,7 +109,7 @@ class ConnectionLimiter:
         self._unfinished: dict[int, int] = {}
         self._measure_at = clock()
         #: Numbers of closed connections: silent for too long, one too many, and with a message that does not end.
-        self.silenced = self.crowded_out = self.endless = 0
+        self.silenced = self.evicted = self.endless = 0
         monitored.monitor(_MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.linger = 0
@@ -205,11 +205,11 @@ class ConnectionLimiter:
             del self._sources[address]
 
     def _make_room(self, descriptor: int) -> None:
-        self.crowded_out += 1
+        self.evicted += 1
         self._close_connection(descriptor)
         if self._clock() >= self._log_at:
             self._log_at = self._clock() + _LOG_EVERY_S
-            _logger.warning("too many connections", extra={"limit": self._limit, "crowded_out": self.crowded_out})
+            _logger.warning("too many connections", extra={"limit": self._limit, "evicted": self.evicted})
 
     def _close_endless(self) -> None:
         spoke, self.spoke = self.spoke, set()

@@ -44,7 +44,7 @@ class Endpoints:
     # -- agents --------------------------------------------------------------------------------------------------------
 
     def open_session(self, session: PeerSession, hello: wire.Hello, now: Instant) -> list[Action]:
-        """Begin a generation of the endpoint, for an agent that may speak for it.
+        """Begin a generation of the endpoint, for an agent that may represent it.
 
         :raises EndpointInUse: while another agent is connected.
         :raises SpoolOutdated: if its spool is an old copy of the connected agent's spool.

@@ -91,7 +91,7 @@ class FakeEndpoints(FakeFunctions):
             if endpoint_id not in self._endpoints:
                 raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
             if self._keys.setdefault(public_key, endpoint_id) != endpoint_id:
-                raise Conflict("the key speaks for another endpoint")
+                raise Conflict("the key belongs to another endpoint")
 
     def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
         with self._call():

@@ -1,6 +1,6 @@
 -- Put before every other script. KEYS are those of one endpoint, in one slot by its {endpoint} hash tag.
 --
---   OWNER   hash    fence, forwarder, until (who to wake, epoch seconds), spool (of the agent that it hears; '' for
+--   OWNER   hash    fence, forwarder, until (who to wake, epoch seconds), spool (of the agent in its session; '' for
 --                   none), epoch (present: no task is missing here)
 --   QUEUE   prefix  a list per submitter: its waiting task ids; new ones enter at the head, the next is the tail
 --   ROUND   zset    submitters with waiting tasks, by TURNS * (leased tasks / weight, rounded down) + turn: the first one

@@ -1,4 +1,4 @@
-"""The spool of an endpoint's agent, and how new it was when it was heard last, so that an old copy of it is refused."""
+"""The spool of an endpoint's agent, and its generation in the last report, so that an old copy of it is refused."""
 
 from __future__ import annotations
 
