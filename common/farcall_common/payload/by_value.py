@@ -1,6 +1,6 @@
 """Pickling by value: byte code that exists only on this machine, with the globals that it refers to (cloudpickle).
 
-cloudpickle alone sends by value what is in ``__main__``; here modules in the folder of a script travel too (see ``pickling``),
+cloudpickle alone sends by value what is in ``__main__``; here modules in the folder of a script too (see ``pickling``),
 without registering anything in cloudpickle's process-wide table.
 
 The writer names each module whose code is in the pickle, with the SHA-256 of its source and the other local modules
