@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
 E = TypeVar("E")
+V = TypeVar("V")
 
 Body = bytes | memoryview
 
 _MAX_TURNS: Final = 1000
 _MAX_TASKS: Final = 5000
+_MASK_CHARACTERS: Final = 16
+
+
+def without_texts(value: V) -> V:
+    """A JSON value with asterisks for its texts; the names of an object's members stay."""
+    masked: Any = value
+    match value:
+        case str():
+            masked = "*" * min(len(value), _MASK_CHARACTERS)
+        case list():
+            masked = [without_texts(item) for item in value]
+        case dict():
+            masked = {name: without_texts(item) for name, item in value.items()}
+    return cast("V", masked)
 
 
 class UserBytes:

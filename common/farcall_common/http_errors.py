@@ -6,6 +6,7 @@ No I/O, and no HTTP library: callers pass status, headers and body.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -67,6 +68,7 @@ _FOREIGN: Final[Mapping[int, tuple[type[FarcallError], str | None]]] = {
 _OBJECT_STORE: Final[Mapping[str, type[FarcallError]]] = {"NoSuchKey": BlobUnknown, "RequestTimeout": Unavailable}
 
 _MAX_DETAIL_CHARACTERS: Final = 200
+_MAX_RETRY_AFTER_S: Final = 3600.0
 _SEARCHED_BYTES: Final = 4096
 
 
@@ -98,7 +100,7 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *,
     =====================  ==========================  ===========================================================
 
     ``Retry-After`` in seconds is used if the body has no ``retry_after_s``; as a date it is ignored, because that
-    needs a clock.
+    needs a clock. Both count up to an hour.
 
     :param request: method and address, for the message; without a query, which may contain signatures.
     """
@@ -106,8 +108,8 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *,
     answer = _json_object(body)
     record = _record(answer)
     if record is not None:
-        if record.retry_after_s is None:
-            record = dataclasses.replace(record, retry_after_s=retry_after_s)
+        body_s = record.retry_after_s
+        record = dataclasses.replace(record, retry_after_s=retry_after_s if body_s is None else _bounded(body_s))
         return error_from_record(
             record, default=_BY_STATUS.get(status, InvalidRequest if status < 500 else FarcallError)
         )
@@ -122,7 +124,7 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *,
 def _json_object(body: bytes) -> Mapping[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
 
 
@@ -144,9 +146,14 @@ def _header(headers: Mapping[str, str], name: str) -> str:
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
-        return max(0.0, float(_header(headers, "retry-after")))
+        return _bounded(float(_header(headers, "retry-after")))
     except ValueError:
         return None
+
+
+def _bounded(wait_s: float) -> float | None:
+    """A wait that a client may follow: any server can name any number."""
+    return min(max(0.0, wait_s), _MAX_RETRY_AFTER_S) if math.isfinite(wait_s) else None
 
 
 def _object_store_code(body: bytes) -> str:

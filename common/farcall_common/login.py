@@ -32,6 +32,8 @@ _CLIENT_VARIABLES: Final = (
 _TIMEOUT_S: Final = 20.0
 #: A token that expires within this time is renewed before it is used.
 _MARGIN_S: Final = 60.0
+#: Too slow, too early, too many: no refusal of the login.
+_RETRYABLE: Final = (408, 425, 429)
 _LOG_IN: Final = "Log in again with `farcall login`."
 
 _kept: weakref.WeakSet[KeptLogin] = weakref.WeakSet()
@@ -212,14 +214,14 @@ def request_token(
     """Request a token from a provider; its answer has an ``access_token``.
 
     :raises Unauthenticated: if the provider refuses. ``__cause__`` has the error code of the answer, as a ValueError.
-    :raises Unavailable: if it cannot be reached, or its answer is invalid.
+    :raises Unavailable: if it cannot be reached, limits requests, or its answer is invalid.
     """
     answer = _post(token_url, form, client_id=client_id, secret=secret)
     try:
         body = answer.json()
     except ValueError:
         body = None
-    if not isinstance(body, dict) or answer.status_code >= 500:
+    if not isinstance(body, dict) or answer.status_code >= 500 or answer.status_code in _RETRYABLE:
         raise Unavailable(f"{token_url} answered {answer.status_code}.")
     if not answer.is_success or not isinstance(body.get("access_token"), str):
         code = str(body.get("error", answer.status_code))

@@ -203,13 +203,14 @@ def diagnose(
         directory.require()
         report = gather(directory, home=_options(context).home, environ=os.environ, with_network=network)
         path = output or Path(f"farcall-diagnose-{name}-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")
-        try:
-            (report.write_archive if path.name.endswith(".tar.gz") else report.write_directory)(path)
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
         marks = {True: "[green]good[/]", False: "[red]BAD[/] ", None: "  - "}
         for finding in report.findings:
             _out.print(f"{marks[finding.good]}  {escape(finding.text)}", soft_wrap=True)
+        try:
+            (report.write_archive if path.name.endswith(".tar.gz") else report.write_directory)(path)
+        except OSError as error:
+            message = f"{path} cannot be written: {error.strerror}."
+            raise ConfigurationError(message, hint="Name another path with --output.") from error
         _out.print(f"Written to {escape(str(path))}. Review it before you share it.", soft_wrap=True)
 
 

@@ -148,6 +148,17 @@ def test_retry_after_counts_where_the_body_has_none(name: str, body: bytes) -> N
     assert read(503, body, {name: "-1"}).record.retry_after_s == 0
     assert read(503, body, {name: "Wed, 21 Oct 2026 07:28:00 GMT"}).record.retry_after_s is None
     assert read(503, body).record.retry_after_s is None
+    assert read(503, body, {name: "99999999999"}).record.retry_after_s == 3600
+    assert read(503, body, {name: "inf"}).record.retry_after_s is None
+
+
+@pytest.mark.parametrize(("given", "used"), [(-5, 0), (2.5, 2.5), (1e12, 3600)])
+def test_the_wait_that_a_body_names_is_bounded(given: float, used: float) -> None:
+    assert read(429, ours("RATE_LIMITED", retryable=True, retry_after_s=given)).record.retry_after_s == used
+
+
+def test_a_deeply_nested_body_is_no_record() -> None:
+    assert isinstance(read(404, b'{"a":' * 100_000), ProtocolError)
 
 
 def test_the_message_has_the_request_and_the_response() -> None:

@@ -43,7 +43,7 @@ _NEW_TASK: Final = {
     "function_hash": "text",
     "payload": "bytea",
     "payload_ref": "json",
-    "options": "jsonb",
+    "options": "json",
     "state": "text",
     "result": "bytea",
     "result_ref": "json",
@@ -59,10 +59,10 @@ _NEW_TASK: Final = {
 _new_values: Final = operator.attrgetter(*_NEW_TASK)
 #: The columns that are never looked at for whether all new tasks have the same: the one cannot, the other is long.
 _OF_EACH_TASK: Final = frozenset({"task_id", "payload"})
-_MOVE: Final = {"task_id": "text", "state": "text", "attempt": "integer"}
-_EVENT: Final = {**_MOVE, "reporter": "text", "at": "timestamptz", "detail": "json"}
-_END: Final = {
-    **_MOVE,
+_TRANSITION: Final = {"task_id": "text", "state": "text", "attempt": "integer"}
+_EVENT: Final = {**_TRANSITION, "reporter": "text", "at": "timestamptz", "detail": "json"}
+_RESULT: Final = {
+    **_TRANSITION,
     "endpoint_id": "text",
     "reporter": "text",
     "detail": "json",
@@ -148,7 +148,7 @@ GROUPS: Final = """
 
 MOVE_TASKS: Final = f"""
     UPDATE task SET state = new.state, attempt = new.attempt
-    FROM {_unnest(_MOVE)} WHERE task.task_id = new.task_id
+    FROM {_unnest(_TRANSITION)} WHERE task.task_id = new.task_id
 """
 
 #: Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
@@ -162,7 +162,7 @@ END_TASKS: Final = f"""
             state = new.state, attempt = greatest(task.attempt, new.attempt), finished_at = %(at)b,
             result = new.result, result_ref = new.result_ref, error = new.error,
             details = coalesce(new.details, task.details), timings = task.timings || new.timings
-        FROM open JOIN {_unnest(_END)} USING (task_id)
+        FROM open JOIN {_unnest(_RESULT)} USING (task_id)
         WHERE task.task_id = open.task_id AND task.endpoint_id = new.endpoint_id
         RETURNING task.task_id, new.state, new.attempt, new.reporter, task.finished_at AS at, new.detail,
             task.task_group_id, task.owner_id, task.endpoint_id, task.submitted_at

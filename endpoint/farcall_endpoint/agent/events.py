@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from farcall_common.event_log import UserBytes
+from farcall_common.event_log import UserBytes, without_texts
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskRef, TaskSpec
 from farcall_endpoint.agent.tasks import SpooledTask
 from farcall_endpoint.protocol import Progress
@@ -196,9 +196,10 @@ def for_log(event: Event) -> tuple[Event, int]:
     """An event without user bytes, texts of user code and pre-signed URLs, and the number of tasks that it names."""
     match event:
         case TasksReceived(tasks=tasks):
-            if any(spec.payload_blob is not None for spec in tasks):
-                tasks = [_without_url(spec) for spec in tasks]
-            logged = TasksReceived(tasks, event.payloads.without_bytes(), event.functions, event.bodies.without_bytes())
+            masked = [_masked(spec) for spec in tasks]
+            logged = TasksReceived(
+                masked, event.payloads.without_bytes(), event.functions, event.bodies.without_bytes()
+            )
             return logged, len(tasks)
         case ManagerProgress(progress=progress):
             if any(f.error is not None or f.details is not None for f in progress.finished) or progress.died:
@@ -221,10 +222,19 @@ def for_log(event: Event) -> tuple[Event, int]:
             return event, 0
 
 
-def _without_url(spec: TaskSpec) -> TaskSpec:
-    if spec.payload_blob is None:
-        return spec
-    return msgspec.structs.replace(spec, payload_blob=msgspec.structs.replace(spec.payload_blob, url=None))
+def _masked(spec: TaskSpec) -> TaskSpec:
+    """A task without its pre-signed URL and without the texts that its submitter wrote into its options."""
+    if spec.payload_blob is not None:
+        spec = msgspec.structs.replace(spec, payload_blob=msgspec.structs.replace(spec.payload_blob, url=None))
+    options = spec.options
+    if options.resource_specification or options.user_endpoint_config:
+        options = msgspec.structs.replace(
+            options,
+            resource_specification=without_texts(options.resource_specification),
+            user_endpoint_config=without_texts(options.user_endpoint_config),
+        )
+        spec = msgspec.structs.replace(spec, options=options)
+    return spec
 
 
 def _copy(task: SpooledTask) -> SpooledTask:
@@ -232,7 +242,7 @@ def _copy(task: SpooledTask) -> SpooledTask:
     result = task.result
     if result is not None:
         result = msgspec.structs.replace(result, error=_code_of(result.error), details=None)
-    return dataclasses.replace(task, spec=_without_url(task.spec), result=result)
+    return dataclasses.replace(task, spec=_masked(task.spec), result=result)
 
 
 def _code_of(error: Mapping[str, Any] | None) -> dict[str, Any] | None:

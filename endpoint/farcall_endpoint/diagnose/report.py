@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import sqlite3
 import tarfile
 import time
@@ -27,7 +28,7 @@ from farcall_endpoint.logs import tail
 
 _LOG_BYTES: Final = 256 * 1024
 _MAX_LOGS: Final = 12
-_EXPECTED: Final = (OSError, ValueError, sqlite3.Error, psutil.Error, FarcallError, yaml.YAMLError)
+_EXPECTED: Final = (OSError, ValueError, sqlite3.Error, psutil.Error, FarcallError, yaml.YAMLError, RecursionError)
 _ENVIRONMENT: Final = (
     "FARCALL_", "SLURM", "PBS", "LSB_", "LSF_", "SGE_", "CONDOR", "_CONDOR", "KUBE", "CONDA_", "OMP_", "CUDA_", "ROCR_",
     "ZE_", "MODULE", "LOADED", "XDG_", "PYTHON", "http", "https", "no_proxy", "HTTP", "HTTPS", "NO_PROXY", "SSL_",
@@ -68,12 +69,16 @@ class Report:
         """
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         folder = path.name.removesuffix(".tar.gz")
-        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for name, text in self.files.items():
-                data = text.encode()
-                member = tarfile.TarInfo(f"{folder}/{name}")
-                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
-                archive.addfile(member, io.BytesIO(data))
+        try:
+            with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+                for name, text in self.files.items():
+                    data = text.encode()
+                    member = tarfile.TarInfo(f"{folder}/{name}")
+                    member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+                    archive.addfile(member, io.BytesIO(data))
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
     def write_directory(self, path: Path) -> None:
         """A directory that only its owner may read.
@@ -81,10 +86,14 @@ class Report:
         :raises OSError: if it is there already, or cannot be written.
         """
         path.mkdir(mode=0o700)
-        for name, text in self.files.items():
-            file = path / name
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            file.write_text(text)
+        try:
+            for name, text in self.files.items():
+                file = path / name
+                file.parent.mkdir(mode=0o700, exist_ok=True)
+                file.write_text(text)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
 
 def gather(
@@ -102,8 +111,8 @@ class _Gathering:
         self._home = home
         self._environ = environ
         self._with_network = with_network
-        self._scrubber = Scrubber(_secrets(directory, home, environ))
         self._findings: list[Finding] = []
+        self._scrubber = Scrubber(self._secrets())
 
     def run(self) -> Report:
         parts: dict[str, Callable[[], object]] = {
@@ -125,6 +134,8 @@ class _Gathering:
             if (path := self._directory.events_file(name)).exists():
                 files[path.name] = self._events(path)
         for name, path in self._logs():
+            if not os.access(path, os.R_OK):
+                self._add_finding(False, f"{path} cannot be read")
             files[f"logs/{name}"] = self._scrubber.clean(tail(path, _LOG_BYTES))
         findings = tuple(Finding(each.good, self._scrubber.clean(each.text)) for each in self._findings)
         marks = {True: "good", False: "BAD", None: "-"}
@@ -238,24 +249,34 @@ class _Gathering:
         try:
             turns = [json.loads(line) for line in path.read_text().splitlines()]
         except _EXPECTED as error:
-            return self._scrubber.clean(f"This could not be found out: {error}\n")
+            return self._scrubber.clean(f"This could not be determined: {error}\n")
         return "".join(json.dumps(self._scrubber.clean_values(turn)) + "\n" for turn in turns)
+
+    def _secrets(self) -> Iterator[str]:
+        """All known secrets."""
+        for name, value in [*self._environ.items(), *stored_values(self._home)]:
+            if is_secret_name(name) and not _is_public(value):
+                yield value
+        for path in self._directory.path.iterdir():
+            if path.suffix in (".secret", ".keys", ".key") and path.is_file():
+                try:
+                    yield from path.read_text(errors="replace").split()
+                except OSError as error:
+                    self._add_finding(False, f"{path} cannot be read, so its keys were not removed: {error.strerror}")
 
     def _logs(self) -> Iterator[tuple[str, Path]]:
         directory = self._directory
         yield from ((path.name, path) for path in sorted(directory.path.glob("endpoint.log*"))[:2])
-        newest = sorted(directory.log_dir.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+        newest = sorted(directory.log_dir.glob("*.log"), key=_modified_at, reverse=True)
         yield from ((path.name, path) for path in newest[:_MAX_LOGS])
 
 
-def _secrets(directory: EndpointDirectory, home: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """All known secrets."""
-    for name, value in [*environ.items(), *stored_values(home)]:
-        if is_secret_name(name) and not _is_public(value):
-            yield value
-    for path in directory.path.iterdir():
-        if path.suffix in (".secret", ".keys", ".key") and path.is_file():
-            yield from path.read_text(errors="replace").split()
+def _modified_at(path: Path) -> float:
+    """In seconds since the epoch; 0 if the file does not exist any more: managers delete old logs."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _is_public(value: str) -> bool:

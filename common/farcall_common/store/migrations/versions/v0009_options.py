@@ -20,30 +20,33 @@ branch_labels = None
 depends_on = None
 
 #: Options that the resource specification names become fields. An invalid limit stays there: the endpoint refuses it.
+#: json and not jsonb, which would write 1e20 as an integer that no message can have.
 BEFORE: Final = (
-    "ALTER TABLE task ADD COLUMN IF NOT EXISTS options jsonb",
+    "ALTER TABLE task ADD COLUMN IF NOT EXISTS options json",
     """
-    CREATE OR REPLACE FUNCTION former_task_options(former task) RETURNS jsonb LANGUAGE sql STABLE AS $$
-        SELECT jsonb_strip_nulls(jsonb_build_object(
-                'idempotent', former.idempotent, 'max_attempts', former.max_attempts,
-                'walltime_s', former.walltime_s, 'container', former.container_id
-            ))
-            || jsonb_build_object(
-                'result_serializers', former.result_serializers,
-                'resource_specification', jsonb_object_agg(key, value) FILTER (WHERE NOT is_option)
-            )
-            || coalesce(jsonb_object_agg(key, value) FILTER (WHERE is_option), '{}')
-        FROM (
-            SELECT key, value, is_name AND (value = 'true' OR value::text ~ '^[1-9][0-9]{0,14}$')
-                AND (value = 'true') = (key = 'keep_output') AS is_option
+    CREATE OR REPLACE FUNCTION former_task_options(former task) RETURNS json LANGUAGE sql STABLE AS $$
+        WITH specified AS (
+            SELECT key, value, is_name AND CASE
+                WHEN key = 'keep_output' THEN value::text = 'true'
+                WHEN value::text ~ '^[1-9][0-9]{0,15}$' THEN value::text::numeric <= 9007199254740992
+                ELSE false
+            END AS is_option
             FROM (
                 SELECT key, value, key IN (
                     'num_nodes', 'ranks_per_node', 'num_ranks', 'memory_bytes', 'max_output_bytes', 'keep_output'
                 ) AS is_name
-                FROM jsonb_each(former.resource_specification::jsonb)
+                FROM json_each(former.resource_specification)
             ) AS named
-            WHERE NOT (is_name AND value IN ('null', 'false'))
-        ) AS said
+            WHERE NOT (is_name AND value::text IN ('null', 'false'))
+        )
+        SELECT json_object_agg(key, value) FROM (
+            VALUES ('idempotent', to_json(former.idempotent)), ('max_attempts', to_json(former.max_attempts)),
+                ('walltime_s', to_json(former.walltime_s)), ('container', to_json(former.container_id)),
+                ('result_serializers', former.result_serializers),
+                ('resource_specification', (SELECT json_object_agg(key, value) FROM specified WHERE NOT is_option))
+            UNION ALL SELECT key, value FROM specified WHERE is_option
+        ) AS option (key, value)
+        WHERE value IS NOT NULL
     $$
     """,
     """
