@@ -52,7 +52,7 @@ def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> AuditList:
     place = cursor.decode(after)
-    entries = call.services.audit.since(
+    entries = call.services.account.changes(
         call.identity,
         since=cursor.instant(since),
         until=cursor.instant(until),

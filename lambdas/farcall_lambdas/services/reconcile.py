@@ -22,13 +22,13 @@ import msgspec
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import Unavailable, WaitedTooLong
-from farcall_common.store import CancelOutcome, Queue, Stores
+from farcall_common.store import CancelOutcome, Queue
 from farcall_common.store.model import OpenTask, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.services.base import Service
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
-from farcall_lambdas.settings import ApiSettings
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -78,13 +78,8 @@ class _Checkpoint(msgspec.Struct, frozen=True):
     swept: tuple[int, str] = (0, "")
 
 
-class Reconciler:
+class Reconciler(Service):
     """Runs rounds; of two concurrent ones, the second does nothing."""
-
-    def __init__(self, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
-        self._stores = stores
-        self._settings = settings
-        self._clock = clock
 
     def run(self) -> Reconciled:
         """One round.

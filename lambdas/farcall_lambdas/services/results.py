@@ -11,12 +11,11 @@ from typing import Final
 import msgspec
 
 from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown, TooManyTasks
-from farcall_common.store import Stores
 from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.services.limits import check_count, fitting
-from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.services.base import Service
+from farcall_lambdas.services.limits import check_count
 
 #: Bytes of an entry of an answer without its result: ids, times, details, a pre-signed URL.
 _ENTRY_BYTES: Final = 2_000
@@ -50,12 +49,8 @@ class TaskView:
         return _ENTRY_BYTES + sum(_json_bytes(text) for text in texts if text)
 
 
-class ResultService:
+class ResultService(Service):
     """Tasks of the caller; those of others do not exist."""
-
-    def __init__(self, stores: Stores, settings: ApiSettings) -> None:
-        self._stores = stores
-        self._settings = settings
 
     def get(self, identity: Identity, task_id: str, *, takes_refs: bool) -> TaskView:
         """One task.
@@ -133,7 +128,7 @@ class ResultService:
             limit=limit,
         )
         own = [task if identity.owns(task.owner_id) else _for_the_endpoint(task) for task in tasks]
-        shown = fitting(own, self._settings, shown=lambda task: task.error and task.error.to_json())
+        shown = self._fitting(own, shown=lambda task: task.error and task.error.to_json())
         return shown, len(tasks) == limit or len(shown) < len(tasks)
 
     def _owns_endpoint(self, identity: Identity, endpoint_id: str | None) -> bool:
