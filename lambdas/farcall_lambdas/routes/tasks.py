@@ -8,8 +8,7 @@ from aws_lambda_powertools.event_handler.openapi.params import Query
 from farcall_common.errors import ErrorRecord, ResultTooLarge, TaskUnknown
 from farcall_common.store.model import QueueState, Task
 from farcall_common.wire.states import TaskState
-from farcall_lambdas import cursor
-from farcall_lambdas.models.fields import Cursor, Id, Instant
+from farcall_lambdas.models.fields import Cursor, Id, Instant, decode_cursor, encode_cursor, instant
 from farcall_lambdas.models.tasks import (
     BatchStatus,
     CancelAnswer,
@@ -77,13 +76,13 @@ def list_tasks(
         call.identity,
         state=state,
         endpoint_id=endpoint_id,
-        since=cursor.instant(since),
-        until=cursor.instant(until),
-        before=cursor.decode(before),
+        since=instant(since),
+        until=instant(until),
+        before=decode_cursor(before),
         limit=limit,
     )
     last = tasks[-1] if may_have_more else None
-    next_page = cursor.encode(last.submitted_at, last.task_id) if last and last.submitted_at else None
+    next_page = encode_cursor(last.submitted_at, last.task_id) if last and last.submitted_at else None
     return TaskList(tasks=[_entry(task, call) for task in tasks], next=next_page)
 
 
