@@ -134,8 +134,8 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
     """A task as an answer shows it."""
     task = view.task
     error = task.error
-    # Globus Compute's client knows results and exceptions only: other reasons become exceptions.
-    otherwise = view.reason if call.knows_globus_states_only else None
+    # Globus Compute's client reads results and exceptions only: other reasons become exceptions.
+    otherwise = view.reason if call.is_globus_client else None
     return TaskAnswer(
         task_id=task.task_id,
         status=_status(task.state, call),
@@ -164,8 +164,8 @@ def _exception(error: ErrorRecord) -> str:
 
 
 def _status(state: TaskState, call: Call) -> str:
-    """A Globus client waits for ever for a task in a final state that it does not know."""
-    if call.knows_globus_states_only and state.is_terminal and state is not TaskState.SUCCESS:
+    """A Globus client waits without end for a task in a final state that is not among its own."""
+    if call.is_globus_client and state.is_terminal and state is not TaskState.SUCCESS:
         return TaskState.FAILED.value
     return state.value
 
@@ -183,7 +183,7 @@ def _details(task: Task, call: Call) -> dict[str, Any]:
     transitions = {name: task.timings[stage] for name, stage in stages.items() if stage in task.timings}
     if not task.details and not transitions:
         return {}
-    workers = call.workers_of(task.endpoint_id) if call.knows_globus_states_only else {}
+    workers = call.workers_of(task.endpoint_id) if call.is_globus_client else {}
     return {**workers, **task.details, "task_transitions": {**task.details.get("task_transitions", {}), **transitions}}
 
 

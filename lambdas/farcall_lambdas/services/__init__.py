@@ -1,4 +1,4 @@
-"""Services of the API. They know stores and identities, never HTTP; they raise domain errors."""
+"""Services of the API. They use stores and identities, never HTTP; they raise domain errors."""
 
 from farcall_lambdas.services.bundle import Services
 from farcall_lambdas.services.reconcile import Reconciler

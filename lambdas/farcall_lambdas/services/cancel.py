@@ -3,7 +3,7 @@
 It depends on the task's state in the queue:
 
 * waiting: it is removed, and cancelled at once;
-* leased: the endpoint is asked to stop it, and reports its result;
+* leased: the endpoint receives a cancel request, and reports its result;
 * finished: too late;
 * not in the queue (it was never queued, or the queue was wiped): it is cancelled in the database. If the endpoint
   holds it after all, the first result counts and the endpoint's is dropped.
@@ -80,7 +80,7 @@ class CancelService(Service):
     def _finish(
         self, endpoint_id: str, task_ids: Sequence[str], entries: Sequence[AuditEntry]
     ) -> Mapping[str, Cancellation]:
-        """Record the results. If this process dies before, those that the queue knows are in its outbox."""
+        """Record the results. If this process dies before, those of tasks in the queue are in its outbox."""
         if not task_ids:
             return {}
         results = [cancelled_before_dispatch(task_id, endpoint_id) for task_id in task_ids]

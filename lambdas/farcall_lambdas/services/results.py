@@ -57,7 +57,7 @@ class ResultService(Service):
 
         :raises TaskUnknown: if the caller has no such task.
         """
-        task = self._own(identity, task_id)
+        task = self.task(identity, task_id)
         return self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
 
     def get_many(
@@ -161,17 +161,14 @@ class ResultService(Service):
 
     def task(self, identity: Identity, task_id: str) -> Task:
         """A task as it is recorded; the same error."""
-        return self._own(identity, task_id)
-
-    def history(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
-        """A task and its history; the same error."""
-        return self._own(identity, task_id), self._stores.tasks.list_events(task_id)
-
-    def _own(self, identity: Identity, task_id: str) -> Task:
         task = self._stores.tasks.get_tasks([task_id]).get(task_id)
         if task is None or not identity.owns(task.owner_id):
             raise TaskUnknown(f"There is no task {task_id}.")
         return task
+
+    def history(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
+        """A task and its history; the same error."""
+        return self.task(identity, task_id), self._stores.tasks.list_events(task_id)
 
     def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
         ref = task.result_ref

@@ -231,9 +231,9 @@ def _spans(wanted: Submit) -> Mapping[str, Sequence[str | None]]:
 
 
 def was_dispatched(task: Task) -> bool:
-    """Whether the database knows that a task was dispatched or is finished: then it must not be queued here.
+    """Whether a task was dispatched or is finished, by the database: then it must not be queued here.
 
-    If the queue lost it, only the forwarder that owns the endpoint knows whether the endpoint has it.
+    If the queue lost it, only the forwarder that owns the endpoint can see whether the endpoint has it.
     """
     return task.attempt > 0 or task.state.is_terminal
 
