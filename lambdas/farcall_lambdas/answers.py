@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler import Response, content_types
@@ -13,11 +13,12 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import (
     RequestUnsupportedContentType,
     RequestValidationError,
 )
+from pydantic import Field
 
 from farcall_common import http_errors
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, NotFound
 from farcall_lambdas.logs import SERVICE
-from farcall_lambdas.models.errors import ErrorAnswer
+from farcall_lambdas.models.fields import Maybe, Shape
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -30,6 +31,22 @@ _POWERTOOLS: Final[Mapping[type[Exception], int]] = {
 
 #: Characters of the location of a validation error that a message shows.
 _LOCATION_CHARACTERS: Final = 200
+
+
+class ErrorAnswer(Shape):
+    """What went wrong. ``code`` is for programs, ``message`` and ``hint`` for people; the rest is Globus Compute's."""
+
+    code: str
+    message: str
+    hint: str = ""
+    fault: str
+    retryable: bool
+    retry_after_s: Maybe[float] = None
+    status: str = "Failed"
+    http_status_code: int
+    reason: str
+    error_args: list[Any] = Field(default_factory=list)
+    request_id: str
 
 
 def status_of(error: Exception) -> int:

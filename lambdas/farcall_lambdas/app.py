@@ -111,16 +111,16 @@ class Application:
         """Answer a proxy event."""
         self.resolver.context.update(services=self.services, settings=self.settings)
         answer = self.resolver.resolve(event, context)
-        asked = event["requestContext"]
+        request = event["requestContext"]
         # The access log: API Gateway writes none.
         logger.info(
             "request",
             method=event["httpMethod"],
             path=str(event["path"])[:_PATH_CHARACTERS],
             status=answer["statusCode"],
-            identity_id=(asked.get("authorizer") or {}).get("identity_id"),
-            source_ip=_source_ip(asked),
-            request_id=asked.get("requestId"),
+            identity_id=(request.get("authorizer") or {}).get("identity_id"),
+            source_ip=_source_ip(request),
+            request_id=request.get("requestId"),
         )
         return answer
 

@@ -1,4 +1,4 @@
-"""Identities of callers, and the port of identity providers."""
+"""Authentication: identities of callers, the port of identity providers, and bearer tokens."""
 
 from __future__ import annotations
 
@@ -70,3 +70,22 @@ class IdentityProvider(Protocol):
         :raises Unauthenticated: when the token is not valid (any more).
         :raises Unavailable: when the provider is unavailable.
         """
+
+
+class Authorizer:
+    """Authenticates the Authorization header with the identity provider."""
+
+    def __init__(self, provider: IdentityProvider) -> None:
+        self._provider = provider
+
+    def identify(self, authorization: str | None) -> Identity:
+        """The identity behind ``Bearer <token>``.
+
+        :raises Unauthenticated: without a token, or with one that is not accepted.
+        :raises Unavailable: when the provider is unavailable.
+        """
+        scheme, _, token = (authorization or "").strip().partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthenticated("The request has no bearer token.")
+        return self._provider.authenticate(token)

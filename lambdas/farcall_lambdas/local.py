@@ -39,7 +39,7 @@ from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.app import AdmittingResolver, JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings
-from farcall_lambdas.authorizer import Authorizer
+from farcall_lambdas.identity import Authorizer
 from farcall_lambdas.logs import configure, logger
 from farcall_lambdas.services import Reconciler, Services
 from farcall_lambdas.settings import ApiSettings, AuthSettings

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from aws_lambda_powertools.event_handler.openapi.models import HTTPBearer
 
+from farcall_lambdas.answers import ErrorAnswer
 from farcall_lambdas.app import rest_resolver
-from farcall_lambdas.models.errors import ErrorAnswer
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.version import API_VERSION
 

@@ -117,7 +117,7 @@ def migrate(database_url: str) -> None:
     :raises Unavailable: if that fails; with the end of the migrator's log.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "farcall_lambdas.migrator"],
+        [sys.executable, "-m", "farcall_lambdas.handlers.migrator"],
         env={**base_environment(), "FARCALL_DATABASE_URL": database_url},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

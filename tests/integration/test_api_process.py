@@ -227,7 +227,7 @@ def test_a_missing_setting_is_reported(environ: dict[str, str]) -> None:
 
 
 def test_the_migrator_runs_as_a_process(environ: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "farcall_lambdas.migrator"]
+    command = [sys.executable, "-m", "farcall_lambdas.handlers.migrator"]
 
     assert subprocess.run(command, env=environ, timeout=WAIT_S, check=False).returncode == 0
 

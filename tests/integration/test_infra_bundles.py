@@ -60,7 +60,7 @@ def _bundle(assembly: Path, package: str) -> Path:
         ("farcall_lambdas", "farcall_lambdas.handlers.api"),
         ("farcall_lambdas", "farcall_lambdas.handlers.authorizer"),
         ("farcall_lambdas", "farcall_lambdas.handlers.reconciler"),
-        ("farcall_lambdas", "farcall_lambdas.migrator, globus_sdk, migration_resource"),
+        ("farcall_lambdas", "farcall_lambdas.handlers.migrator, globus_sdk, migration_resource"),
         ("farcall_forwarder", "farcall_forwarder.__main__"),
     ],
 )

@@ -19,9 +19,9 @@ from moto import mock_aws
 
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
 from farcall_lambdas.auth import CachedProvider, DevProvider, GlobusProvider, provider_from_settings
-from farcall_lambdas.authorizer import Authorizer, policy
 from farcall_lambdas.handlers import authorizer as authorizer_handler
-from farcall_lambdas.identity import Identity, IdentityProvider
+from farcall_lambdas.handlers.authorizer import policy
+from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
 from tests.support.memory_api import ALICE, Clock
 

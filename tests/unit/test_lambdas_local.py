@@ -14,8 +14,7 @@ import pytest
 from farcall_common.errors import Unavailable
 from farcall_common.store import Stores
 from farcall_lambdas.auth import DevProvider
-from farcall_lambdas.authorizer import Authorizer
-from farcall_lambdas.identity import Identity, IdentityProvider
+from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.local import THREADS, LocalResolver
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings

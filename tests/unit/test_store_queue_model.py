@@ -151,7 +151,7 @@ class World:
     # the reconciler
 
     def reconcile(self) -> Process:
-        """As :mod:`farcall_lambdas.services.reconcile` does, page after page, without its sweep."""
+        """As :mod:`farcall_lambdas.services.reconcile` does, page after page, without its page of all open tasks."""
         yield from self.flush_outbox()
         before = self.queue.read_checkpoint("reconciler")
         checked = int(before or 0)

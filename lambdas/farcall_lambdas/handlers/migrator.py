@@ -1,13 +1,19 @@
-"""Migrator function, run once by every deployment before the new code serves."""
+"""Migrator: upgrades the database to the newest schema.
+
+It is a function, run once by every deployment before the new code serves, and a command:
+``python -m farcall_lambdas.handlers.migrator``.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
+from farcall_common.errors import FarcallError
 from farcall_common.store import DatabaseSettings
 from farcall_common.store.migrate import HEAD, upgrade
 from farcall_common.store.roles import prepare_roles
@@ -32,3 +38,17 @@ def migrate(environ: Mapping[str, str]) -> dict[str, Any]:
     prepare_roles(database, roles)
     logger.info("database is up to date", revision=HEAD, changed=changed, roles=[role["username"] for role in roles])
     return {"revision": HEAD, "changed": changed}
+
+
+def main() -> int:
+    """Run the migration. Returns the exit status."""
+    try:
+        migrate(os.environ)
+    except FarcallError as error:
+        logger.error("cannot migrate", reason=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,9 @@
-"""Field types of the shapes: ids, text that every store can hold, fields that are left out when empty."""
+"""Field types of the shapes: ids, text that every store can hold, pagination cursors, fields that are left out when
+empty."""
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
 import math
@@ -19,6 +21,9 @@ _VERSION: Final = "(@[1-9][0-9]{0,8})?"
 _NAME: Final = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _REFERENCE: Final = f"{_CANONICAL_UUID.pattern}{_VERSION}|{_NAME}"
 _Z85: Final = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$"
+
+_EPOCH: Final = dt.datetime.fromtimestamp(0, dt.UTC)
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
 
 #: How deep objects and arrays of free-form JSON may be nested.
 MAX_DEPTH: Final = 64
@@ -173,7 +178,7 @@ NamedFunctions = Annotated[dict[FunctionKey, T], BeforeValidator(_few_functions)
 #: Epoch seconds, up to the last year that a date has.
 Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
 
-#: A pagination cursor from an answer: microseconds, and the id or number of an entry.
+#: A pagination cursor from an answer: the time (microseconds) and the id or number of the last entry of a page.
 Cursor = Annotated[str, Field(pattern="^[0-9]{1,17}:[0-9a-f-]{1,36}$")]
 NumberCursor = Annotated[str, Field(pattern="^[0-9]{1,17}:[0-9]{1,18}$")]
 
@@ -182,3 +187,21 @@ PublicKey = Annotated[str, Field(pattern=_Z85)]
 
 #: A field of an answer that is left out when it is null.
 Maybe = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
+
+
+def encode_cursor(at: dt.datetime, entry_id: str | int) -> str:
+    """The cursor behind an entry."""
+    return f"{(at - _EPOCH) // _MICROSECOND}:{entry_id}"
+
+
+def decode_cursor(cursor: str | None) -> tuple[dt.datetime, str] | None:
+    """Time and id of the entry after which a page starts; None for the first page."""
+    if cursor is None:
+        return None
+    microseconds, _, entry_id = cursor.partition(":")
+    return _EPOCH + int(microseconds) * _MICROSECOND, entry_id
+
+
+def instant(at: float | None) -> dt.datetime | None:
+    """Epoch seconds as a date."""
+    return None if at is None else dt.datetime.fromtimestamp(at, dt.UTC)

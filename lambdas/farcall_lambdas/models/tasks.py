@@ -59,7 +59,7 @@ def _fields_of_options(names: Iterable[str]) -> dict[str, tuple[Any, Any]]:
 
 
 def _as_pydantic(kind: Any) -> Any:
-    """A type with the limits that msgspec knows, with the same limits as pydantic knows them."""
+    """A type with limits of msgspec, with the same limits of pydantic."""
     if get_origin(kind) in {Union, UnionType}:
         return Union[*map(_as_pydantic, get_args(kind))]
     if get_origin(kind) is not Annotated:

@@ -4,9 +4,8 @@ from typing import Annotated
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
-from farcall_lambdas import cursor
 from farcall_lambdas.models.account import AuditEntryShape, AuditList, GroupEntry, GroupList, WhoAmI
-from farcall_lambdas.models.fields import Id, Instant, NumberCursor
+from farcall_lambdas.models.fields import Id, Instant, NumberCursor, decode_cursor, encode_cursor, instant
 from farcall_lambdas.routes.call import CurrentCall, new_router
 
 router = new_router()
@@ -51,11 +50,11 @@ def list_audit(
     after: Annotated[NumberCursor | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> AuditList:
-    place = cursor.decode(after)
-    entries = call.services.audit.since(
+    place = decode_cursor(after)
+    entries = call.services.account.changes(
         call.identity,
-        since=cursor.instant(since),
-        until=cursor.instant(until),
+        since=instant(since),
+        until=instant(until),
         after=place and (place[0], int(place[1])),
         limit=limit,
     )
@@ -71,4 +70,4 @@ def list_audit(
         for each in entries
     ]
     is_full = len(entries) == limit
-    return AuditList(entries=shown, next=cursor.encode(entries[-1].at, entries[-1].audit_id) if is_full else None)
+    return AuditList(entries=shown, next=encode_cursor(entries[-1].at, entries[-1].audit_id) if is_full else None)

@@ -22,7 +22,7 @@ CALLER: Final = "caller"
 
 #: A client that sends ``X-Farcall-Accept: blob-ref`` fetches big results itself.
 ACCEPT_HEADER: Final = "x-farcall-accept"
-#: globus-sdk sends this header. Its clients know no final states but success and failed.
+#: globus-sdk sends this header. Its clients have no final states but success and failed.
 GLOBUS_HEADER: Final = "x-globus-client-info"
 
 
@@ -35,7 +35,7 @@ class Call:
     identity: Identity
     request_id: str
     takes_refs: bool
-    knows_globus_states_only: bool
+    is_globus_client: bool
     #: The workers of an endpoint, read once per request.
     workers_of: Callable[[str], Mapping[str, str]]
 
@@ -51,7 +51,7 @@ def current_call(request: Request) -> Call:
         identity=request.context[CALLER],
         request_id=str(event["requestContext"].get("requestId", "")),
         takes_refs="blob-ref" in headers.get(ACCEPT_HEADER, ""),
-        knows_globus_states_only=GLOBUS_HEADER in headers,
+        is_globus_client=GLOBUS_HEADER in headers,
         workers_of=functools.cache(services.endpoints.workers),
     )
 

@@ -59,7 +59,7 @@ def get_function(
         function_name=function.name,
         function_code=function.body.decode(),
         description=function.description,
-        metadata={**(_GLOBUS_METADATA if call.knows_globus_states_only else {}), **function.metadata},
+        metadata={**(_GLOBUS_METADATA if call.is_globus_client else {}), **function.metadata},
     )
 
 

@@ -24,7 +24,7 @@ router = new_router()
 
 @router.post("/v3/endpoints/<endpoint_id>/submit", summary="Submit tasks to an endpoint", tags=["tasks"])
 def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
-    if body.create_queue and call.knows_globus_states_only:
+    if body.create_queue and call.is_globus_client:
         raise no_result_queue()  # its Executor would wait for results at a queue, and fail after its tasks have run
     submitted = call.services.submit.submit(call.identity, endpoint_id, body)
     results = _results(submitted, call)

@@ -8,8 +8,7 @@ from aws_lambda_powertools.event_handler.openapi.params import Query
 from farcall_common.errors import ErrorRecord, ResultTooLarge, TaskUnknown
 from farcall_common.store.model import QueueState, Task
 from farcall_common.wire.states import TaskState
-from farcall_lambdas import cursor
-from farcall_lambdas.models.fields import Cursor, Id, Instant
+from farcall_lambdas.models.fields import Cursor, Id, Instant, decode_cursor, encode_cursor, instant
 from farcall_lambdas.models.tasks import (
     BatchStatus,
     CancelAnswer,
@@ -77,13 +76,13 @@ def list_tasks(
         call.identity,
         state=state,
         endpoint_id=endpoint_id,
-        since=cursor.instant(since),
-        until=cursor.instant(until),
-        before=cursor.decode(before),
+        since=instant(since),
+        until=instant(until),
+        before=decode_cursor(before),
         limit=limit,
     )
     last = tasks[-1] if may_have_more else None
-    next_page = cursor.encode(last.submitted_at, last.task_id) if last and last.submitted_at else None
+    next_page = encode_cursor(last.submitted_at, last.task_id) if last and last.submitted_at else None
     return TaskList(tasks=[_entry(task, call) for task in tasks], next=next_page)
 
 
@@ -135,8 +134,8 @@ def task_answer(view: TaskView, call: Call) -> TaskAnswer:
     """A task as an answer shows it."""
     task = view.task
     error = task.error
-    # Globus Compute's client knows results and exceptions only: other reasons become exceptions.
-    otherwise = view.reason if call.knows_globus_states_only else None
+    # Globus Compute's client reads results and exceptions only: other reasons become exceptions.
+    otherwise = view.reason if call.is_globus_client else None
     return TaskAnswer(
         task_id=task.task_id,
         status=_status(task.state, call),
@@ -165,8 +164,8 @@ def _exception(error: ErrorRecord) -> str:
 
 
 def _status(state: TaskState, call: Call) -> str:
-    """A Globus client waits for ever for a task in a final state that it does not know."""
-    if call.knows_globus_states_only and state.is_terminal and state is not TaskState.SUCCESS:
+    """A Globus client waits without end for a task in a final state that is not among its own."""
+    if call.is_globus_client and state.is_terminal and state is not TaskState.SUCCESS:
         return TaskState.FAILED.value
     return state.value
 
@@ -184,7 +183,7 @@ def _details(task: Task, call: Call) -> dict[str, Any]:
     transitions = {name: task.timings[stage] for name, stage in stages.items() if stage in task.timings}
     if not task.details and not transitions:
         return {}
-    workers = call.workers_of(task.endpoint_id) if call.knows_globus_states_only else {}
+    workers = call.workers_of(task.endpoint_id) if call.is_globus_client else {}
     return {**workers, **task.details, "task_transitions": {**task.details.get("task_transitions", {}), **transitions}}
 
 

@@ -8,9 +8,8 @@ from typing import Final
 
 from farcall_common.errors import BlobUnknown, Forbidden, InvalidRequest, PayloadTooLarge
 from farcall_common.store.model import BlobRef
-from farcall_common.store.ports import Blobs
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.services.base import Service
 
 #: A blob lives for the maximum wait, the retention and a day; one that is used again after that day starts over.
 _RENEWED_AFTER_S: Final = 86_400.0
@@ -21,12 +20,8 @@ def blob_key(owner_id: str, sha256: str) -> str:
     return f"{owner_id}/{sha256}"
 
 
-class BlobService:
+class BlobService(Service):
     """Grants uploads and checks references."""
-
-    def __init__(self, blobs: Blobs, settings: ApiSettings) -> None:
-        self._blobs = blobs
-        self._settings = settings
 
     def grant_upload(
         self, identity: Identity, *, size_bytes: int, sha256: str
@@ -37,7 +32,7 @@ class BlobService:
         """
         self.check_size(size_bytes)
         ref = BlobRef(blob_key(identity.identity_id, sha256), size_bytes, sha256)
-        url, headers = self._blobs.upload_url(ref, ttl_s=self._settings.url_ttl_s)
+        url, headers = self._stores.blobs.upload_url(ref, ttl_s=self._settings.url_ttl_s)
         return ref, url, headers
 
     def check_size(self, size_bytes: int) -> None:
@@ -60,7 +55,7 @@ class BlobService:
             # Checked first: nothing but an owner's id and a hash ever becomes part of an address.
             if sha256 != ref.sha256:
                 raise InvalidRequest(f"Blob {ref.blob_key} does not have the hash of the reference.")
-            size_bytes = self._blobs.renew(ref.blob_key, older_than_s=_RENEWED_AFTER_S)
+            size_bytes = self._stores.blobs.renew(ref.blob_key, older_than_s=_RENEWED_AFTER_S)
             if size_bytes is None:
                 raise BlobUnknown(f"There is no blob {ref.blob_key}.")
             if size_bytes != ref.size_bytes:
@@ -74,4 +69,4 @@ class BlobService:
     def store(self, uploads: Mapping[BlobRef, bytes]) -> None:
         """Store payloads that were sent inline and are too large for the database."""
         for ref, data in uploads.items():
-            self._blobs.write(ref.blob_key, data)
+            self._stores.blobs.write(ref.blob_key, data)

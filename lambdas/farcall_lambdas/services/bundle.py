@@ -9,14 +9,15 @@ from collections.abc import Callable
 from farcall_common.store import Stores
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.services.access import Access
-from farcall_lambdas.services.audit import AuditService
+from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.base import Context
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.cancel import CancelService
 from farcall_lambdas.services.connect import ConnectService
 from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
-from farcall_lambdas.services.limits import AccountService, Admission, RateLimit, Storage
+from farcall_lambdas.services.limits import Admission, RateLimit, Storage
 from farcall_lambdas.services.reconcile import IdleWatch, Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.retry import RetryService
@@ -37,7 +38,6 @@ class Services:
     results: ResultService
     cancel: CancelService
     retry: RetryService
-    audit: AuditService
     connect: ConnectService
     blobs: BlobService
     reconciler: Reconciler
@@ -55,26 +55,24 @@ class Services:
         fleet: Fleet | None = None,
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep."""
-        access = Access(stores)
         storage = Storage(stores, settings, clock=clock)
-        endpoints = EndpointService(stores, access, settings, storage=storage, clock=clock)
-        results = ResultService(stores, settings)
-        containers = ContainerService(stores, settings, storage=storage, clock=clock)
-        submit = SubmitService(stores, access, containers, settings, storage=storage, clock=clock)
+        context = Context(stores, settings, Access(stores), storage, clock)
+        endpoints, results = EndpointService(context), ResultService(context)
+        containers, blobs = ContainerService(context), BlobService(context)
+        submit = SubmitService(context, containers, blobs)
         return cls(
-            account=AccountService(stores, settings),
+            account=AccountService(context),
             containers=containers,
-            functions=FunctionService(stores, access, settings, storage=storage, clock=clock),
+            functions=FunctionService(context),
             endpoints=endpoints,
             submit=submit,
             results=results,
-            cancel=CancelService(stores, settings, clock=clock),
-            retry=RetryService(stores, results, submit, clock=clock),
-            audit=AuditService(stores),
-            connect=ConnectService(stores, access, settings, clock=clock, fleet=fleet),
-            blobs=BlobService(stores.blobs, settings),
-            reconciler=Reconciler(stores, settings, clock=clock),
+            cancel=CancelService(context),
+            retry=RetryService(context, results, submit),
+            connect=ConnectService(context, fleet),
+            blobs=blobs,
+            reconciler=Reconciler(context),
             idle=IdleWatch(stores.queue, fleet),
-            why=WhyService(stores, results, endpoints, settings, clock=clock),
+            why=WhyService(context, results, endpoints),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
         )

@@ -3,7 +3,7 @@
 It depends on the task's state in the queue:
 
 * waiting: it is removed, and cancelled at once;
-* leased: the endpoint is asked to stop it, and reports its result;
+* leased: the endpoint receives a cancel request, and reports its result;
 * finished: too late;
 * not in the queue (it was never queued, or the queue was wiped): it is cancelled in the database. If the endpoint
   holds it after all, the first result counts and the endpoint's is dropped.
@@ -12,18 +12,15 @@ It depends on the task's state in the queue:
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from farcall_common.errors import TaskUnknown
-from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, CancelOutcome, Task
 from farcall_common.store.transitions import cancelled_before_dispatch
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.services.audit import entry
+from farcall_lambdas.services.base import Service
 from farcall_lambdas.services.limits import check_count
-from farcall_lambdas.settings import ApiSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +31,8 @@ class Cancellation:
     state: TaskState | None = None
 
 
-class CancelService:
+class CancelService(Service):
     """Cancels tasks of the caller."""
-
-    def __init__(self, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
-        self._stores = stores
-        self._settings = settings
-        self._clock = clock
 
     def cancel(self, identity: Identity, task_id: str) -> Cancellation:
         """Cancel one task.
@@ -66,7 +58,6 @@ class CancelService:
         return outcome
 
     def _cancel_at(self, identity: Identity, endpoint_id: str, tasks: Sequence[Task]) -> Mapping[str, Cancellation]:
-        now = self._clock()
         found = self._stores.queue.cancel(endpoint_id, [task.task_id for task in tasks])
         outcome: dict[str, Cancellation] = {}
         never_run: list[str] = []
@@ -80,21 +71,21 @@ class CancelService:
                 case CancelOutcome.REMOVED | CancelOutcome.UNKNOWN:
                     never_run.append(task.task_id)
         done = {
-            task.task_id: entry(identity, "task.cancel", task.task_id, at=now, owner_id=task.owner_id) for task in tasks
+            task.task_id: self._entry(identity, "task.cancel", task.task_id, owner_id=task.owner_id) for task in tasks
         }
         requested = [id_ for id_, each in outcome.items() if each.outcome == "requested"]
         self._stores.audit.add_entries([done[id_] for id_ in requested])
-        return {**outcome, **self._finish(endpoint_id, never_run, [done[id_] for id_ in never_run], now=now)}
+        return {**outcome, **self._finish(endpoint_id, never_run, [done[id_] for id_ in never_run])}
 
     def _finish(
-        self, endpoint_id: str, task_ids: Sequence[str], entries: Sequence[AuditEntry], *, now: float
+        self, endpoint_id: str, task_ids: Sequence[str], entries: Sequence[AuditEntry]
     ) -> Mapping[str, Cancellation]:
-        """Record the results. If this process dies before, those that the queue knows are in its outbox."""
+        """Record the results. If this process dies before, those of tasks in the queue are in its outbox."""
         if not task_ids:
             return {}
         results = [cancelled_before_dispatch(task_id, endpoint_id) for task_id in task_ids]
         tasks = self._stores.tasks.audited(*entries)
-        first = tasks.record_results(results, at=dt.datetime.fromtimestamp(now, dt.UTC))
+        first = tasks.record_results(results, at=self._now())
         self._stores.queue.flushed({endpoint_id: task_ids})
         return {
             task_id: Cancellation("cancelled", TaskState.CANCELLED) if task_id in first else Cancellation("finished")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from farcall_common.errors import Forbidden, ForwarderWaking, NoForwarder, RateLimited, Unavailable
-from farcall_common.store import Stores
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import Connect
-from farcall_lambdas.services.access import Access
-from farcall_lambdas.services.audit import entry
-from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.services.base import Context, Service
 
 #: Forwarders in an answer: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
@@ -37,22 +33,11 @@ class Admitted:
     owner_id: str = ""
 
 
-class ConnectService:
+class ConnectService(Service):
     """Admits agents and clients to forwarders. Forwarders of a ``fleet`` may sleep; a request for one wakes them."""
 
-    def __init__(
-        self,
-        stores: Stores,
-        access: Access,
-        settings: ApiSettings,
-        *,
-        clock: Callable[[], float],
-        fleet: Fleet | None = None,
-    ) -> None:
-        self._stores = stores
-        self._access = access
-        self._settings = settings
-        self._clock = clock
+    def __init__(self, context: Context, fleet: Fleet | None) -> None:
+        super().__init__(context)
         self._fleet = fleet
         self._woken_at = -math.inf
 
@@ -79,17 +64,15 @@ class ConnectService:
         if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
             # Only this field: its owner may be changing or deleting the endpoint at this moment.
             self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
-        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         if key_owner is None:
-            done = entry(
+            done = self._entry(
                 identity,
                 "endpoint.key",
                 endpoint_id,
-                at=self._clock(),
                 owner_id=endpoint.owner_id,
                 public_key=wanted.public_key,
             )
-            self._stores.endpoints.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=now)
+            self._stores.endpoints.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=self._now())
         return dataclasses.replace(self._admit(peer), owner_id=endpoint.owner_id)
 
     def stream(self, identity: Identity, public_key: str) -> Admitted:

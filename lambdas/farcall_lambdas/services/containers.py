@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from farcall_common.errors import Conflict, ContainerUnknown
 from farcall_common.store.model import Container, Quota, Quotable
-from farcall_common.store.ports import Records
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.containers import RegisterContainer
-from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import Storage, fitting
-from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.services.base import Service
 
 
-class ContainerService:
+class ContainerService(Service):
     """Containers of the caller; those of others do not exist."""
-
-    def __init__(
-        self, records: Records, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
-    ) -> None:
-        self._records = records
-        self._settings = settings
-        self._storage = storage
-        self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterContainer) -> Container:
         """Register a container. A repeated registration returns the existing one.
@@ -34,7 +22,7 @@ class ContainerService:
         :raises QuotaExceeded: over the number of containers.
         """
         owner_id, container_id = identity.identity_id, new_id()
-        known = self._records.functions.find_container(owner_id, wanted.name) if wanted.name else None
+        known = self._stores.functions.find_container(owner_id, wanted.name) if wanted.name else None
         if known is not None:
             if (known.technology, known.image) != (wanted.type, wanted.location):
                 raise Conflict(
@@ -49,13 +37,13 @@ class ContainerService:
             technology=wanted.type,
             image=wanted.location,
             description=wanted.description,
-            created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
+            created_at=self._now(),
         )
         about = {"name": container.name, "image": container.image}
-        done = entry(identity, "container.register", container.container_id, at=self._clock(), **about)
+        done = self._entry(identity, "container.register", container.container_id, **about)
         self._storage.check()
         quota = Quota(Quotable.CONTAINER, owner_id, self._settings.max_containers)
-        self._records.functions.audited(done, quota=quota).add_container(container)
+        self._stores.functions.audited(done, quota=quota).add_container(container)
         return container
 
     def get(self, identity: Identity, reference: str, *, technology: str | None = None) -> Container:
@@ -64,9 +52,9 @@ class ContainerService:
         :raises ContainerUnknown: if there is none.
         """
         if is_uuid(reference):
-            found = self._records.functions.get_container(reference)
+            found = self._stores.functions.get_container(reference)
         else:
-            found = self._records.functions.find_container(identity.identity_id, reference)
+            found = self._stores.functions.find_container(identity.identity_id, reference)
         if found is None or not identity.owns(found.owner_id) or technology not in (None, found.technology):
             kind = f" of type {technology}" if technology else ""
             raise ContainerUnknown(f"You have no container {reference}{kind}.")
@@ -74,8 +62,8 @@ class ContainerService:
 
     def newest(self, identity: Identity, *, limit: int) -> Sequence[Container]:
         """The caller's containers, newest first; as many as fit an answer."""
-        found = self._records.functions.list_containers(identity.identity_id, limit=limit)
-        return fitting(found, self._settings, shown=lambda each: (each.name, each.image, each.description))
+        found = self._stores.functions.list_containers(identity.identity_id, limit=limit)
+        return self._fitting(found, shown=lambda each: (each.name, each.image, each.description))
 
     def delete(self, identity: Identity, reference: str) -> None:
         """Delete a container of the caller. Tasks that were submitted with it keep it.
@@ -83,7 +71,5 @@ class ContainerService:
         :raises ContainerUnknown: if there is none.
         """
         container = self.get(identity, reference)
-        done = entry(
-            identity, "container.delete", container.container_id, at=self._clock(), owner_id=container.owner_id
-        )
-        self._records.functions.audited(done).delete_container(container.container_id)
+        done = self._entry(identity, "container.delete", container.container_id, owner_id=container.owner_id)
+        self._stores.functions.audited(done).delete_container(container.container_id)

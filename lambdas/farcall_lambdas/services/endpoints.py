@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import InvalidRequest, Unavailable
-from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, Quota, Quotable
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
@@ -19,25 +17,13 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
-from farcall_lambdas.services.access import Access
-from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import Storage, fitting
-from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.services.base import Service
 
 logger = Logger(service=SERVICE, child=True)
 
 
-class EndpointService:
+class EndpointService(Service):
     """Endpoints of the caller, and those of others that the caller may use."""
-
-    def __init__(
-        self, stores: Stores, access: Access, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
-    ) -> None:
-        self._stores = stores
-        self._access = access
-        self._settings = settings
-        self._storage = storage
-        self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterEndpoint) -> Endpoint:
         """Store a new endpoint of the caller.
@@ -49,10 +35,10 @@ class EndpointService:
             endpoint_id=new_id(),
             owner_id=identity.identity_id,
             name=wanted.endpoint_name,
-            created_at=dt.datetime.fromtimestamp(self._clock(), dt.UTC),
+            created_at=self._now(),
         )
         endpoint = dataclasses.replace(endpoint, **self._changes(identity, wanted, endpoint))
-        done = entry(identity, "endpoint.register", endpoint.endpoint_id, at=self._clock(), name=endpoint.name)
+        done = self._entry(identity, "endpoint.register", endpoint.endpoint_id, name=endpoint.name)
         self._storage.check()
         quota = Quota(Quotable.ENDPOINT, identity.identity_id, self._settings.max_endpoints)
         self._stores.endpoints.audited(done, quota=quota).put_endpoint(endpoint)
@@ -63,11 +49,10 @@ class EndpointService:
         _refuse_unenforceable(wanted)
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         changes = self._changes(identity, wanted, endpoint)
-        done = entry(
+        done = self._entry(
             identity,
             "endpoint.update",
             endpoint_id,
-            at=self._clock(),
             owner_id=endpoint.owner_id,
             changed=sorted(wanted.model_fields_set),
         )
@@ -82,12 +67,12 @@ class EndpointService:
         """``role`` is "owner" (the caller's) or "any" (those that the caller may use). Newest first; as many as fit an
         answer."""
         found = self._stores.endpoints.list_endpoints(identity.identity_id, role=role)
-        return fitting(found, self._settings, shown=lambda each: (each.name, each.display_name))
+        return self._fitting(found, shown=lambda each: (each.name, each.display_name))
 
     def delete(self, identity: Identity, endpoint_id: str) -> None:
         """Delete an endpoint of the caller, and disconnect its agent: its machine or its key may be compromised."""
         endpoint = self._access.own_endpoint(identity, endpoint_id)
-        done = entry(identity, "endpoint.delete", endpoint_id, at=self._clock(), owner_id=endpoint.owner_id)
+        done = self._entry(identity, "endpoint.delete", endpoint_id, owner_id=endpoint.owner_id)
         keys = self._stores.endpoints.list_endpoint_keys(endpoint_id)
         self._stores.endpoints.audited(done).delete_endpoint(endpoint_id)
         try:

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime as dt
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
 from farcall_common.store.model import Function, FunctionAlias, Quota, Quotable
-from farcall_common.store.ports import Records
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.functions import PutAlias, RegisterFunction, UpdateFunction
-from farcall_lambdas.services.access import Access
-from farcall_lambdas.services.audit import entry
-from farcall_lambdas.services.limits import Storage, check_quota, fitting
+from farcall_lambdas.services.base import Service
+from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.services.memo import MEMOIZE
-from farcall_lambdas.settings import ApiSettings
 
 #: Attempts to number a version, when another one is added at the same moment.
 _ATTEMPTS: Final = 5
 
 
-class FunctionService:
+class FunctionService(Service):
     """Functions of the caller, and those of others that the caller may run."""
-
-    def __init__(
-        self, records: Records, access: Access, settings: ApiSettings, *, storage: Storage, clock: Callable[[], float]
-    ) -> None:
-        self._records = records
-        self._access = access
-        self._settings = settings
-        self._storage = storage
-        self._clock = clock
 
     def register(self, identity: Identity, wanted: RegisterFunction) -> Function:
         """Register a function under a new id.
@@ -61,9 +48,9 @@ class FunctionService:
             metadata={**(wanted.meta or {}), **({MEMOIZE: True} if wanted.memoize else {})},
             created_at=self._now(),
         )
-        done = entry(identity, "function.register", function.function_id, at=self._clock(), name=function.name)
+        done = self._entry(identity, "function.register", function.function_id, name=function.name)
         self._storage.check()
-        self._records.functions.audited(done, quota=self._quota(function)).add_function(function)
+        self._stores.functions.audited(done, quota=self._quota(function)).add_function(function)
         return function
 
     def update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
@@ -78,22 +65,21 @@ class FunctionService:
             newest = self._access.own_function(identity, function_id)
             updated = self._updated(newest, wanted)
             if (updated.body_hash, updated.metadata) == (newest.body_hash, newest.metadata):
-                done = entry(identity, "function.update", function_id, at=self._clock(), owner_id=newest.owner_id)
-                self._records.functions.audited(done).update_function(updated)
+                done = self._entry(identity, "function.update", function_id, owner_id=newest.owner_id)
+                self._stores.functions.audited(done).update_function(updated)
                 return updated
             self._storage.check()
             check_quota("versions of this function", newest.version, self._settings.max_versions)
             added = dataclasses.replace(updated, version=newest.version + 1, created_at=self._now())
-            done = entry(
+            done = self._entry(
                 identity,
                 "function.update",
                 function_id,
-                at=self._clock(),
                 owner_id=newest.owner_id,
                 version=added.version,
             )
             with contextlib.suppress(Conflict):  # Another version was added at the same moment.
-                self._records.functions.audited(done, quota=self._quota(added)).add_function(added)
+                self._stores.functions.audited(done, quota=self._quota(added)).add_function(added)
                 return added
         raise Conflict(f"Function {function_id} is being changed by others.", hint="Try again.")
 
@@ -108,7 +94,7 @@ class FunctionService:
         :raises FunctionUnknown: if nothing has that name.
         """
         if not is_uuid(reference.partition("@")[0]):
-            alias = self._records.functions.get_alias(identity.identity_id, reference)
+            alias = self._stores.functions.get_alias(identity.identity_id, reference)
             if alias is None:
                 raise _unknown_alias(reference)
             reference = alias.function_id if alias.version is None else f"{alias.function_id}@{alias.version}"
@@ -117,7 +103,7 @@ class FunctionService:
     def versions(self, identity: Identity, function_id: str, *, limit: int) -> Sequence[Function]:
         """The versions of a function that the caller may run, newest first, without their bodies."""
         self._access.functions(identity, [function_id])
-        return self._records.functions.list_versions(function_id, limit=limit)
+        return self._stores.functions.list_versions(function_id, limit=limit)
 
     def put_alias(self, identity: Identity, wanted: PutAlias) -> FunctionAlias:
         """Name a function of the caller, or a version of it; replaces an alias of that name.
@@ -129,36 +115,36 @@ class FunctionService:
         reference = wanted.function_id if wanted.version is None else f"{wanted.function_id}@{wanted.version}"
         self._access.functions(identity, [reference])
         about: dict[str, Any] = {"function_id": alias.function_id, "version": alias.version}
-        done = entry(identity, "alias.put", alias.name, at=self._clock(), **about)
+        done = self._entry(identity, "alias.put", alias.name, **about)
         self._storage.check()
         quota = Quota(Quotable.ALIAS, alias.owner_id, self._settings.max_functions, but=alias.name)
-        self._records.functions.audited(done, quota=quota).put_alias(alias)
+        self._stores.functions.audited(done, quota=quota).put_alias(alias)
         return alias
 
     def aliases(self, identity: Identity) -> Sequence[FunctionAlias]:
         """The caller's aliases, by name."""
-        return self._records.functions.list_aliases(identity.identity_id)
+        return self._stores.functions.list_aliases(identity.identity_id)
 
     def delete_alias(self, identity: Identity, name: str) -> None:
         """Delete an alias; its function stays.
 
         :raises FunctionUnknown: if the caller has no such alias.
         """
-        if self._records.functions.get_alias(identity.identity_id, name) is None:
+        if self._stores.functions.get_alias(identity.identity_id, name) is None:
             raise _unknown_alias(name)
-        done = entry(identity, "alias.delete", name, at=self._clock())
-        self._records.functions.audited(done).delete_alias(identity.identity_id, name)
+        done = self._entry(identity, "alias.delete", name)
+        self._stores.functions.audited(done).delete_alias(identity.identity_id, name)
 
     def search(self, identity: Identity, *, search: str, limit: int) -> Sequence[Function]:
         """The caller's own functions, newest first, without their bodies; as many as fit an answer."""
-        found = self._records.functions.list_functions(identity.identity_id, search=search, limit=limit)
-        return fitting(found, self._settings, shown=lambda f: (f.name, f.description, f.metadata))
+        found = self._stores.functions.list_functions(identity.identity_id, search=search, limit=limit)
+        return self._fitting(found, shown=lambda f: (f.name, f.description, f.metadata))
 
     def delete(self, identity: Identity, function_id: str) -> None:
         """Delete a function of the caller."""
         function = self._access.own_function(identity, function_id)
-        done = entry(identity, "function.delete", function_id, at=self._clock(), owner_id=function.owner_id)
-        self._records.functions.audited(done).delete_function(function_id)
+        done = self._entry(identity, "function.delete", function_id, owner_id=function.owner_id)
+        self._stores.functions.audited(done).delete_function(function_id)
 
     def _updated(self, newest: Function, wanted: UpdateFunction) -> Function:
         name = wanted.function_name or newest.name
@@ -197,9 +183,6 @@ class FunctionService:
             more_bytes=len(version.body),
             most_bytes=settings.max_function_bytes,
         )
-
-    def _now(self) -> dt.datetime:
-        return dt.datetime.fromtimestamp(self._clock(), dt.UTC)
 
 
 def _unknown_alias(name: str) -> FunctionUnknown:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from farcall_common.errors import (
     QueueFull,
@@ -17,10 +16,10 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, TokensTaken
 from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.models.account import Limits, Quota
 from farcall_lambdas.settings import ApiSettings
 
 #: Retry-After for a full queue, in seconds.
@@ -44,13 +43,8 @@ _STORAGE_SHARE: Final = 0.85
 #: How long a measured size is valid, in seconds.
 _SIZE_GOOD_S: Final = 60.0
 
-#: Bytes of an entry of a list without its texts.
-_ENTRY_BYTES: Final = 500
-
 #: How far the clocks of issuers may be behind ours, in seconds.
 _LEEWAY_S: Final = 30.0
-
-T = TypeVar("T")
 
 #: Callers whose tokens are kept in this process at once.
 _CALLERS: Final = 4096
@@ -66,17 +60,6 @@ def check_quota(what: str, count: int, limit: int) -> None:
     """:raises QuotaExceeded: if ``count`` has reached the limit."""
     if count >= limit:
         raise QuotaExceeded(f"You have {count} {what} already; {limit} are allowed.")
-
-
-def fitting(items: Sequence[T], settings: ApiSettings, *, shown: Callable[[T], object]) -> Sequence[T]:
-    """As many of the first items as fit one answer, by the texts that are ``shown`` of each; at least one if there are
-    any."""
-    room = settings.max_response_bytes
-    for count, item in enumerate(items):
-        room -= _ENTRY_BYTES + len(json.dumps(shown(item)))
-        if room < 0 and count:
-            return items[:count]
-    return items
 
 
 class Storage:
@@ -112,9 +95,9 @@ class Room:
     some, until the queue is twice as long as its limit.
     """
 
-    def __init__(self, queue: Queue, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
-        self._queue = queue
-        self._records = records
+    def __init__(self, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._queue = stores.queue
+        self._endpoints = stores.endpoints
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
@@ -168,7 +151,7 @@ class Room:
             waiting, good_until = self._waiting.get(owner_id, (0, 0.0))
         if now < good_until:
             return waiting
-        endpoints = self._records.endpoints.list_endpoints(owner_id, limit=self._settings.max_endpoints)
+        endpoints = self._endpoints.list_endpoints(owner_id, limit=self._settings.max_endpoints)
         waiting = self._queue.depth([endpoint.endpoint_id for endpoint in endpoints])
         with self._lock:
             if len(self._waiting) >= _CALLERS:
@@ -262,29 +245,3 @@ class Admission:
         :raises RateLimited: over the limit.
         """
         self._rate_limit.spend(identity)
-
-
-class AccountService:
-    """Limits and quotas of the caller."""
-
-    def __init__(self, records: Records, settings: ApiSettings) -> None:
-        self._records = records
-        self._settings = settings
-
-    def limits(self, identity: Identity) -> Limits:
-        """The limits of the caller, and how much of each quota is used."""
-        owner_id, settings, records = identity.identity_id, self._settings, self._records
-        functions, endpoints, containers = settings.max_functions, settings.max_endpoints, settings.max_containers
-        return Limits(
-            functions=Quota(used=records.functions.count_functions(owner_id, limit=functions), limit=functions),
-            endpoints=Quota(used=records.endpoints.count_endpoints(owner_id, limit=endpoints), limit=endpoints),
-            containers=Quota(used=records.functions.count_containers(owner_id, limit=containers), limit=containers),
-            max_payload_bytes=settings.max_payload_bytes,
-            max_inline_bytes=settings.max_inline_bytes,
-            max_request_bytes=settings.max_request_bytes,
-            max_tasks_per_request=settings.max_tasks_per_request,
-            max_queue_depth=settings.max_queue_depth,
-            rate_per_s=settings.rate_per_s,
-            rate_burst=settings.rate_burst,
-            retention_days=settings.retention_days,
-        )

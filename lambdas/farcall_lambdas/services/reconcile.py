@@ -22,13 +22,13 @@ import msgspec
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import Unavailable, WaitedTooLong
-from farcall_common.store import CancelOutcome, Queue, Stores
+from farcall_common.store import CancelOutcome, Queue
 from farcall_common.store.model import OpenTask, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.services.base import Service
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
-from farcall_lambdas.settings import ApiSettings
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -68,23 +68,18 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
     The queue has every open task that was added before transaction ``checked``, and of that one those up to
     ``checked_id``: the tasks of an earlier release all have the same transaction. ``seen`` is the first transaction
-    that was unfinished in the last round. The next sweep begins
-    after ``swept``, a position in the order of transactions.
+    that was unfinished in the last round. The next round also compares the page of open tasks after ``page_after``, a
+    position in the order of transactions.
     """
 
     checked: int = 0
     checked_id: str = ""
     seen: int = 0
-    swept: tuple[int, str] = (0, "")
+    page_after: tuple[int, str] = (0, "")
 
 
-class Reconciler:
+class Reconciler(Service):
     """Runs rounds; of two concurrent ones, the second does nothing."""
-
-    def __init__(self, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
-        self._stores = stores
-        self._settings = settings
-        self._clock = clock
 
     def run(self) -> Reconciled:
         """One round.
@@ -172,17 +167,17 @@ class Reconciler:
                 checked = min(checked, reached)
                 break
 
-        sweep = records.tasks.list_open_ids(after=known.swept, limit=_PAGE)
-        count, is_whole = self._offer(list(filter(is_due, sweep)), until=until)
+        page = records.tasks.list_open_ids(after=known.page_after, limit=_PAGE)
+        count, is_whole = self._offer(list(filter(is_due, page)), until=until)
         offered += count
-        swept = (sweep[-1].added_in, sweep[-1].task_id) if len(sweep) == _PAGE else (0, "")
-        swept = swept if is_whole else known.swept
+        page_after = (page[-1].added_in, page[-1].task_id) if len(page) == _PAGE else (0, "")
+        page_after = page_after if is_whole else known.page_after
         number, task_id = max(began, checked)
-        now = _Checkpoint(checked=number, checked_id=task_id, seen=unfinished, swept=swept)
+        now = _Checkpoint(checked=number, checked_id=task_id, seen=unfinished, page_after=page_after)
         # It fails when the queue was wiped meanwhile: the next round starts from scratch.
         queue.write_checkpoint(_NAME, msgspec.json.encode(now).decode(), expected=text)
-        has_all = known.swept == (0, "") and len(sweep) < _PAGE
-        waiting = sum(task.state is not TaskState.RUNNING and task.submitted_at < settled for task in sweep)
+        has_all = known.page_after == (0, "") and len(page) < _PAGE
+        waiting = sum(task.state is not TaskState.RUNNING and task.submitted_at < settled for task in page)
         return offered, waiting if has_all else None
 
     def _pages(self, *, after: tuple[int, str]) -> Iterator[Sequence[OpenTask]]:

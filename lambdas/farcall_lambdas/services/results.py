@@ -11,12 +11,11 @@ from typing import Final
 import msgspec
 
 from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown, TooManyTasks
-from farcall_common.store import Stores
 from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.services.limits import check_count, fitting
-from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.services.base import Service
+from farcall_lambdas.services.limits import check_count
 
 #: Bytes of an entry of an answer without its result: ids, times, details, a pre-signed URL.
 _ENTRY_BYTES: Final = 2_000
@@ -50,19 +49,15 @@ class TaskView:
         return _ENTRY_BYTES + sum(_json_bytes(text) for text in texts if text)
 
 
-class ResultService:
+class ResultService(Service):
     """Tasks of the caller; those of others do not exist."""
-
-    def __init__(self, stores: Stores, settings: ApiSettings) -> None:
-        self._stores = stores
-        self._settings = settings
 
     def get(self, identity: Identity, task_id: str, *, takes_refs: bool) -> TaskView:
         """One task.
 
         :raises TaskUnknown: if the caller has no such task.
         """
-        task = self._own(identity, task_id)
+        task = self.task(identity, task_id)
         return self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
 
     def get_many(
@@ -133,7 +128,7 @@ class ResultService:
             limit=limit,
         )
         own = [task if identity.owns(task.owner_id) else _for_the_endpoint(task) for task in tasks]
-        shown = fitting(own, self._settings, shown=lambda task: task.error and task.error.to_json())
+        shown = self._fitting(own, shown=lambda task: task.error and task.error.to_json())
         return shown, len(tasks) == limit or len(shown) < len(tasks)
 
     def _owns_endpoint(self, identity: Identity, endpoint_id: str | None) -> bool:
@@ -166,17 +161,14 @@ class ResultService:
 
     def task(self, identity: Identity, task_id: str) -> Task:
         """A task as it is recorded; the same error."""
-        return self._own(identity, task_id)
-
-    def history(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
-        """A task and its history; the same error."""
-        return self._own(identity, task_id), self._stores.tasks.list_events(task_id)
-
-    def _own(self, identity: Identity, task_id: str) -> Task:
         task = self._stores.tasks.get_tasks([task_id]).get(task_id)
         if task is None or not identity.owns(task.owner_id):
             raise TaskUnknown(f"There is no task {task_id}.")
         return task
+
+    def history(self, identity: Identity, task_id: str) -> tuple[Task, Sequence[TaskEvent]]:
+        """A task and its history; the same error."""
+        return self.task(identity, task_id), self._stores.tasks.list_events(task_id)
 
     def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
         ref = task.result_ref

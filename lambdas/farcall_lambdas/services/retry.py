@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from farcall_common.errors import Conflict, InvalidRequest
-from farcall_common.store import Stores
 from farcall_common.store.model import Task
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
-from farcall_lambdas.services.audit import entry
+from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService, Submitted
 
 
-class RetryService:
+class RetryService(Service):
     """Retries and discards finished tasks of the caller; their results stay."""
 
-    def __init__(
-        self, stores: Stores, results: ResultService, submit: SubmitService, *, clock: Callable[[], float]
-    ) -> None:
-        self._stores = stores
+    def __init__(self, context: Context, results: ResultService, submit: SubmitService) -> None:
+        super().__init__(context)
         self._results = results
         self._submit = submit
-        self._clock = clock
 
     def retry(self, identity: Identity, task_id: str, *, as_task_id: str | None = None) -> Submitted:
         """Submit a finished task again as a new one, with the same version of the function, arguments, endpoint, group
@@ -65,7 +59,7 @@ class RetryService:
         if task.state is not TaskState.DEAD_LETTERED:
             raise Conflict(f"Task {task_id} is {task.state}.", hint="Only a dead letter can be discarded.")
         if _has_payload(task):
-            done = entry(identity, "task.discard", task_id, at=self._clock(), owner_id=task.owner_id)
+            done = self._entry(identity, "task.discard", task_id, owner_id=task.owner_id)
             self._stores.tasks.audited(done).discard_tasks([task_id])
 
     def _payload(self, task: Task) -> Payload:

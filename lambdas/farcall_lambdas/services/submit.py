@@ -34,13 +34,11 @@ from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
-from farcall_lambdas.services.access import Access
-from farcall_lambdas.services.audit import entry
+from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.containers import ContainerService
-from farcall_lambdas.services.limits import Room, Storage, check_count
+from farcall_lambdas.services.limits import Room, check_count
 from farcall_lambdas.services.memo import Memo, is_memoized
-from farcall_lambdas.settings import ApiSettings
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -61,28 +59,15 @@ class Submitted:
     memoized: Sequence[Task] = ()
 
 
-class SubmitService:
+class SubmitService(Service):
     """Turns requests into tasks."""
 
-    def __init__(
-        self,
-        stores: Stores,
-        access: Access,
-        containers: ContainerService,
-        settings: ApiSettings,
-        *,
-        storage: Storage,
-        clock: Callable[[], float],
-    ) -> None:
-        self._stores = stores
-        self._access = access
+    def __init__(self, context: Context, containers: ContainerService, blobs: BlobService) -> None:
+        super().__init__(context)
         self._containers = containers
-        self._settings = settings
-        self._storage = storage
-        self._clock = clock
-        self._blobs = BlobService(stores.blobs, settings)
-        self._memo = Memo(stores)
-        self._room = Room(stores.queue, stores, settings, clock=clock)
+        self._blobs = blobs
+        self._memo = Memo(context.stores)
+        self._room = Room(context.stores, context.settings, clock=context.clock)
 
     def submit(self, identity: Identity, endpoint_id: str, wanted: Submit, *, retry_of: str | None = None) -> Submitted:
         """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
@@ -137,11 +122,11 @@ class SubmitService:
         self._room.check(endpoint, len(tasks) - len(existing) - len(sources), submitter_id=identity.identity_id)
         self._blobs.store(uploads)
         # Tasks of a concurrent repeat are checked like those that existed before.
-        done = self._entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
+        done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
         raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done)
         _check_repeats(tasks, raced)
         known = {**existing, **raced}
-        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        now = self._now()
         accepted: Sequence[Task] = tasks
         if known or sources:
             accepted = [known.get(task.task_id) or as_received(task, sources, now=now) for task in tasks]
@@ -207,20 +192,20 @@ class SubmitService:
             retry_of=retry_of,
         )
 
-    def _entry(
+    def _submit_entry(
         self, identity: Identity, endpoint: Endpoint, tasks: Sequence[Task], functions: Sequence[Function]
     ) -> AuditEntry:
         """The audit entry of a submit, also for the owner of the endpoint."""
         first = tasks[0]
         about: dict[str, object] = {"endpoint_id": endpoint.endpoint_id, "task_group_id": first.task_group_id}
-        at, owner_id = self._clock(), endpoint.owner_id
+        owner_id = endpoint.owner_id
         if first.retry_of is not None:
-            return entry(
-                identity, "task.retry", first.retry_of, at=at, owner_id=owner_id, task_id=first.task_id, **about
+            return self._entry(
+                identity, "task.retry", first.retry_of, owner_id=owner_id, task_id=first.task_id, **about
             )
         named = dict.fromkeys(f"{function.function_id}@{function.version}" for function in functions)
         about["functions"] = list(named)[:_FUNCTIONS_AUDITED]
-        return entry(identity, "tasks.submit", endpoint.endpoint_id, at=at, owner_id=owner_id, **about)
+        return self._entry(identity, "tasks.submit", endpoint.endpoint_id, owner_id=owner_id, **about)
 
     def _queue(self, endpoint_id: str, tasks: Sequence[Task]) -> None:
         waiting = [task for task in tasks if not was_dispatched(task)]
@@ -246,9 +231,9 @@ def _spans(wanted: Submit) -> Mapping[str, Sequence[str | None]]:
 
 
 def was_dispatched(task: Task) -> bool:
-    """Whether the database knows that a task was dispatched or is finished: then it must not be queued here.
+    """Whether a task was dispatched or is finished, by the database: then it must not be queued here.
 
-    If the queue lost it, only the forwarder that owns the endpoint knows whether the endpoint has it.
+    If the queue lost it, only the forwarder that owns the endpoint can see whether the endpoint has it.
     """
     return task.attempt > 0 or task.state.is_terminal
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
-from collections.abc import Callable
 from typing import Final
 
 from farcall_common.errors import Unavailable
-from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, QueuePosition, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.results import ResultService
-from farcall_lambdas.settings import ApiSettings
 
 
 class Reason(enum.StrEnum):
@@ -78,23 +76,13 @@ class Why:
     situation: Situation
 
 
-class WhyService:
+class WhyService(Service):
     """Explains tasks of the caller."""
 
-    def __init__(
-        self,
-        stores: Stores,
-        results: ResultService,
-        endpoints: EndpointService,
-        settings: ApiSettings,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._stores = stores
+    def __init__(self, context: Context, results: ResultService, endpoints: EndpointService) -> None:
+        super().__init__(context)
         self._results = results
         self._endpoints = endpoints
-        self._max_wait = dt.timedelta(days=settings.max_wait_days)
-        self._clock = clock
 
     def why(self, identity: Identity, task_id: str) -> Why:
         """Why a task is in its state.
@@ -102,11 +90,11 @@ class WhyService:
         :raises TaskUnknown: if the caller has no such task.
         """
         task, events = self._results.history(identity, task_id)
-        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        now = self._now()
         since = next((event.at for event in reversed(events) if event.state is task.state), task.submitted_at or now)
         endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id)
         online = endpoint is not None and self._endpoints.state(endpoint) is EndpointState.ONLINE
-        expires_at = (task.submitted_at or now) + self._max_wait
+        expires_at = (task.submitted_at or now) + dt.timedelta(days=self._settings.max_wait_days)
         return explain(Situation(task, since, endpoint, online, self._position(task), now, expires_at))
 
     def _position(self, task: Task) -> QueuePosition | None:

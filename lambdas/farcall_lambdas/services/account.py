@@ -1,0 +1,56 @@
+"""Account: limits and quotas of the caller, and the audit log."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Sequence
+
+from farcall_common.store.model import AuditEntry
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.account import Limits, Quota
+from farcall_lambdas.services.base import SOURCE_IP, Service
+
+
+class AccountService(Service):
+    """Limits, quotas and audit entries of the caller."""
+
+    def limits(self, identity: Identity) -> Limits:
+        """The limits of the caller, and how much of each quota is used."""
+        owner_id, settings, stores = identity.identity_id, self._settings, self._stores
+        functions, endpoints, containers = settings.max_functions, settings.max_endpoints, settings.max_containers
+        return Limits(
+            functions=Quota(used=stores.functions.count_functions(owner_id, limit=functions), limit=functions),
+            endpoints=Quota(used=stores.endpoints.count_endpoints(owner_id, limit=endpoints), limit=endpoints),
+            containers=Quota(used=stores.functions.count_containers(owner_id, limit=containers), limit=containers),
+            max_payload_bytes=settings.max_payload_bytes,
+            max_inline_bytes=settings.max_inline_bytes,
+            max_request_bytes=settings.max_request_bytes,
+            max_tasks_per_request=settings.max_tasks_per_request,
+            max_queue_depth=settings.max_queue_depth,
+            rate_per_s=settings.rate_per_s,
+            rate_burst=settings.rate_burst,
+            retention_days=settings.retention_days,
+        )
+
+    def changes(
+        self,
+        identity: Identity,
+        *,
+        since: dt.datetime | None,
+        until: dt.datetime | None,
+        after: tuple[dt.datetime, int] | None,
+        limit: int,
+    ) -> Sequence[AuditEntry]:
+        """Audit entries of changes by the caller, and by others to objects of the caller, from ``since`` to before
+        ``until`` and after ``after``, oldest first. The addresses of others are left out: only the operator may read
+        them."""
+        found = self._stores.audit.list_entries(
+            identity.identity_set, since=since, until=until, after=after, limit=limit
+        )
+        return [each if identity.owns(each.identity_id) else _without_address(each) for each in found]
+
+
+def _without_address(entry: AuditEntry) -> AuditEntry:
+    detail = {name: value for name, value in entry.detail.items() if name != SOURCE_IP}
+    return dataclasses.replace(entry, detail=detail)

@@ -1,0 +1,70 @@
+"""Base of the services: stores, settings and clock, the audit entries of changes, and lists that fit an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from farcall_common.store import Stores
+from farcall_common.store.model import AuditEntry
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.services.access import Access
+from farcall_lambdas.services.limits import Storage
+from farcall_lambdas.settings import ApiSettings
+
+#: The detail of an audit entry that has the caller's address.
+SOURCE_IP: Final = "source_ip"
+
+#: Bytes of an entry of a list without its texts.
+_ENTRY_BYTES: Final = 500
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What services share. ``clock`` gives epoch seconds."""
+
+    stores: Stores
+    settings: ApiSettings
+    access: Access
+    storage: Storage
+    clock: Callable[[], float]
+
+
+class Service:
+    """A service over a context. Subclasses take the services that they call, too."""
+
+    def __init__(self, context: Context) -> None:
+        self._stores = context.stores
+        self._settings = context.settings
+        self._access = context.access
+        self._storage = context.storage
+        self._clock = context.clock
+
+    def _now(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+
+    def _entry(
+        self, identity: Identity, action: str, object_id: str, *, owner_id: str = "", **detail: object
+    ) -> AuditEntry:
+        """The audit entry of a change by the caller now. ``owner_id`` is the owner of the object, by default the
+        caller."""
+        if identity.source_ip:
+            detail[SOURCE_IP] = identity.source_ip
+        return AuditEntry(
+            self._now(), identity.identity_id, action, object_id, owner_id or identity.identity_id, detail
+        )
+
+    def _fitting(self, items: Sequence[T], *, shown: Callable[[T], object]) -> Sequence[T]:
+        """As many of the first items as fit one answer, by the texts that are ``shown`` of each; at least one if there
+        are any."""
+        room = self._settings.max_response_bytes
+        for count, item in enumerate(items):
+            room -= _ENTRY_BYTES + len(json.dumps(shown(item)))
+            if room < 0 and count:
+                return items[:count]
+        return items
