@@ -6,13 +6,12 @@ import aws_cdk as cdk
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from farcall_infra.constructs.canary import Canary
 from farcall_infra.constructs.fleet import Fleet
 from farcall_infra.constructs.function import PythonFunction
 from farcall_infra.constructs.identity import Identity
 from farcall_infra.constructs.migration import Migration
 from farcall_infra.constructs.network import Network
-from farcall_infra.constructs.reconciler import Reconciler
+from farcall_infra.constructs.scheduled import Canary, Reconciler
 from farcall_infra.constructs.stores import Stores
 from farcall_infra.constructs.web_api import STAGE, WebApi
 from farcall_infra.deployment import Deployment

@@ -5,11 +5,9 @@ from __future__ import annotations
 import aws_cdk as cdk
 from constructs import Construct
 
-from farcall_infra.constructs.alarms import Alarms
+from farcall_infra.constructs.alarms import Alarms, Notifications
 from farcall_infra.constructs.dashboard import Dashboard
-from farcall_infra.constructs.metrics import Metrics
-from farcall_infra.constructs.monitored import Monitored
-from farcall_infra.constructs.notifications import Notifications
+from farcall_infra.constructs.metrics import Metrics, Monitored
 from farcall_infra.deployment import Deployment
 
 
@@ -20,15 +18,7 @@ class ObservabilityStack(cdk.Stack):
         super().__init__(scope, construct_id, description="Farcall: observability")
         profile, name = deployment.profile, deployment.name
         notifications = Notifications(self, "News", deployment=name, budget=profile.budget)
-        metrics = Metrics(
-            self,
-            "Metrics",
-            deployment=name,
-            forwarder=monitored.forwarder_logs,
-            api=monitored.api_function.log_group,
-            reconciler=monitored.reconciler.log_group,
-            canary=monitored.canary.log_group if monitored.canary else None,
-        )
+        metrics = Metrics(self, "Metrics", deployment=name, monitored=monitored)
         Alarms(
             self,
             "Alarms",
