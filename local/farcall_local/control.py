@@ -67,7 +67,7 @@ def launch(
 
 
 def is_up(directory: Path) -> bool:
-    """Whether a supervisor holds this directory's lock now, whatever its state file says."""
+    """Whether a supervisor holds this directory's lock now, whatever its state file contains."""
     try:
         with (directory / "lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

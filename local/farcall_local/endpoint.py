@@ -27,7 +27,7 @@ _LOOK_EVERY_S = 0.02
 class LocalEndpoint:
     """One endpoint under ``home`` (its FARCALL_HOME): configured and started on entering, stopped on leaving.
 
-    ``environment`` says which API it belongs to (see :meth:`farcall_local.tier.LocalTier.environment`).
+    ``environment`` has the address and the token of its API (see :meth:`farcall_local.tier.LocalTier.environment`).
     """
 
     def __init__(self, name: str, *, home: Path, environment: Mapping[str, str]) -> None:

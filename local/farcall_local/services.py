@@ -55,11 +55,11 @@ class Api:
         """
         if port is not None:
             return cls(directory, listen(port))
-        for known in (directory / _PORT_FILE, directory / _LAST_PORT_FILE):
-            if known.exists():
+        for file in (directory / _PORT_FILE, directory / _LAST_PORT_FILE):
+            if file.exists():
                 # The port is taken, or the file is damaged after a full disk.
                 with contextlib.suppress(ConfigurationError, ValueError):
-                    return cls(directory, listen(int(known.read_text())))
+                    return cls(directory, listen(int(file.read_text())))
         return cls(directory, listen())
 
     @property

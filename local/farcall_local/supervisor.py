@@ -145,9 +145,9 @@ class Supervisor:
             since = time.monotonic()
             status = await self._children[name].wait()
             deaths = 1 if time.monotonic() - since > _SETTLED_AFTER_S else deaths + 1
-            known = self._state.processes[name]
-            self._note(name, pid=None, restarts=known.restarts + 1, last_status=status)
-            _log(f"{name} ended with status {status}; start {known.restarts + 1} follows")
+            before = self._state.processes[name]
+            self._note(name, pid=None, restarts=before.restarts + 1, last_status=status)
+            _log(f"{name} ended with status {status}; start {before.restarts + 1} follows")
             await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S)) - 1])
             try:
                 await self._start(self._parts[name])
@@ -174,8 +174,8 @@ class Supervisor:
                     self._note(name, pid=None)
 
     def _note(self, name: str, **changes: int | None) -> None:
-        known = self._state.processes.get(name, ProcessState())
-        changed = dataclasses.replace(known, **changes)  # type: ignore[arg-type]
+        before = self._state.processes.get(name, ProcessState())
+        changed = dataclasses.replace(before, **changes)  # type: ignore[arg-type]
         self._publish(processes={**self._state.processes, name: changed})
 
     def _publish(self, **changes: object) -> None:
@@ -200,7 +200,7 @@ class Supervisor:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the supervisor; returns 0 if it was asked to stop, 1 if the tier could not start."""
+    """Run the supervisor; returns 0 if it was stopped, 1 if the tier could not start."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--until-eof", action="store_true")

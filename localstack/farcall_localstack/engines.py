@@ -44,16 +44,16 @@ def public_copy(wheel: Path, root: Path) -> Path:
     """
     package = wheel.parent
     if not root.exists():
-        made = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+        draft = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
         libraries = package.with_name(f"{package.name}.libs")
-        shutil.copytree(libraries, made / libraries.name, symlinks=True)
-        shutil.copytree(wheel, made / package.name / wheel.name, symlinks=True)
-        for directory in (made, made / package.name, made / libraries.name):
+        shutil.copytree(libraries, draft / libraries.name, symlinks=True)
+        shutil.copytree(wheel, draft / package.name / wheel.name, symlinks=True)
+        for directory in (draft, draft / package.name, draft / libraries.name):
             directory.chmod(_PUBLIC_MODE)
         try:
-            made.rename(root)
+            draft.rename(root)
         except OSError:  # another tier was faster
-            shutil.rmtree(made)
+            shutil.rmtree(draft)
     if root.is_symlink() or root.stat().st_uid != os.geteuid():
         raise PermissionError(f"{root} belongs to another user")
     return root / package.name / wheel.name

@@ -99,12 +99,12 @@ class Alarms(Construct):
         super().__init__(scope, construct_id)
         self._prefix = deployment
         self._topic = topic
-        self._watch_api(profile, monitored)
-        self._watch_forwarder(profile, monitored, metrics)
-        self._watch_reconciler(monitored)
+        self._add_api_alarms(profile, monitored)
+        self._add_forwarder_alarms(profile, monitored, metrics)
+        self._add_reconciler_alarms(monitored)
         if minutes := profile.canary.minutes:
-            self._watch_canary(metrics, minutes)
-        self._watch_database(profile, monitored)
+            self._add_canary_alarms(metrics, minutes)
+        self._add_database_alarms(profile, monitored)
         for number, node in enumerate(monitored.queue_nodes, start=1):
             self._above(
                 f"queue-memory-{number}",
@@ -114,7 +114,7 @@ class Alarms(Construct):
                 why="The queue is filling up; when it is full, submits are answered but wait for the reconciler.",
             )
 
-    def _watch_api(self, profile: Profile, monitored: Monitored) -> None:
+    def _add_api_alarms(self, profile: Profile, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         concurrency = profile.api.concurrency
         to_raise = (
@@ -147,7 +147,7 @@ class Alarms(Construct):
             why=f"Calls are turned away: {to_raise}.",
         )
 
-    def _watch_forwarder(self, profile: Profile, monitored: Monitored, metrics: Metrics) -> None:
+    def _add_forwarder_alarms(self, profile: Profile, monitored: Monitored, metrics: Metrics) -> None:
         if (tasks := profile.forwarder.tasks) and not profile.forwarder.sleeps:
             # Each forwarder writes one line a minute: in five minutes, five times as many lines as there are
             # forwarders.
@@ -189,7 +189,7 @@ class Alarms(Construct):
             why="Results wait longer than ten seconds for the database.",
         )
 
-    def _watch_reconciler(self, monitored: Monitored) -> None:
+    def _add_reconciler_alarms(self, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         self._alarm(
             "reconciler-silent",
@@ -208,7 +208,7 @@ class Alarms(Construct):
             why="The reconciler runs and fails, so tasks that a crash left behind stay there.",
         )
 
-    def _watch_canary(self, metrics: Metrics, minutes: int) -> None:
+    def _add_canary_alarms(self, metrics: Metrics, minutes: int) -> None:
         self._alarm(
             "canary-failing",
             metrics.metric(CANARY.name, "SampleCount", minutes=3 * minutes),
@@ -226,7 +226,7 @@ class Alarms(Construct):
             why="Each of the canary's last three calls took longer than five seconds.",
         )
 
-    def _watch_database(self, profile: Profile, monitored: Monitored) -> None:
+    def _add_database_alarms(self, profile: Profile, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         size = profile.database
         self._alarm(

@@ -240,8 +240,8 @@ class ForwarderService(Construct):
         )
 
     def _shared_key(self) -> ecs.Secret:
-        """The seed from which all tasks derive the same CURVE key pair: a peer cannot know which task it is connected
-        to."""
+        """The seed from which all tasks derive the same CURVE key pair: a peer cannot find out which task it is
+        connected to."""
         secret = secretsmanager.Secret(
             self,
             "Key",
