@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_local.engines import Blobs, Postgres, Valkey
@@ -34,9 +34,6 @@ class Part(Protocol):
     def program(self, *, environment: Mapping[str, str], logs: Path) -> Program: ...
     async def is_ready(self) -> bool:
         """Whether the part serves clients now."""
-
-    def elsewhere(self) -> Self:
-        """The same part on another port, if its own is taken."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +63,6 @@ class Api:
     def url(self) -> str:
         return f"http://{_LOOPBACK}:{self.listener.getsockname()[1]}"
 
-    def elsewhere(self) -> Api:
-        return self  # the supervisor holds the port
-
     def prepare(self) -> None:
         if self._port_file.exists():
             self._port_file.replace(self.directory / _LAST_PORT_FILE)
@@ -92,9 +86,6 @@ class Forwarder:
 
     directory: Path
     name: str = "forwarder"
-
-    def elsewhere(self) -> Forwarder:
-        return self
 
     def prepare(self) -> None:
         self._ready_file.unlink(missing_ok=True)

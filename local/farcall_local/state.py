@@ -13,9 +13,6 @@ from typing import Any
 
 from farcall_common.files import write_private
 
-#: starting → ready → stopping → stopped, or failed.
-Phase = str
-
 
 @dataclasses.dataclass(frozen=True)
 class TierSecrets:
@@ -68,7 +65,7 @@ class ProcessState:
 class TierState:
     """The state of a tier, in ``state.json``, which only its owner can read."""
 
-    phase: Phase
+    phase: str  # starting → ready → stopping → stopped, or failed
     supervisor_pid: int
     api_url: str = ""
     token: str = ""
