@@ -8,14 +8,10 @@ from pathlib import Path
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks
 
-from farcall_infra.constructs.monitored import Monitored
+from farcall_infra.constructs.metrics import Monitored
 from farcall_infra.deployment import DEPLOYMENT_TAG, Deployment, deployment_from_context, stack_name
 from farcall_infra.release import RELEASE_OUTPUT, this_release
-from farcall_infra.stacks.api import ApiStack
-from farcall_infra.stacks.data import DataStack
-from farcall_infra.stacks.forwarder import ForwarderStack
-from farcall_infra.stacks.network import NetworkStack
-from farcall_infra.stacks.observability import ObservabilityStack
+from farcall_infra.stacks import ApiStack, DataStack, ForwarderStack, NetworkStack, ObservabilityStack
 
 
 def add_stacks(app: cdk.App, deployment: Deployment) -> None:

@@ -168,8 +168,8 @@ def find_python(version: str) -> str | None:
     """The interpreter of a CPython of that version, None if there is none. uv finds it, and downloads one unless
     ``UV_PYTHON_DOWNLOADS`` forbids that."""
     try:
-        ask = "import sys; print(sys.executable)"
-        return _uv("run", "--no-project", "--python", f"cpython@{version}", "python", "-c", ask).strip()
+        program = "import sys; print(sys.executable)"
+        return _uv("run", "--no-project", "--python", f"cpython@{version}", "python", "-c", program).strip()
     except ConfigurationError:
         return None
 

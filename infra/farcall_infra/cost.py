@@ -84,7 +84,7 @@ def price_per_million_tasks(
     per_task = (
         requests * (prices.api.request_usd_per_million + prices.functions.request_usd_per_million) / _MILLION
         + seconds * memory_gb * prices.functions.usd_per_gb_second
-        + requests * use.log_bytes_per_request / _GB * prices.watching.log_usd_per_gb
+        + requests * use.log_bytes_per_request / _GB * prices.monitoring.log_usd_per_gb
         + use.egress_bytes_per_task / _GB * prices.network.egress_usd_per_gb
     )
     per_task += _database_usd_per_task(templates, prices)
@@ -189,7 +189,7 @@ def _schedule(properties: Properties, template: Template, prices: Prices) -> _Li
         gb_s = runs * run_s * function["MemorySize"] / _MIB_PER_GIB
         usd = runs / _MILLION * prices.functions.request_usd_per_million + gb_s * prices.functions.usd_per_gb_second
         yield f"runs of {function['Handler'].split('.')[-2]}", usd
-        yield "their logs", runs * prices.idle.log_bytes_per_run / _GB * prices.watching.log_usd_per_gb
+        yield "their logs", runs * prices.idle.log_bytes_per_run / _GB * prices.monitoring.log_usd_per_gb
 
 
 _PRICERS: Final[Mapping[str, Callable[[Properties, Template, Prices], _Lines]]] = {
@@ -212,11 +212,11 @@ _BY_NUMBER: Final = frozenset({_METRICS, _ALARMS, _DASHBOARDS})
 
 
 def _by_number(counts: Counter[str], prices: Prices) -> _Lines:
-    watching = prices.watching
+    monitoring = prices.monitoring
     for kind, what, free, usd in (
-        (_METRICS, "metrics", watching.free_metrics, watching.metric_usd_per_month),
-        (_ALARMS, "alarms", watching.free_alarms, watching.alarm_usd_per_month),
-        (_DASHBOARDS, "dashboards", watching.free_dashboards, watching.dashboard_usd_per_month),
+        (_METRICS, "metrics", monitoring.free_metrics, monitoring.metric_usd_per_month),
+        (_ALARMS, "alarms", monitoring.free_alarms, monitoring.alarm_usd_per_month),
+        (_DASHBOARDS, "dashboards", monitoring.free_dashboards, monitoring.dashboard_usd_per_month),
     ):
         if counts[kind] > free:
             yield f"{counts[kind]} {what}, {free} of them free", (counts[kind] - free) * usd

@@ -63,7 +63,7 @@ class _Blobs(_Section):
     storage_usd_per_gb_month: float
 
 
-class _Watching(_Section):
+class _Monitoring(_Section):
     log_usd_per_gb: float
     metric_usd_per_month: float
     free_metrics: int
@@ -95,7 +95,7 @@ class _Free(_Section):
 
 
 class Prices(_Section):
-    """The whole table; every price has its unit in its name. ``sources`` and ``as_of`` say where and when it was
+    """The whole table; every price has its unit in its name. ``sources`` and ``as_of`` are where and when it was
     read."""
 
     region: str
@@ -110,7 +110,7 @@ class Prices(_Section):
     api: _Api
     functions: _Functions
     blobs: _Blobs
-    watching: _Watching
+    monitoring: _Monitoring
     idle: _Idle
     use: _Use
     free: _Free

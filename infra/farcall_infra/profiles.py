@@ -1,6 +1,6 @@
 """Profiles: sizes, retention and budget of a cloud tier.
 
-A profile is a table of ``profiles.toml``, validated here and immutable afterwards. Overrides replace single values
+A profile is a table of ``profiles.toml``, validated here and immutable. Overrides replace single values
 (``section.key`` to text, as ``-c`` passes them). Each construct takes only its own section (``DatabaseSize``,
 ``QueueSize`` …).
 """
@@ -92,7 +92,7 @@ class _Section(BaseModel):
 
 class NetworkShape(_Section):
     """The network: which addresses may reach the forwarder's port from outside the VPC, and whether a load balancer
-    with fixed addresses is in front of it. Without one, each task has its own address, and peers ask the API for it.
+    with fixed addresses is in front of it. Without one, each task has its own address, and peers get it from the API.
 
     ``zones`` are the two availability zones by name, or none for the first two of the region. They must not change
     after the network was created. With ``secrets_endpoint`` Secrets Manager has an address in the network, for regions
@@ -181,8 +181,8 @@ class ForwarderSize(_Section):
     cost a third; AWS may stop them with two minutes' notice, which is enough to drain.
 
     After ``idle_minutes`` without a connection the service scales to zero, until the next client or endpoint connects;
-    0 disables this. ``code`` says where the tasks get their code: from the deployment's ``bundle`` for a stock image,
-    or from the ``image``.
+    0 disables this. ``code`` is where the tasks get their code from: the deployment's ``bundle`` for a stock image,
+    or the ``image``.
     """
 
     cpu_units: int

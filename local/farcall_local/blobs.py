@@ -39,7 +39,7 @@ Send = Callable[[Message], Awaitable[None]]
 _logger = logging.getLogger(__name__)
 
 
-class _ClientGone(Exception):
+class _ClientDisconnected(Exception):
     """The client disconnected before the end of its body."""
 
 
@@ -69,7 +69,7 @@ class BlobServer:
             if isinstance(error, Unavailable):
                 self._log(error)
             await _refuse(send, error)
-        except _ClientGone:
+        except _ClientDisconnected:
             pass
 
     def _log(self, error: Unavailable) -> None:
@@ -83,7 +83,7 @@ class BlobServer:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise _ClientGone
+                    raise _ClientDisconnected
                 blob.write(message.get("body", b""))
                 if blob.size_bytes > ref.size_bytes:
                     raise InvalidRequest(

@@ -19,7 +19,7 @@ from farcall_common.errors import ErrorRecord, Unavailable, error_from_record
 from farcall_local.postgres_files import forget_database
 from farcall_local.process import log_tail
 
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 
 #: Process objects of running supervisors: a process object that is deleted while its process runs emits a warning.
 _left_running: list[subprocess.Popen[bytes]] = []
@@ -67,7 +67,7 @@ def launch(
 
 
 def is_up(directory: Path) -> bool:
-    """Whether a supervisor holds this directory's lock now, whatever its state file says."""
+    """Whether a supervisor holds this directory's lock now, whatever its state file contains."""
     try:
         with (directory / "lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -108,7 +108,7 @@ def _wait_until_down(directory: Path, *, within_s: float) -> bool:
     while is_up(directory):
         if time.monotonic() > deadline:
             return False
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     return True
 
 

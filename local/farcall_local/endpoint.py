@@ -21,13 +21,13 @@ from farcall_local.process import log_tail
 #: The end of an agent is noticed at once; a start on a loaded machine takes long.
 _CONNECTED_WITHIN_S = 240
 _COMMAND_WITHIN_S = 300.0
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 
 
 class LocalEndpoint:
     """One endpoint under ``home`` (its FARCALL_HOME): configured and started on entering, stopped on leaving.
 
-    ``environment`` says which API it belongs to (see :meth:`farcall_local.tier.LocalTier.environment`).
+    ``environment`` has the address and the token of its API (see :meth:`farcall_local.tier.LocalTier.environment`).
     """
 
     def __init__(self, name: str, *, home: Path, environment: Mapping[str, str]) -> None:
@@ -134,7 +134,7 @@ class LocalEndpoint:
         while time.monotonic() < deadline:
             if found := self.processes(role):
                 return found
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         raise Unavailable(f"no {role} started within {within_s:g} s:\n{log_tail(self.log_path)}")
 
     def kill(self) -> None:

@@ -44,7 +44,8 @@ class Postgres:
     def url(self) -> str:
         return Cluster.url(port=self.port, password=self.password)
 
-    def elsewhere(self) -> Postgres:
+    def on_free_port(self) -> Postgres:
+        """The same cluster on another port."""
         return dataclasses.replace(self, port=free_port())
 
     def prepare(self) -> None:
@@ -95,21 +96,9 @@ class Postgres:
 
     async def is_ready(self) -> bool:
         binary = PostgresInstall.find().binary("pg_isready")
-        asking = await asyncio.create_subprocess_exec(
-            str(binary),
-            "-q",
-            "-h",
-            _LOOPBACK,
-            "-p",
-            str(self.port),
-            "-U",
-            Cluster.user,
-            "-d",
-            Cluster.database,
-            "-t",
-            "2",
-        )
-        return await asking.wait() == 0
+        arguments = f"-q -h {_LOOPBACK} -p {self.port} -U {Cluster.user} -d {Cluster.database} -t 2"
+        probe = await asyncio.create_subprocess_exec(binary, *arguments.split())
+        return await probe.wait() == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +116,6 @@ class Valkey:
     @property
     def url(self) -> str:
         return f"unix://:{self.password}@{urllib.parse.quote(str(self._socket_path))}?db=0"
-
-    def elsewhere(self) -> Valkey:
-        return self
 
     def prepare(self) -> None:
         # In a file, because every user of the machine can read command lines.
@@ -190,9 +176,6 @@ class Blobs:
     @property
     def url(self) -> str:
         return f"http://{_LOOPBACK}:{self.listener.getsockname()[1]}"
-
-    def elsewhere(self) -> Blobs:
-        return self  # the supervisor holds the port
 
     def environment(self) -> dict[str, str]:
         """The variables that the API and the forwarder read to use it."""

@@ -52,8 +52,8 @@ class PostgresInstall:
             )
         package = Path(spec.submodule_search_locations[0])
         prefix = package / "pginstall"
-        asked = subprocess.run([prefix / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True)
-        version = asked.stdout.split()[-1]
+        done = subprocess.run([prefix / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True)
+        version = done.stdout.split()[-1]
         account = Account.nobody() if os.geteuid() == 0 else None
         if account and not _may_reach(prefix / "bin" / "postgres"):
             prefix = _copy_once(package, ROOT_STATE / f"install-{version}") / package.name / "pginstall"

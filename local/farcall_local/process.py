@@ -44,9 +44,9 @@ class Account:
 class Program:
     """Description of one process.
 
-    ``stop_signal`` asks it to end; after ``stop_within_s`` seconds it is killed. The kernel sends ``orphan_signal`` if
-    the supervisor dies without stopping it: SIGKILL, unless the program needs an orderly end. ``listener`` is a socket
-    that it inherits with the same file descriptor.
+    ``stop_signal`` ends it; after ``stop_within_s`` seconds it is killed. The kernel sends ``orphan_signal`` if the
+    supervisor dies without stopping it: SIGKILL, unless the program needs an orderly end. ``listener`` is a socket that
+    it inherits with the same file descriptor.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Child:
             await asyncio.sleep(_PROBE_EVERY_S)
 
     async def stop(self) -> None:
-        """Ask the process to end, kill it after a time limit, and reap it."""
+        """Signal the process to end, kill it after a time limit, and reap it."""
         if self._process.returncode is None:
             self._process.send_signal(self.program.stop_signal)
             try:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_local.engines import Blobs, Postgres, Valkey
@@ -35,9 +35,6 @@ class Part(Protocol):
     async def is_ready(self) -> bool:
         """Whether the part serves clients now."""
 
-    def elsewhere(self) -> Self:
-        """The same part on another port, if its own is taken."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Api:
@@ -55,19 +52,16 @@ class Api:
         """
         if port is not None:
             return cls(directory, listen(port))
-        for known in (directory / _PORT_FILE, directory / _LAST_PORT_FILE):
-            if known.exists():
+        for file in (directory / _PORT_FILE, directory / _LAST_PORT_FILE):
+            if file.exists():
                 # The port is taken, or the file is damaged after a full disk.
                 with contextlib.suppress(ConfigurationError, ValueError):
-                    return cls(directory, listen(int(known.read_text())))
+                    return cls(directory, listen(int(file.read_text())))
         return cls(directory, listen())
 
     @property
     def url(self) -> str:
         return f"http://{_LOOPBACK}:{self.listener.getsockname()[1]}"
-
-    def elsewhere(self) -> Api:
-        return self  # the supervisor holds the port
 
     def prepare(self) -> None:
         if self._port_file.exists():
@@ -92,9 +86,6 @@ class Forwarder:
 
     directory: Path
     name: str = "forwarder"
-
-    def elsewhere(self) -> Forwarder:
-        return self
 
     def prepare(self) -> None:
         self._ready_file.unlink(missing_ok=True)

@@ -13,9 +13,6 @@ from typing import Any
 
 from farcall_common.files import write_private
 
-#: starting → ready → stopping → stopped, or failed.
-Phase = str
-
 
 @dataclasses.dataclass(frozen=True)
 class TierSecrets:
@@ -32,18 +29,18 @@ class TierSecrets:
         """The secrets of the tier at ``directory``; created on first use, with a token for each identity."""
         path = directory / "secrets.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
-        made = cls(
+        result = cls(
             tokens={name: secrets.token_urlsafe(32) for name in users},
             ticket_key=secrets.token_urlsafe(48),
             database_password=secrets.token_urlsafe(24),
             queue_password=secrets.token_urlsafe(24),
             blob_key=secrets.token_urlsafe(30),
         )
-        known = {name: value for name, value in kept.items() if name in dataclasses.asdict(made)}
-        made = dataclasses.replace(made, **known)  # a tier of an earlier release lacks the newer ones
-        if dataclasses.asdict(made) != kept:
-            write_private(path, _to_json(made))
-        return made
+        known = {name: value for name, value in kept.items() if name in dataclasses.asdict(result)}
+        result = dataclasses.replace(result, **known)  # a tier of an earlier release lacks the newer ones
+        if dataclasses.asdict(result) != kept:
+            write_private(path, _to_json(result))
+        return result
 
     def dev_tokens(self) -> str:
         """FARCALL_DEV_TOKENS: the identity of each token. An identity keeps its id across restarts."""
@@ -68,7 +65,7 @@ class ProcessState:
 class TierState:
     """The state of a tier, in ``state.json``, which only its owner can read."""
 
-    phase: Phase
+    phase: str  # starting → ready → stopping → stopped, or failed
     supervisor_pid: int
     api_url: str = ""
     token: str = ""

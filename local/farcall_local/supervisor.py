@@ -64,9 +64,9 @@ class Supervisor:
         """
         began = time.monotonic()
         try:
-            async with asyncio.TaskGroup() as keepers:
-                keepers.create_task(self._maintain_files())
-                await self._start_in_order(keepers)
+            async with asyncio.TaskGroup() as background:
+                background.create_task(self._maintain_files())
+                await self._start_in_order(background)
                 self._publish(phase="ready", started_in_s=round(time.monotonic() - began, 3))
                 _announce({"ready": True})
         except BaseExceptionGroup as group:
@@ -81,20 +81,20 @@ class Supervisor:
             self._listeners.close()
             self._publish(phase="failed" if self._state.error else "stopped")
 
-    async def _start_in_order(self, keepers: asyncio.TaskGroup) -> None:
+    async def _start_in_order(self, background: asyncio.TaskGroup) -> None:
         at, secrets = self._directory, self._secrets
         # First, so that a taken port fails before anything else is started.
         api = Api.listening(at, self._api_port)
         self._listeners.enter_context(api.listener)
         blobs = Blobs(at, self._listeners.enter_context(listen()), secrets.blob_key)
         async with asyncio.TaskGroup() as concurrent:
-            concurrent.create_task(self._bring_up([blobs], keepers))  # the slowest one; nothing needs it yet
+            concurrent.create_task(self._bring_up([blobs], background))  # the slowest one; nothing needs it yet
             await self._bring_up(
                 [
                     Postgres(at, free_port(), secrets.database_password, migrate),
                     Valkey(at, secrets.queue_password),
                 ],
-                keepers,
+                background,
             )
             postgres, valkey = self._parts["postgres"], self._parts["valkey"]
             assert isinstance(postgres, Postgres)
@@ -105,19 +105,19 @@ class Supervisor:
             if not postgres.has_schema():
                 await asyncio.to_thread(migrate, postgres.url)
                 postgres.note_schema()
-            await self._bring_up([api, Forwarder(at)], keepers)
+            await self._bring_up([api, Forwarder(at)], background)
             self._publish(api_url=api.url)
 
-    async def _bring_up(self, parts: Sequence[Part], keepers: asyncio.TaskGroup) -> None:
+    async def _bring_up(self, parts: Sequence[Part], background: asyncio.TaskGroup) -> None:
         """Start some parts concurrently, and keep them up."""
         async with asyncio.TaskGroup() as starting:
             for part in parts:
                 starting.create_task(self._start_first(part))
         for part in parts:
-            keepers.create_task(self._keep(part.name))
+            background.create_task(self._restart_when_ended(part.name))
 
     async def _start_first(self, part: Part) -> None:
-        """Start a part whose address is not published yet; after a failure try another port."""
+        """Start a part whose address is not published yet, if needed several times: its port may be taken."""
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 await self._start(part)
@@ -125,7 +125,8 @@ class Supervisor:
             except Unavailable:
                 if attempt == _START_ATTEMPTS:
                     raise
-                part = part.elsewhere()
+                if isinstance(part, Postgres):  # no other part can lose its port to another program
+                    part = part.on_free_port()
 
     async def _start(self, part: Part) -> None:
         await asyncio.to_thread(part.prepare)
@@ -138,16 +139,16 @@ class Supervisor:
             await child.stop()
             raise
 
-    async def _keep(self, name: str) -> None:
-        """Restart a part whenever it dies, with a growing delay."""
+    async def _restart_when_ended(self, name: str) -> None:
+        """Restart a part each time that it ends, with a growing delay."""
         deaths = 0
         while True:
             since = time.monotonic()
             status = await self._children[name].wait()
             deaths = 1 if time.monotonic() - since > _SETTLED_AFTER_S else deaths + 1
-            known = self._state.processes[name]
-            self._note(name, pid=None, restarts=known.restarts + 1, last_status=status)
-            _log(f"{name} ended with status {status}; start {known.restarts + 1} follows")
+            before = self._state.processes[name]
+            self._note(name, pid=None, restarts=before.restarts + 1, last_status=status)
+            _log(f"{name} ended with status {status}; start {before.restarts + 1} follows")
             await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S)) - 1])
             try:
                 await self._start(self._parts[name])
@@ -174,8 +175,8 @@ class Supervisor:
                     self._note(name, pid=None)
 
     def _note(self, name: str, **changes: int | None) -> None:
-        known = self._state.processes.get(name, ProcessState())
-        changed = dataclasses.replace(known, **changes)  # type: ignore[arg-type]
+        before = self._state.processes.get(name, ProcessState())
+        changed = dataclasses.replace(before, **changes)  # type: ignore[arg-type]
         self._publish(processes={**self._state.processes, name: changed})
 
     def _publish(self, **changes: object) -> None:
@@ -200,7 +201,7 @@ class Supervisor:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the supervisor; returns 0 if it was asked to stop, 1 if the tier could not start."""
+    """Run the supervisor; returns 0 if it was stopped, 1 if the tier could not start."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--until-eof", action="store_true")

@@ -23,7 +23,7 @@ from farcall_local.process import log_tail
 from farcall_local.state import TierState
 
 _STOP_WITHIN_S = 120.0
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 
 
 class LocalTier:
@@ -112,7 +112,7 @@ class LocalTier:
             pid = self.pid(name)
             if pid is not None and pid != other_than:
                 return pid
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         raise Unavailable(f"{name} did not start within {within_s:g} s:\n{log_tail(self.log_path(name))}")
 
     def wipe_queue(self) -> None:

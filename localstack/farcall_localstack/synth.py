@@ -15,9 +15,9 @@ from typing import Final
 
 from farcall_common.errors import ConfigurationError
 from farcall_localstack.assembly import is_whole
-from farcall_localstack.locks import locked
-from farcall_localstack.workspace import ASSEMBLIES, SOURCES, WORKSPACE
+from farcall_localstack.environment import ASSEMBLIES, WORKSPACE, locked
 
+_SOURCES: Final = tuple(WORKSPACE / name for name in ("common", "forwarder_fargate", "infra", "lambdas", "uv.lock"))
 _KEPT: Final = 5  # assemblies: tests use three profiles and a second deployment at once; one older is kept
 #: A setting with the path of a file, whose contents go into the bundles.
 _FILE_SETTING: Final = "database.authorities"
@@ -95,7 +95,7 @@ def _digest(context: dict[str, str]) -> str:
 
 
 def _source_files() -> Iterator[Path]:
-    for source in SOURCES:
+    for source in _SOURCES:
         candidates = sorted(source.rglob("*")) if source.is_dir() else [source]
         for path in candidates:
             generated = any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)

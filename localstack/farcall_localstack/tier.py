@@ -22,8 +22,7 @@ from farcall_common.files import write_whole
 from farcall_localstack.assembly import stack_names
 from farcall_localstack.bundles import AUTO, target_of
 from farcall_localstack.deploy import Deployer
-from farcall_localstack.environment import ensure_environment
-from farcall_localstack.locks import locked
+from farcall_localstack.environment import ensure_environment, locked
 from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, is_localstack, remove_state
 from farcall_localstack.synth import ensure_assembly
 

@@ -51,7 +51,7 @@ def test_postgres_keeps_its_data_and_requires_its_password(tmp_path: Path) -> No
                 connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
             with pytest.raises(psycopg.OperationalError, match="password"):
                 psycopg.connect(postgres.url.replace("right", "wrong"))
-        again = postgres.elsewhere()
+        again = postgres.on_free_port()
         async with running(again, tmp_path):
             with psycopg.connect(again.url) as connection:
                 assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_localstack.engines import postgres_bin, public_copy, valkey_server
+from farcall_localstack.server import postgres_bin, public_copy, valkey_server
 
 
 def _version(program: Path) -> str:

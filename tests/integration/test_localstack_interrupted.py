@@ -19,8 +19,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError
 from farcall_localstack import Tier
-from farcall_localstack.environment import ensure_environment
-from farcall_localstack.locks import locked
+from farcall_localstack.environment import ensure_environment, locked
 from farcall_localstack.server import end_group, group_members, is_localstack
 from farcall_localstack.synth import ensure_assembly
 from tests.waiting import WAIT_S, wait_until

@@ -583,7 +583,7 @@ def test_status_shows_sleeping_forwarders_failed_starts_and_an_unreachable_api(
     aws.tasks_found = Tasks(desired=1, running=0, last_event="unable to place a task")
     monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "timed out")
     said = CliRunner().invoke(app, ["status"]).output
-    assert "0 of 1 forwarders run; ECS says: unable to place a task" in said
+    assert "0 of 1 forwarders run; last event of ECS: unable to place a task" in said
     assert "the API does not answer from here: timed out" in said
 
 

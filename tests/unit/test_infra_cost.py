@@ -81,7 +81,7 @@ def test_a_parked_forwarder_is_free_and_a_spot_one_costs_a_third() -> None:
 
 def test_the_first_alarms_are_free() -> None:
     alarms = {f"Alarm{number}": {"Type": "AWS::CloudWatch::Alarm", "Properties": {}} for number in range(12)}
-    assert _usd(**alarms) == pytest.approx(2 * PRICES.watching.alarm_usd_per_month)
+    assert _usd(**alarms) == pytest.approx(2 * PRICES.monitoring.alarm_usd_per_month)
 
 
 def test_free_resources_are_not_on_the_bill() -> None:

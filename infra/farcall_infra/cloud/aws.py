@@ -108,16 +108,16 @@ class Aws:
 
     def bootstrap_version(self) -> int | None:
         """The version of the CDK's bootstrap stack, or None without one."""
-        ask = functools.partial(self._client("ssm").get_parameter, Name=_BOOTSTRAP)
-        answer = _unless(("ParameterNotFound",), ask)
+        call = functools.partial(self._client("ssm").get_parameter, Name=_BOOTSTRAP)
+        answer = _unless(("ParameterNotFound",), call)
         return int(answer["Parameter"]["Value"]) if answer else None
 
     def quota(self, service: str, code: str) -> float | None:
         """The value of a service quota, or None where the region does not have it."""
         quotas = self._client("service-quotas")
         # The account's own value, or AWS's default if the account has none.
-        for ask in (quotas.get_service_quota, quotas.get_aws_default_service_quota):
-            if answer := _unless(_NO_QUOTA, functools.partial(ask, ServiceCode=service, QuotaCode=code)):
+        for call in (quotas.get_service_quota, quotas.get_aws_default_service_quota):
+            if answer := _unless(_NO_QUOTA, functools.partial(call, ServiceCode=service, QuotaCode=code)):
                 return float(answer["Quota"]["Value"])
         return None
 
@@ -148,14 +148,14 @@ class Aws:
 
     def has_role(self, name: str) -> bool:
         """Whether the account has a role of that name."""
-        ask = functools.partial(self._client("iam").get_role, RoleName=name)
-        return _unless(("NoSuchEntity",), ask) is not None
+        call = functools.partial(self._client("iam").get_role, RoleName=name)
+        return _unless(("NoSuchEntity",), call) is not None
 
     def secret_arn(self, secret: str) -> str | None:
         """The full ARN of a secret, which may be given without its last six characters; None if there is none. The
         value is not read."""
-        ask = functools.partial(self._client("secretsmanager").describe_secret, SecretId=secret)
-        answer = _unless(("ResourceNotFoundException",), ask)
+        call = functools.partial(self._client("secretsmanager").describe_secret, SecretId=secret)
+        answer = _unless(("ResourceNotFoundException",), call)
         return None if answer is None else str(answer["ARN"])
 
     # -- queries about a deployment ------------------------------------------------------------------------------------
@@ -194,9 +194,9 @@ class Aws:
     def tasks(self, service_arn: str) -> Tasks:
         """The tasks of an ECS service."""
         cluster = service_arn.split("/")[1]
-        ask = self._client("ecs").describe_services
+        call = self._client("ecs").describe_services
         with _translated():
-            (service,) = ask(cluster=cluster, services=[service_arn], include=["TAGS"])["services"]
+            (service,) = call(cluster=cluster, services=[service_arn], include=["TAGS"])["services"]
         return Tasks(
             service["desiredCount"],
             service["runningCount"],
@@ -212,8 +212,8 @@ class Aws:
 
     def database(self, identifier: str) -> Database | None:
         """The database instance of that name, if there is one."""
-        ask = functools.partial(self._client("rds").describe_db_instances, DBInstanceIdentifier=identifier)
-        answer = _unless(("DBInstanceNotFound", "DBInstanceNotFoundFault"), ask)
+        call = functools.partial(self._client("rds").describe_db_instances, DBInstanceIdentifier=identifier)
+        answer = _unless(("DBInstanceNotFound", "DBInstanceNotFoundFault"), call)
         if answer is None:
             return None
         found = answer["DBInstances"][0]
@@ -223,8 +223,8 @@ class Aws:
     def queue(self, identifier: str) -> Queue:
         """The replication group of that name."""
         with _translated():
-            ask = self._client("elasticache").describe_replication_groups
-            (found,) = ask(ReplicationGroupId=identifier)["ReplicationGroups"]
+            call = self._client("elasticache").describe_replication_groups
+            (found,) = call(ReplicationGroupId=identifier)["ReplicationGroups"]
         return Queue(found["Status"], tuple(found["MemberClusters"]))
 
     def newest(self, metrics: Sequence[Metric], *, now: dt.datetime, within_s: int) -> Mapping[Metric, Sample]:
@@ -304,8 +304,8 @@ class Aws:
 
     def make_service_role(self, service: str) -> None:
         """Create the service-linked role of a service (``rds.amazonaws.com``), unless it exists."""
-        ask = functools.partial(self._client("iam").create_service_linked_role, AWSServiceName=service)
-        _unless(_ROLE_EXISTS, ask)
+        call = functools.partial(self._client("iam").create_service_linked_role, AWSServiceName=service)
+        _unless(_ROLE_EXISTS, call)
 
     def unprotect_database(self, identifier: str) -> None:
         """Turn off the database's deletion protection."""
@@ -372,17 +372,17 @@ def _translated() -> Iterator[None]:
         raise Unavailable(f"AWS cannot be reached: {error}", hint="Check the network and --region.") from error
 
 
-def _all_of(client: Any, operation: str, key: str, **asked: Any) -> Iterator[Any]:
+def _all_of(client: Any, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
     """The items under ``key`` of all pages of an answer."""
-    for page in client.get_paginator(operation).paginate(**asked):
+    for page in client.get_paginator(operation).paginate(**parameters):
         yield from page[key]
 
 
-def _unless(codes: Sequence[str], ask: Callable[[], Any]) -> Any:
+def _unless(codes: Sequence[str], call: Callable[[], Any]) -> Any:
     """AWS's answer, or None if it is an error with one of ``codes``: the resource does not exist."""
     with _translated():
         try:
-            return ask()
+            return call()
         except ClientError as error:
             if error.response["Error"]["Code"] in codes:
                 return None

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -38,7 +39,6 @@ from farcall_infra.cloud.lifecycle import (
 from farcall_infra.cloud.settings import changes, deployed_settings, require_possible
 from farcall_infra.cloud.show import echo, show_changes, show_cost, show_finding, show_remains, show_status
 from farcall_infra.cloud.status import read_status, unreachable_reason
-from farcall_infra.cloud.synth import synthesized_templates
 from farcall_infra.cloud.tools import Tools
 from farcall_infra.cost import idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
@@ -102,7 +102,7 @@ def cost(
 ) -> None:
     """Show the cost of a profile: an idle month, item by item, and a million tasks. Needs no account."""
     deployment, arguments = _deployment(name, profile, context)
-    templates, prices = synthesized_templates(arguments), load_prices()
+    templates, prices = _synthesized_templates(arguments), load_prices()
     bill = idle_bill(templates, prices)
     tasks = {
         "one at a time": price_per_million_tasks(templates, prices, batch=1),
@@ -180,7 +180,7 @@ def deploy(
     else:
         _require_known(parameters, stacks.get("api"))
         _complete_secret(aws, parameters, stacks.get("api"))
-    bill = idle_bill(synthesized_templates(arguments), load_prices())
+    bill = idle_bill(_synthesized_templates(arguments), load_prices())
     echo(f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle.")
     if not yes:
         typer.confirm("Continue?", abort=True)
@@ -357,6 +357,31 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
     if deployment.ca_bundle:
         arguments["database.authorities"] = str(deployment.ca_bundle.path)
     return deployment, arguments
+
+
+def _synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
+    """The templates by stack, for ``context`` on top of that in ``cdk.json``, from a separate process: without bundles,
+    checks and an account.
+
+    :raises ConfigurationError: if the app does not synthesise.
+    """
+    committed = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))["context"]
+    with tempfile.TemporaryDirectory(prefix="farcall-synth-") as directory:
+        environment = {
+            **os.environ,
+            "CDK_OUTDIR": directory,
+            "CDK_CONTEXT_JSON": json.dumps({**committed, **context, "aws:cdk:bundling-stacks": []}),
+            "CDK_VALIDATION": "false",  # cdk-nag runs in the deployment; these templates are only read
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "farcall_infra"], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise ConfigurationError(f"the app does not synthesise: {done.stderr.strip()[-2000:]}")
+        return {
+            path.name.removesuffix(".template.json"): json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(Path(directory).glob("*.template.json"))
+        }
 
 
 def _run_checks(

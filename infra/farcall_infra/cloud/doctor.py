@@ -55,7 +55,7 @@ class Outcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of one check, with a hint that says what to do."""
+    """The result of one check, with a hint for the user."""
 
     what: str
     outcome: Outcome
@@ -128,7 +128,7 @@ def run_checks(
     for what, check in checks:
         try:
             yield check()
-        except FarcallError as error:  # a permission that is missing for one check says nothing about the others
+        except FarcallError as error:  # a permission that is missing for one check may not be missing for the others
             yield Finding(what, Outcome.WARNING, f"cannot be checked: {error.record.message}", error.hint)
 
 
@@ -188,9 +188,9 @@ def _issuer(issuer: str, fetch: Callable[[str], bytes]) -> Finding:
     return Finding(what, Outcome.FAILED, message, f"Set identity.oidc_issuer to exactly {reported}.")
 
 
-def _tool(what: str, ask: Callable[[], Version], wanted: Version, *, is_fine: Callable[[Version], bool]) -> Finding:
+def _tool(what: str, call: Callable[[], Version], wanted: Version, *, is_fine: Callable[[Version], bool]) -> Finding:
     try:
-        version = ask()
+        version = call()
     except FarcallError as error:
         return Finding(what, Outcome.FAILED, error.record.message, error.hint)
     if is_fine(version):

@@ -25,7 +25,7 @@ _PLANNED: Final = "REVIEW_IN_PROGRESS"
 @dataclasses.dataclass(frozen=True)
 class Remains:
     """Resources that remain after a deployment was deleted, and are billed until they are deleted too. ``secret`` is
-    that of its Globus client. ``unknown`` says which resources could not be listed, and why."""
+    that of its Globus client. ``unknown`` has the resources that could not be listed, and why."""
 
     buckets: tuple[str, ...] = ()
     backups: tuple[LeftBehind, ...] = ()

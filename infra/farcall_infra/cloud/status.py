@@ -35,9 +35,9 @@ class Status:
     """The status of a deployment at one moment.
 
     ``missing`` names stacks that do not exist, ``alarms`` those that are firing, of ``alarms_watched`` in total.
-    ``api_problem`` says why the API does not answer from here, and is empty if it answers. ``measured`` has the newest
-    values of metrics by name, without values older than two hours. ``unknown`` says which parts could not be read, and
-    why. ``installed`` is the release of this installation, ``settings`` are the deployed settings.
+    ``api_problem`` is the reason why the API does not answer from here, or empty. ``measured`` has the newest values of
+    metrics by name, without values older than two hours. ``unknown`` has the parts that could not be read, and why.
+    ``installed`` is the release of this installation, ``settings`` are the deployed settings.
     """
 
     stacks: tuple[Stack, ...]
@@ -88,7 +88,7 @@ class Status:
         if self.api_problem:
             yield f"the API does not answer from here: {self.api_problem}"
         if self.tasks and self.tasks.running < self.tasks.desired:
-            event = f"; ECS says: {self.tasks.last_event}" if self.tasks.last_event else ""
+            event = f"; last event of ECS: {self.tasks.last_event}" if self.tasks.last_event else ""
             yield f"{self.tasks.running} of {self.tasks.desired} forwarders run{event}"
         for what, part in (("database", self.database), ("queue", self.queue)):
             if part and part.status not in _IN_USE:
@@ -98,7 +98,7 @@ class Status:
 
 
 def read_status(aws: Aws, name: str, *, now: dt.datetime, probe: Callable[[str], str]) -> Status:
-    """Read the status of the deployment ``name``; ``probe`` says why a URL does not answer, as
+    """Read the status of the deployment ``name``; ``probe`` returns why a URL does not answer, as
     :func:`unreachable_reason`.
 
     A part that cannot be read does not hide the others.
@@ -108,9 +108,9 @@ def read_status(aws: Aws, name: str, *, now: dt.datetime, probe: Callable[[str],
     stacks = find_stacks(aws, name)
     unknown: dict[str, str] = {}
 
-    def attempt(what: str, ask: Callable[[], T]) -> T | None:
+    def attempt(what: str, call: Callable[[], T]) -> T | None:
         try:
-            return ask()
+            return call()
         except FarcallError as error:
             unknown[what] = error.record.message
             return None

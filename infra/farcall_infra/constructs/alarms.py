@@ -1,27 +1,85 @@
-"""CloudWatch alarms of a deployment. ``docs/operations.md`` explains each alarm and its remedy; a test checks that."""
+"""CloudWatch alarms of a deployment, and the topic that they notify.
+
+``docs/operations.md`` explains each alarm and its remedy; a test checks that.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 import aws_cdk as cdk
+from aws_cdk import aws_budgets as budgets
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-from farcall_infra.constructs.metrics import CANARY, Metrics
-from farcall_infra.constructs.monitored import Monitored
-from farcall_infra.profiles import Profile
+from farcall_infra.constructs.metrics import CANARY, Metrics, Monitored
+from farcall_infra.profiles import Budget, Profile
 
 _GIB: Final = 2**30
 #: Connections that one forwarder's processor is sized for; setting up one takes half a millisecond.
 _CONNECTIONS_PER_TASK: Final = 4000
 #: Alarm if the database's disk, at the rate of the last five minutes, is full within this many hours.
 _FILLING_H: Final = 6
+_BUDGET_SHARES: Final = (50, 80, 100)  # percent
 
 Comparison = cloudwatch.ComparisonOperator
 Missing = cloudwatch.TreatMissingData
+
+
+class Notifications(Construct):
+    """``topic`` receives alarms and the budget's warnings; the profile's ``emails`` get them after they have confirmed.
+
+    The budget covers the whole account: a filter by tag would show nothing, and never warn, until an administrator
+    activates the tag in the billing console. With ``budget.monthly_usd`` 0 there is no budget.
+    """
+
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: str, budget: Budget) -> None:
+        super().__init__(scope, construct_id)
+        topic = sns.Topic(self, "Topic", display_name=f"Farcall {deployment}", enforce_ssl=True)
+        self.topic = topic
+        for email in budget.emails:
+            topic.add_subscription(subscriptions.EmailSubscription(email))
+        for service in ("budgets.amazonaws.com", "cloudwatch.amazonaws.com"):
+            topic.add_to_resource_policy(
+                iam.PolicyStatement(
+                    actions=["sns:Publish"], principals=[iam.ServicePrincipal(service)], resources=[topic.topic_arn]
+                )
+            )
+        if budget.monthly_usd:
+            self._add_budget(deployment, budget.monthly_usd)
+
+    def _add_budget(self, deployment: str, monthly_usd: float) -> None:
+        topic = self.topic
+        subscriber = budgets.CfnBudget.SubscriberProperty(address=topic.topic_arn, subscription_type="SNS")
+        # Other warnings need another name: CloudFormation creates a new budget for them before it deletes the old one.
+        kinds = [("ACTUAL", share) for share in _BUDGET_SHARES] + [("FORECASTED", _BUDGET_SHARES[-1])]
+        created = budgets.CfnBudget(
+            self,
+            "Budget",
+            budget=budgets.CfnBudget.BudgetDataProperty(
+                budget_name=f"{deployment}-{cdk.Aws.REGION}-monthly",  # budgets are global in an account
+                budget_type="COST",
+                time_unit="MONTHLY",
+                budget_limit=budgets.CfnBudget.SpendProperty(amount=monthly_usd, unit="USD"),
+            ),
+            notifications_with_subscribers=[
+                budgets.CfnBudget.NotificationWithSubscribersProperty(
+                    notification=budgets.CfnBudget.NotificationProperty(
+                        notification_type=kind,
+                        comparison_operator="GREATER_THAN",
+                        threshold=share,
+                        threshold_type="PERCENTAGE",
+                    ),
+                    subscribers=[subscriber],
+                )
+                for kind, share in kinds
+            ],
+        )
+        created.node.add_dependency(topic)  # a new budget publishes at once, so the topic's policy must exist
 
 
 class Alarms(Construct):
@@ -41,12 +99,12 @@ class Alarms(Construct):
         super().__init__(scope, construct_id)
         self._prefix = deployment
         self._topic = topic
-        self._watch_api(profile, monitored)
-        self._watch_forwarder(profile, monitored, metrics)
-        self._watch_reconciler(monitored)
+        self._add_api_alarms(profile, monitored)
+        self._add_forwarder_alarms(profile, monitored, metrics)
+        self._add_reconciler_alarms(monitored)
         if minutes := profile.canary.minutes:
-            self._watch_canary(metrics, minutes)
-        self._watch_database(profile, monitored)
+            self._add_canary_alarms(metrics, minutes)
+        self._add_database_alarms(profile, monitored)
         for number, node in enumerate(monitored.queue_nodes, start=1):
             self._above(
                 f"queue-memory-{number}",
@@ -56,7 +114,7 @@ class Alarms(Construct):
                 why="The queue is filling up; when it is full, submits are answered but wait for the reconciler.",
             )
 
-    def _watch_api(self, profile: Profile, monitored: Monitored) -> None:
+    def _add_api_alarms(self, profile: Profile, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         concurrency = profile.api.concurrency
         to_raise = (
@@ -89,7 +147,7 @@ class Alarms(Construct):
             why=f"Calls are turned away: {to_raise}.",
         )
 
-    def _watch_forwarder(self, profile: Profile, monitored: Monitored, metrics: Metrics) -> None:
+    def _add_forwarder_alarms(self, profile: Profile, monitored: Monitored, metrics: Metrics) -> None:
         if (tasks := profile.forwarder.tasks) and not profile.forwarder.sleeps:
             # Each forwarder writes one line a minute: in five minutes, five times as many lines as there are
             # forwarders.
@@ -131,7 +189,7 @@ class Alarms(Construct):
             why="Results wait longer than ten seconds for the database.",
         )
 
-    def _watch_reconciler(self, monitored: Monitored) -> None:
+    def _add_reconciler_alarms(self, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         self._alarm(
             "reconciler-silent",
@@ -150,7 +208,7 @@ class Alarms(Construct):
             why="The reconciler runs and fails, so tasks that a crash left behind stay there.",
         )
 
-    def _watch_canary(self, metrics: Metrics, minutes: int) -> None:
+    def _add_canary_alarms(self, metrics: Metrics, minutes: int) -> None:
         self._alarm(
             "canary-failing",
             metrics.metric(CANARY.name, "SampleCount", minutes=3 * minutes),
@@ -168,7 +226,7 @@ class Alarms(Construct):
             why="Each of the canary's last three calls took longer than five seconds.",
         )
 
-    def _watch_database(self, profile: Profile, monitored: Monitored) -> None:
+    def _add_database_alarms(self, profile: Profile, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
         size = profile.database
         self._alarm(

@@ -29,33 +29,23 @@ class _LocalBundling:
 
 def lambda_code(bundle: Bundle, *, platform: WheelPlatform) -> lambda_.AssetCode:
     """``bundle`` as the code of a Lambda function."""
-    return lambda_.Code.from_asset(
-        _source(bundle),
-        asset_hash=bundle.digest(platform),
-        asset_hash_type=cdk.AssetHashType.CUSTOM,
-        bundling=_bundling(bundle, platform),
-    )
+    return lambda_.Code.from_asset(**_asset(bundle, platform))
 
 
 def bundle_asset(scope: Construct, construct_id: str, *, bundle: Bundle, platform: WheelPlatform) -> s3_assets.Asset:
     """``bundle`` as a zip file in the deployment's asset bucket."""
-    return s3_assets.Asset(
-        scope,
-        construct_id,
-        path=_source(bundle),
-        asset_hash=bundle.digest(platform),
-        asset_hash_type=cdk.AssetHashType.CUSTOM,
-        bundling=_bundling(bundle, platform),
-    )
+    return s3_assets.Asset(scope, construct_id, **_asset(bundle, platform))
 
 
-def _source(bundle: Bundle) -> str:
-    return str(WORKSPACE / bundle.sources[0])
-
-
-def _bundling(bundle: Bundle, platform: WheelPlatform) -> cdk.BundlingOptions:
-    return cdk.BundlingOptions(
-        # CDK requires an image for the case that local bundling declines. Ours never declines: it succeeds or raises.
-        image=cdk.DockerImage.from_registry("scratch"),
-        local=_LocalBundling(bundle, platform),
-    )
+def _asset(bundle: Bundle, platform: WheelPlatform) -> dict[str, Any]:
+    return {
+        "path": str(WORKSPACE / bundle.sources[0]),
+        "asset_hash": bundle.digest(platform),
+        "asset_hash_type": cdk.AssetHashType.CUSTOM,
+        "bundling": cdk.BundlingOptions(
+            # CDK requires an image for the case that local bundling declines. Ours never declines: it succeeds or
+            # raises.
+            image=cdk.DockerImage.from_registry("scratch"),
+            local=_LocalBundling(bundle, platform),
+        ),
+    }

@@ -7,8 +7,7 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
 from farcall_infra.constructs.alarms import queue_metric
-from farcall_infra.constructs.metrics import ACCEPTED, CANARY, WAITING, Metrics
-from farcall_infra.constructs.monitored import Monitored
+from farcall_infra.constructs.metrics import ACCEPTED, CANARY, WAITING, Metrics, Monitored
 
 _THIRD, _QUARTER = 8, 6  # of the 24 columns of a row
 _FIVE = cdk.Duration.minutes(5)

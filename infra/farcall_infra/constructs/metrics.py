@@ -11,8 +11,12 @@ import dataclasses
 from typing import Final
 
 import aws_cdk as cdk
+from aws_cdk import aws_apigateway as apigateway
 from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_rds as rds
 from constructs import Construct
 
 
@@ -42,29 +46,34 @@ WAITING: Final = MetricField("TasksWaiting", "tasks_waiting", cloudwatch.Unit.CO
 CANARY: Final = MetricField("CanaryTime", "canary_s", cloudwatch.Unit.SECONDS)
 
 
+@dataclasses.dataclass(frozen=True)
+class Monitored:
+    """Parts of other stacks that metrics, alarms and the dashboard read. ``queue_nodes`` are the ids of the queue's
+    nodes; the canary is optional."""
+
+    api: apigateway.RestApi
+    api_function: lambda_.Function
+    reconciler: lambda_.Function
+    canary: lambda_.Function | None
+    forwarder: ecs.FargateService
+    forwarder_logs: logs.LogGroup
+    database: rds.DatabaseInstance | rds.DatabaseInstanceFromSnapshot
+    queue_nodes: tuple[str, ...]
+
+
 class Metrics(Construct):
     """A metric filter for each of :data:`FIELDS` and for the metrics of the API, the reconciler and the canary, if
     there is one, in the deployment's own namespace."""
 
-    def __init__(
-        self,
-        scope: Construct,
-        construct_id: str,
-        *,
-        deployment: str,
-        forwarder: logs.ILogGroup,
-        api: logs.ILogGroup,
-        reconciler: logs.ILogGroup,
-        canary: logs.ILogGroup | None,
-    ) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: str, monitored: Monitored) -> None:
         super().__init__(scope, construct_id)
         self._namespace = f"Farcall/{deployment}"
         for metric in FIELDS:
-            self._read(metric, forwarder)
-        self._read(ACCEPTED, api)
-        self._read(WAITING, reconciler)
-        if canary is not None:
-            self._read(CANARY, canary)
+            self._read(metric, monitored.forwarder_logs)
+        self._read(ACCEPTED, monitored.api_function.log_group)
+        self._read(WAITING, monitored.reconciler.log_group)
+        if monitored.canary is not None:
+            self._read(CANARY, monitored.canary.log_group)
 
     def _read(self, metric: MetricField, log_group: logs.ILogGroup) -> None:
         logs.MetricFilter(

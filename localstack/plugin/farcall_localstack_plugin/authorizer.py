@@ -75,9 +75,9 @@ class TokenAuthorizer:
         key = (authorizer["id"], token)
         now = time.monotonic()
         with self._lock:
-            known = self._decisions.get(key)
-        if known is not None and now < known.expires_at:
-            return known
+            cached = self._decisions.get(key)
+        if cached is not None and now < cached.expires_at:
+            return cached
         answer = _call(authorizer, token, method_arn, region=region)
         decision = _Decision(
             principal_id=answer["principalId"],

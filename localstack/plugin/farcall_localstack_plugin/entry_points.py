@@ -57,7 +57,7 @@ class _ProviderPlugin(CloudFormationResourceProviderPlugin):
         if self.name in providers.RECORDS:
             self.factory = providers.record_provider(self.name, providers.RECORDS[self.name])
             return
-        known = (
+        resource_providers = (
             balancer.ListenerProvider,
             balancer.LoadBalancerProvider,
             balancer.TargetGroupProvider,
@@ -68,7 +68,7 @@ class _ProviderPlugin(CloudFormationResourceProviderPlugin):
             ecs.ServiceProvider,
             ecs.TaskDefinitionProvider,
         )
-        self.factory = next(provider for provider in known if self.name == provider.TYPE)
+        self.factory = next(provider for provider in resource_providers if self.name == provider.TYPE)
 
 
 class Authorizer(_ProviderPlugin):

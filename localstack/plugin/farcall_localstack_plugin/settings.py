@@ -14,7 +14,7 @@ from pathlib import Path
 class Settings:
     """Paths, and the differences between ECS tasks here and on AWS.
 
-    Functions and tasks run under ``python``; ``python_tag`` says which wheels that can load.
+    Functions and tasks run under ``python``; ``python_tag`` is the tag of the wheels that it can load.
     ``task_environment`` overrides a task's variables; ``{task}`` in a value becomes the task's own directory. A task
     has started when ``task_ready_file`` exists in that directory. ``lifeline_fd`` is a pipe from the driver: LocalStack
     stops when its other end closes. With ``database_certificate``, a PEM file with its key, databases use TLS.

@@ -1,0 +1,157 @@
+"""CloudFormation stacks: they connect constructs and own no resources themselves.
+
+The network and the data rarely change; the API and the forwarder change with every release. Observability can be
+replaced or left out without other changes.
+"""
+
+from __future__ import annotations
+
+import json
+
+import aws_cdk as cdk
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+
+from farcall_infra.constructs.alarms import Alarms, Notifications
+from farcall_infra.constructs.dashboard import Dashboard
+from farcall_infra.constructs.fleet import Fleet
+from farcall_infra.constructs.forwarder_service import ForwarderService
+from farcall_infra.constructs.function import PythonFunction
+from farcall_infra.constructs.identity import Identity
+from farcall_infra.constructs.metrics import Metrics, Monitored
+from farcall_infra.constructs.migration import Migration
+from farcall_infra.constructs.network import Network
+from farcall_infra.constructs.scheduled import Canary, Reconciler
+from farcall_infra.constructs.stores import BlobStore, Database, Queue, Stores, TicketKey
+from farcall_infra.constructs.web_api import STAGE, WebApi
+from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, Deployment
+
+
+class NetworkStack(cdk.Stack):
+    """The VPC and its security groups."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment) -> None:
+        super().__init__(scope, construct_id, description="Farcall: network")
+        profile = deployment.profile
+        self.network = Network(
+            self,
+            "Network",
+            shape=profile.network,
+            forwarder=profile.forwarder,
+            ipv6=deployment.target.ipv6,
+        )
+
+
+class DataStack(cdk.Stack):
+    """Database, queue, blob bucket and ticket key."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network) -> None:
+        keep = deployment.keeps_data
+        super().__init__(scope, construct_id, description="Farcall: data", termination_protection=keep)
+        profile = deployment.profile
+        tls = deployment.target.store_tls
+        self.stores = Stores(
+            database=Database(
+                self,
+                "Database",
+                network=network,
+                size=profile.database,
+                tls=tls,
+                verified=deployment.verifies_database,
+                keep=keep,
+            ),
+            queue=Queue(self, "Queue", network=network, size=profile.queue, tls=tls),
+            blobs=BlobStore(self, "Blobs", blob_days=profile.retention.blob_days, keep=keep),
+            tickets=TicketKey(self, "Tickets"),
+        )
+        # `farcall cloud deploy` reads these outputs to show which settings it changes.
+        cdk.CfnOutput(self, PROFILE_OUTPUT, value=profile.name)
+        for section, values in deployment.settings.items():
+            name = f"{SETTINGS_OUTPUT}{section.capitalize()}"
+            cdk.CfnOutput(self, name, value=json.dumps(values, separators=(",", ":")))
+        if deployment.overrides:
+            cdk.CfnOutput(self, OVERRIDES_OUTPUT, value=",".join(deployment.overrides))
+        cdk.CfnOutput(self, "BlobBucket", value=self.stores.blobs.environment()["FARCALL_BLOB_BUCKET"])
+
+
+class ApiStack(cdk.Stack):
+    """Migration, API function behind API Gateway and its authorizer, reconciler, canary."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
+    ) -> None:
+        super().__init__(scope, construct_id, description="Farcall: API")
+        size = deployment.profile.api
+        migration = Migration(self, "Migration", deployment=deployment, network=network, database=stores.database)
+        identity = Identity(self, "Identity", deployment=deployment)
+        # The authorizer calls the identity provider, so it is outside of the VPC, which has no internet access.
+        authorizer = PythonFunction(
+            self,
+            "Authorizer",
+            deployment=deployment,
+            handler="farcall_lambdas.handlers.authorizer.handle",
+            description="Turns a bearer token into an identity",
+            environment=identity.environment(),
+            timeout_s=10,
+        )
+        identity.grant(authorizer.role)
+        fleet = Fleet(deployment)
+        api = PythonFunction(
+            self,
+            "Api",
+            deployment=deployment,
+            handler="farcall_lambdas.handlers.api.handle",
+            description="The REST API",
+            environment=stores.environment("api") | fleet.environment() | deployment.profile.api_environment(),
+            timeout_s=size.timeout_s,
+            memory_mib=size.memory_mib,
+            network=network,
+            concurrency=deployment.api_concurrency or None,
+        )
+        stores.grant(api.role, "api")
+        fleet.grant(self, api.role)
+        api.node.add_dependency(migration)
+        self.function = api.function
+        self.web_api = WebApi(self, "Web", size=size, handler=api.function, authorizer=authorizer.function)
+        reconciler = Reconciler(self, "Reconciler", deployment=deployment, network=network, stores=stores)
+        reconciler.node.add_dependency(migration)
+        self.reconciler = reconciler.function
+        self.canary: lambda_.Function | None = None
+        if deployment.profile.canary.minutes:
+            self.canary = Canary(self, "Canary", deployment=deployment, api=api.function).function
+        cdk.CfnOutput(self, "ApiUrl", value=self.web_api.url)
+        cdk.CfnOutput(self, "ApiId", value=self.web_api.api_id)
+        cdk.CfnOutput(self, "ApiStage", value=STAGE)
+
+
+class ForwarderStack(cdk.Stack):
+    """The Fargate service that holds the connections of endpoints and clients."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network, stores: Stores
+    ) -> None:
+        super().__init__(scope, construct_id, description="Farcall: forwarder")
+        forwarder = ForwarderService(self, "Forwarder", deployment=deployment, network=network, stores=stores)
+        self.service = forwarder.service
+        self.log_group = forwarder.log_group
+
+
+class ObservabilityStack(cdk.Stack):
+    """Metrics, alarms, dashboard, budget."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment, monitored: Monitored) -> None:
+        super().__init__(scope, construct_id, description="Farcall: observability")
+        profile, name = deployment.profile, deployment.name
+        notifications = Notifications(self, "News", deployment=name, budget=profile.budget)
+        metrics = Metrics(self, "Metrics", deployment=name, monitored=monitored)
+        Alarms(
+            self,
+            "Alarms",
+            deployment=name,
+            profile=profile,
+            monitored=monitored,
+            metrics=metrics,
+            topic=notifications.topic,
+        )
+        Dashboard(self, "Dashboard", name=name, monitored=monitored, metrics=metrics)
+        cdk.CfnOutput(self, "AlarmTopic", value=notifications.topic.topic_arn)

@@ -1,3 +1,0 @@
-"""CloudFormation stacks: they connect constructs and own no resources themselves."""
-
-__all__: list[str] = []
