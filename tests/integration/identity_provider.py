@@ -36,6 +36,8 @@ class IdentityProvider:
     has_devices: bool = True
     lets_in: bool = True
     broken: bool = False
+    #: The status of all answers, with the body of a refusal; 0 for none.
+    limited: int = 0
     keys: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     #: Requests by path.
     asked: list[str] = dataclasses.field(default_factory=list)
@@ -202,6 +204,8 @@ def serving() -> Iterator[IdentityProvider]:
                 match self.path:
                     case _ if provider.broken:
                         self._answer(503, {})
+                    case _ if provider.limited:
+                        self._answer(provider.limited, {"error": "slow_down"})
                     case "/device":
                         self._answer(200, provider.devices())
                     case "/v2/oauth2/token":

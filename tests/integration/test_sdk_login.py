@@ -359,6 +359,19 @@ def test_an_unreachable_provider_is_unavailable_and_not_a_refusal(provider: Iden
     assert login.get_authorization_header()
 
 
+@pytest.mark.parametrize("status", [408, 425, 429])
+def test_a_limit_of_the_provider_is_unavailable_and_not_a_refusal(
+    provider: IdentityProvider, path: Path, status: int
+) -> None:
+    keep(path, login_at(provider))
+    provider.limited = status
+    login = KeptLogin(path, environ={})
+    with pytest.raises(Unavailable, match=str(status)):
+        login.get_authorization_header()
+    provider.limited = 0
+    assert login.get_authorization_header()
+
+
 def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(provider: IdentityProvider, path: Path) -> None:
     now = time.time()
     keep(path, login_at(provider, access_token="almost over", expires_at=now + 10))

@@ -36,7 +36,7 @@ from tests.integration.forwarder_peers import Agent, Cloud, environ, forwarding
 from tests.integration.store_servers import Valkey
 from tests.support.stores import single
 from tests.unit.test_store_queue import lease, make_queued, make_result, own
-from tests.unit.test_store_records import RecordsSuite, make_end, make_task, move
+from tests.unit.test_store_records import RecordsSuite, make_task, make_task_result, transition
 from tests.waiting import wait_until
 
 __all__ = ["environ"]
@@ -108,13 +108,13 @@ def as_dict(value: object) -> dict[str, Any]:
 
 def test_a_result_of_an_unknown_kind_is_a_failure_and_is_kept(records: Records, expanded_url: str) -> None:
     records.tasks.add_tasks([make_task("t1"), make_task("t2")])
-    records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
+    records.tasks.record_results([make_task_result("t1")], at=dt.datetime.now(dt.UTC))
     error = {"code": "LATER", "message": "as the later release says", "fault": "us", "added_later": 1}
     rewrite(expanded_url, "t1", state=LATER, error=json.dumps(error))
     ended = records.tasks.get_tasks(["t1"])["t1"]
     assert (ended.state, ended.error and ended.error.code) == (TaskState.FAILED, "LATER")
-    assert not records.tasks.record_results([make_end("t1", result=b"another")], at=dt.datetime.now(dt.UTC))
-    assert not records.tasks.record_transitions([move("t1", TaskState.RUNNING, attempt=7)])
+    assert not records.tasks.record_results([make_task_result("t1", result=b"another")], at=dt.datetime.now(dt.UTC))
+    assert not records.tasks.record_transitions([transition("t1", TaskState.RUNNING, attempt=7)])
     assert [task.task_id for task in records.tasks.list_open_tasks("e1")] == ["t2"]
     [group] = records.tasks.list_groups("alice")
     assert group.states == {TaskState.FAILED: 1, TaskState.RECEIVED: 1}
@@ -127,7 +127,7 @@ def test_an_open_task_in_an_unknown_state_can_end(records: Records, expanded_url
     rewrite(expanded_url, "t1", state=LATER)
     [open_task] = records.tasks.list_open_tasks("e1")
     assert open_task.state is TaskState.RUNNING
-    assert list(records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))) == ["t1"]
+    assert list(records.tasks.record_results([make_task_result("t1")], at=dt.datetime.now(dt.UTC))) == ["t1"]
     assert records.tasks.get_tasks(["t1"])["t1"].state is TaskState.SUCCESS
 
 
@@ -155,7 +155,7 @@ def test_events_and_references_with_unknown_fields_are_read(records: Records, ex
 
 def test_unknown_reporters_and_faults_are_accepted(records: Records, expanded_url: str) -> None:
     records.tasks.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
-    records.tasks.record_results([make_end("t1")], at=dt.datetime.now(dt.UTC))
+    records.tasks.record_results([make_task_result("t1")], at=dt.datetime.now(dt.UTC))
     error = {"code": "LATER", "message": "as the later release says", "fault": "weather", "hint": "Wait."}
     rewrite(expanded_url, "t1", state="failed", result=None, error=json.dumps(error))
     with psycopg.connect(expanded_url, autocommit=True) as connection:
@@ -175,7 +175,7 @@ def test_unknown_reporters_and_faults_are_accepted(records: Records, expanded_ur
 def test_an_error_with_unknown_fields_is_read(records: Records, expanded_url: str) -> None:
     error = ErrorRecord("BOOM", "boom", fault=Fault.USER_CODE)
     records.tasks.add_tasks([make_task("t1")])
-    end = make_end("t1", result=None, state=TaskState.FAILED, error=error)
+    end = make_task_result("t1", result=None, state=TaskState.FAILED, error=error)
     records.tasks.record_results([end], at=dt.datetime.now(dt.UTC))
     rewrite(expanded_url, "t1", error=json.dumps({**error.to_json(), "added_later": ["x"]}))
     assert records.tasks.get_tasks(["t1"])["t1"].error == error

@@ -22,11 +22,10 @@ from tests.unit.test_store_records import (
     RecordsSuite,
     at,
     make_dead,
-    make_end,
     make_entry,
     make_function,
     make_task,
-    move,
+    make_task_result,
 )
 from tests.waiting import WAIT_S
 
@@ -72,8 +71,10 @@ def test_batches_that_share_tasks_in_opposite_orders_do_not_lock_each_other_out(
         start.wait()
         for _ in range(5):
             records.tasks.add_tasks(order)
-            records.tasks.record_transitions([move(task.task_id, TaskState.WAITING_FOR_NODES, 1) for task in order])
-        return len(records.tasks.record_results([make_end(task.task_id) for task in order], at=at(1)))
+            records.tasks.record_transitions(
+                [transition(task.task_id, TaskState.WAITING_FOR_NODES, 1) for task in order]
+            )
+        return len(records.tasks.record_results([make_task_result(task.task_id) for task in order], at=at(1)))
 
     with ThreadPoolExecutor(4) as workers:
         assert sum(workers.map(work, range(4))) == 100
@@ -85,7 +86,7 @@ def test_one_of_many_concurrent_callers_gets_the_permit(records: Records) -> Non
 
     def ask(_: int) -> list[str]:
         start.wait()
-        return list(records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)]))
+        return list(records.tasks.record_transitions([transition("t1", TaskState.WAITING_FOR_NODES, 1)]))
 
     with ThreadPoolExecutor(4) as workers:
         assert sorted(workers.map(ask, range(4))) == [[], [], [], ["t1"]]
@@ -99,7 +100,7 @@ def test_a_history_begins_once_with_concurrent_writers(records: Records, postgre
         "INSERT INTO task_event (task_id, state, reporter, at, attempt)"
         " SELECT task_id, 'received', 'api', submitted_at, 0 FROM task WHERE task_id = 't1'",
     )
-    records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1), move("t2", TaskState.RUNNING, 1)])
+    records.tasks.record_transitions([transition("t1", TaskState.RUNNING, 1), transition("t2", TaskState.RUNNING, 1)])
     first, second = records.tasks.list_events("t1"), records.tasks.list_events("t2")
     assert [event.state for event in first] == [TaskState.RECEIVED, TaskState.RUNNING]
     assert [(e.state, e.reporter, e.at, e.attempt, e.detail) for e in first] == [
@@ -136,7 +137,7 @@ def test_a_result_is_found_among_many_of_the_same_call(records: Records, postgre
     """One look at the index for each key, also when everybody asked the same at once and so nothing was remembered."""
     tasks = [make_task(f"t{n:04}", memo_key=f"k{n % 2}") for n in range(3000)]
     records.tasks.add_tasks(tasks)
-    records.tasks.record_results([make_end(task.task_id) for task in tasks], at=at(1))
+    records.tasks.record_results([make_task_result(task.task_id) for task in tasks], at=at(1))
     execute(postgres_url, "ANALYZE task")
     assert records.tasks.find_memoized("alice", ["k0", "k1", "k2"]).keys() == {"k0", "k1"}
     plan = "EXPLAIN (ANALYZE, FORMAT JSON) " + task_rows.MEMOIZED
@@ -154,7 +155,7 @@ def test_old_results_are_found_by_their_index(records: Records, postgres_url: st
     tasks = [make_task(f"t{n:04}") for n in range(3000)]
     records.tasks.add_tasks(tasks)
     for second in range(3):
-        records.tasks.record_results([make_end(task.task_id) for task in tasks[second::3]], at=at(second))
+        records.tasks.record_results([make_task_result(task.task_id) for task in tasks[second::3]], at=at(second))
     execute(postgres_url, "ANALYZE task")
     with psycopg.connect(postgres_url) as connection:
         parameters = {"ended_before": at(0), "limit": 500}
@@ -167,7 +168,7 @@ def test_old_results_are_found_by_their_index(records: Records, postgres_url: st
 def test_concurrent_purges_share_the_work(records: Records) -> None:
     tasks = [make_task(f"t{n:04}") for n in range(400)]
     records.tasks.add_tasks(tasks)
-    records.tasks.record_results([make_end(task.task_id) for task in tasks], at=at(0))
+    records.tasks.record_results([make_task_result(task.task_id) for task in tasks], at=at(0))
     start = threading.Barrier(4)
 
     def purge(_: int) -> int:
@@ -210,8 +211,8 @@ def test_queries_end_when_their_caller_stops_waiting(records: Records) -> None:
 def test_a_transition_updates_its_row_in_place(records: Records, postgres_url: str) -> None:
     """No index holds what moves change; that is what the indexes on finished_at are for."""
     records.tasks.add_tasks([make_task(memo_key="a call")])
-    records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
-    records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1)])
+    records.tasks.record_transitions([transition("t1", TaskState.WAITING_FOR_NODES, 1)])
+    records.tasks.record_transitions([transition("t1", TaskState.RUNNING, 1)])
     records.close()  # a session that ends hands in its statistics
     query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'task'"
     deadline = time.monotonic() + WAIT_S

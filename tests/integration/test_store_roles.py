@@ -13,7 +13,7 @@ from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.store import Records, open_records, postgres
 from farcall_common.store.roles import connection_limit, prepare_roles
 from tests.integration.store_servers import PROGRAM_ROLES, execute
-from tests.unit.test_store_records import at, make_end, make_entry, make_function, make_task
+from tests.unit.test_store_records import at, make_entry, make_function, make_task, make_task_result
 from tests.waiting import wait_until
 
 PASSWORDS = {role: f"of {role}" for role in PROGRAM_ROLES.split(",")}
@@ -54,7 +54,7 @@ def test_a_role_may_only_read_and_write_rows(urls: dict[str, str], role: str) ->
     with opened(urls[role]) as records:
         records.functions.audited(make_entry("function.register", "f1")).add_function(make_function())
         records.tasks.add_tasks([make_task()])
-        records.tasks.record_results([make_end()], at=at(1))
+        records.tasks.record_results([make_task_result()], at=at(1))
         assert records.database.try_lock("reconciler", ttl_s=1)
         assert records.tasks.purge_tasks(ended_before=at(9), limit=10) == 1
     with psycopg.connect(urls[role], autocommit=True) as connection:
@@ -105,7 +105,7 @@ def test_a_burst_of_requests_leaves_the_forwarder_its_connections(urls: dict[str
                 with pytest.raises(Unavailable, match="no connection left") as caught:
                     each.database.ping()
                 assert caught.value.record.retry_after_s
-            assert len(forwarder.tasks.record_results([make_end(task.task_id)], at=at(1))) == 1
+            assert len(forwarder.tasks.record_results([make_task_result(task.task_id)], at=at(1))) == 1
         for each in answered:
             each.database.ping()
         answered[0].close()

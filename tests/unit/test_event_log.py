@@ -134,6 +134,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
             *(spec(name) for name in "abcdef"),
             spec("blob", payload=None, payload_blob=blob),
             spec("once", idempotent=False),
+            spec("special", resource_specification={"account": SECRET.decode()}),
         ),
         functions=(FUNCTION,),
     )

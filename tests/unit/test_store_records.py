@@ -35,7 +35,8 @@ from farcall_common.store import (
     TaskGroup,
     TaskResult,
 )
-from farcall_common.store.model import Presence, Quota, Quotable, SpoolMark
+from farcall_common.store.codec import pack
+from farcall_common.store.model import Presence, QueuedTask, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
@@ -68,7 +69,7 @@ def make_function(function_id: str = "f1", **changes: Any) -> Function:
     return dataclasses.replace(plain, **changes)
 
 
-def make_end(task_id: str = "t1", **changes: Any) -> TaskResult:
+def make_task_result(task_id: str = "t1", **changes: Any) -> TaskResult:
     plain = TaskResult(task_id, "e1", 1, TaskState.SUCCESS, Reporter.AGENT, result=b"\x00result\xff")
     return msgspec.structs.replace(plain, **changes)
 
@@ -84,7 +85,7 @@ def make_entry(action: str, object_id: str, *, seconds: float = 0, **changes: An
     return dataclasses.replace(entry, **changes)
 
 
-def move(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> TaskEvent:
+def transition(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> TaskEvent:
     reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
     return msgspec.structs.replace(TaskEvent(task_id, state, reporter, at(1), attempt=attempt), **changes)
 
@@ -221,7 +222,7 @@ class RecordsSuite:
         assert not records.functions.delete_container("c1")
         assert records.functions.list_containers("alice") == [second]
 
-    # what a submit asks about
+    # lookups of a submit
 
     def test_submit_lookup_equals_the_single_lookups(self, records: Records) -> None:
         odd = {"runtime": {"python_version": "3.11"}, "note": "nul \x00 and \u00fc", "n": [1, 2.5, None, 2**60]}
@@ -245,6 +246,16 @@ class RecordsSuite:
             == records.tasks.read_for_submit("e9", ["f9"], ["t9"])
             == (None, {}, {})
         )
+
+    def test_numbers_of_options_keep_their_types(self, records: Records) -> None:
+        given = {"x": 1e20, "y": 2.0, "z": 2**53, "text": "\x00"}
+        records.tasks.add_tasks([make_task(resource_specification=given)])
+        task = records.tasks.get_tasks(["t1"])["t1"]
+        assert task.options.resource_specification == given
+        assert [type(value) for value in given.values()] == [
+            type(value) for value in (task.options.resource_specification or {}).values()
+        ]
+        assert pack(QueuedTask.of(task))
 
     # groups
 
@@ -274,21 +285,21 @@ class RecordsSuite:
         for number, (group_id, task_id) in enumerate([("g1", "a"), ("g1", "b"), ("g2", "c"), ("g3", "d")]):
             records.tasks.add_tasks([make_task(task_id, task_group_id=group_id, submitted_at=at(number))])
         records.tasks.add_tasks([make_task("e", owner_id="bob", submitted_at=at(4))])
-        records.tasks.record_results([make_end("a")], at=at(9))
+        records.tasks.record_results([make_task_result("a")], at=at(9))
         newest = [TaskGroup("g3", at(3), {TaskState.RECEIVED: 1}), TaskGroup("g2", at(2), {TaskState.RECEIVED: 1})]
         assert records.tasks.list_groups("alice", limit=2) == newest
         last = TaskGroup("g1", T0, {TaskState.RECEIVED: 1, TaskState.SUCCESS: 1})
         assert records.tasks.list_groups("alice", before="g2") == [last]
         assert records.tasks.list_groups("alice", before="g1") == records.tasks.list_groups("alice", before="g9") == []
 
-    # forgetting
+    # retention
 
     def test_old_results_are_purged_with_their_rows(self, records: Records) -> None:
         records.tasks.add_tasks(
             [make_task("t1"), make_task("t2"), make_task("t3", task_group_id="g2"), make_task("open")]
         )
         for second, task_id in enumerate(["t2", "t3", "t1"]):
-            records.tasks.record_results([make_end(task_id)], at=at(second))
+            records.tasks.record_results([make_task_result(task_id)], at=at(second))
 
         assert records.tasks.purge_tasks(ended_before=at(0), limit=10) == 0
         assert records.tasks.purge_tasks(ended_before=at(2), limit=1) == 1
@@ -307,7 +318,7 @@ class RecordsSuite:
 
     def test_purged_group_can_be_used_again(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1")])
-        records.tasks.record_results([make_end("t1")], at=at(0))
+        records.tasks.record_results([make_task_result("t1")], at=at(0))
         assert records.tasks.purge_tasks(ended_before=at(1), limit=10) == 1
 
         records.tasks.add_tasks([make_task("t2")])
@@ -319,7 +330,7 @@ class RecordsSuite:
     def test_dead_letters_are_listed_until_they_are_discarded(self, records: Records) -> None:
         records.tasks.add_tasks([make_task(f"t{n}", submitted_at=at(n)) for n in range(4)])
         records.tasks.add_tasks([make_task("t9", owner_id="bob", endpoint_id="e2")])
-        records.tasks.record_results([make_dead("t1"), make_dead("t2"), make_end("t3")], at=at(9))
+        records.tasks.record_results([make_dead("t1"), make_dead("t2"), make_task_result("t3")], at=at(9))
         records.tasks.record_results([make_dead("t9", endpoint_id="e2")], at=at(9))
 
         letters = records.tasks.list_tasks("alice", state=TaskState.DEAD_LETTERED)
@@ -371,7 +382,7 @@ class RecordsSuite:
         within = records.tasks.list_tasks("alice", since=at(1), until=at(2))
         assert [task.task_id for task in within] == ["t3", "t2"]
 
-    # who did what
+    # audit
 
     def test_change_and_audit_entry_are_atomic(self, records: Records) -> None:
         records.functions.audited(make_entry("function.register", "f1")).add_function(make_function())
@@ -590,7 +601,7 @@ class RecordsSuite:
         assert not records.endpoints.delete_endpoint("e1")
         assert records.endpoints.find_endpoints_by_key(["key"]).get("key") is None
 
-    # writing ahead
+    # task rows
 
     def test_submitted_task_round_trips(self, records: Records) -> None:
         task = make_task(
@@ -616,7 +627,7 @@ class RecordsSuite:
 
     def test_a_submit_can_be_repeated(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1")])
-        records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1)])
+        records.tasks.record_transitions([transition("t1", TaskState.RUNNING, 1)])
         known = records.tasks.add_tasks([make_task("t2"), make_task("t1", payload=b"other")])
         assert known == {"t1": make_task("t1", state=TaskState.RUNNING, attempt=1)}
         assert records.tasks.get_tasks(["t1"])["t1"].payload == b"\x00payload\xff"
@@ -636,9 +647,11 @@ class RecordsSuite:
     def test_memoized_success_answers_a_call_at_once(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1", memo_key="k1"), make_task("t2", memo_key="k2")])
         assert records.tasks.find_memoized("alice", ["k1", "k2"]) == {}
-        records.tasks.record_results([make_end("t1", details={"python_version": "3.12"})], at=at(1))
+        records.tasks.record_results([make_task_result("t1", details={"python_version": "3.12"})], at=at(1))
         failed = ErrorRecord("TASK_FAILED", "no", fault=Fault.USER_CODE)
-        records.tasks.record_results([make_end("t2", state=TaskState.FAILED, result=None, error=failed)], at=at(1))
+        records.tasks.record_results(
+            [make_task_result("t2", state=TaskState.FAILED, result=None, error=failed)], at=at(1)
+        )
         found = records.tasks.find_memoized("alice", ["k1", "k2", "k3"])
         assert found == {"k1": records.tasks.get_tasks(["t1"])["t1"]}
         assert found["k1"].result == b"\x00result\xff"
@@ -665,17 +678,19 @@ class RecordsSuite:
 
     def test_newest_success_is_memoized(self, records: Records) -> None:
         records.tasks.add_tasks([make_task(name, memo_key="k") for name in ("t1", "t2", "t3")])
-        records.tasks.record_results([make_end("t2", result=b"old")], at=at(1))
-        records.tasks.record_results([make_end("t1", result=None, result_ref=BlobRef("alice/r", 9, "r"))], at=at(2))
+        records.tasks.record_results([make_task_result("t2", result=b"old")], at=at(1))
+        records.tasks.record_results(
+            [make_task_result("t1", result=None, result_ref=BlobRef("alice/r", 9, "r"))], at=at(2)
+        )
         assert records.tasks.find_memoized("alice", ["k"])["k"].result_ref == BlobRef("alice/r", 9, "r")
-        assert not records.tasks.record_results([make_end("t1", result=b"later")], at=at(3))
+        assert not records.tasks.record_results([make_task_result("t1", result=b"later")], at=at(3))
 
     def test_tasks_are_listed_without_their_bytes(self, records: Records) -> None:
         records.tasks.add_tasks(
             [make_task("t1"), make_task("t3", submitted_at=at(2)), make_task("t2", submitted_at=at(1))]
         )
         records.tasks.add_tasks([make_task("t4", owner_id="bob", task_group_id="g2")])
-        records.tasks.record_results([make_end("t1")], at=at(3))
+        records.tasks.record_results([make_task_result("t1")], at=at(3))
         assert [task.task_id for task in records.tasks.list_tasks("alice")] == ["t3", "t2", "t1"]
         assert [task.task_id for task in records.tasks.list_tasks("alice", limit=1)] == ["t3"]
         assert [task.task_id for task in records.tasks.list_tasks("alice", state=TaskState.SUCCESS)] == ["t1"]
@@ -687,8 +702,8 @@ class RecordsSuite:
 
     def test_open_tasks_are_paged_by_id(self, records: Records) -> None:
         records.tasks.add_tasks([make_task(f"t{n}") for n in range(5)] + [make_task("t9", endpoint_id="e2")])
-        records.tasks.record_results([make_end("t1")], at=at(1))
-        records.tasks.record_results([make_end("t9", endpoint_id="e2")], at=at(1))
+        records.tasks.record_results([make_task_result("t1")], at=at(1))
+        records.tasks.record_results([make_task_result("t9", endpoint_id="e2")], at=at(1))
         assert records.tasks.find_busy_endpoints(["e2", "e1", "unknown"]) == {"e1"}
         assert records.tasks.find_busy_endpoints([]) == frozenset()
         first = records.tasks.list_open_tasks("e1", limit=2)
@@ -708,7 +723,7 @@ class RecordsSuite:
                 make_task("t5", endpoint_id="e1"),
             ]
         )
-        records.tasks.record_results([make_end("t3", endpoint_id="e3")], at=at(1))
+        records.tasks.record_results([make_task_result("t3", endpoint_id="e3")], at=at(1))
         assert records.tasks.list_endpoints_with_open_tasks() == ["e0", "e1", "e2"]
 
     def test_open_tasks_are_listed_in_transaction_order(self, records: Records) -> None:
@@ -716,7 +731,7 @@ class RecordsSuite:
         records.tasks.add_tasks([make_task("t9", submitted_at=at(9)), make_task("t7", endpoint_id="e2")])
         between = records.tasks.first_unfinished_transaction()
         records.tasks.add_tasks([make_task("t1", submitted_at=at(-9)), make_task("t2")])
-        records.tasks.record_results([make_end("t2")], at=at(1))
+        records.tasks.record_results([make_task_result("t2")], at=at(1))
 
         found = records.tasks.list_open_ids()
 
@@ -737,64 +752,66 @@ class RecordsSuite:
         records.database.unlock("clean")
         assert records.database.try_lock("clean", ttl_s=60)
 
-    # moves
+    # transitions
 
     def test_each_task_transition_leaves_an_event(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
-        dispatched = move("t1", TaskState.WAITING_FOR_NODES, 1, detail={"forwarder": "w1", "odd": "\x00"})
-        assert records.tasks.record_transitions([dispatched, move("t1", TaskState.RUNNING, 1)]) == ["t1"]
+        dispatched = transition("t1", TaskState.WAITING_FOR_NODES, 1, detail={"forwarder": "w1", "odd": "\x00"})
+        assert records.tasks.record_transitions([dispatched, transition("t1", TaskState.RUNNING, 1)]) == ["t1"]
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.RUNNING, 1)
-        assert records.tasks.list_events("t1")[1:] == [dispatched, move("t1", TaskState.RUNNING, 1)]
+        assert records.tasks.list_events("t1")[1:] == [dispatched, transition("t1", TaskState.RUNNING, 1)]
 
     def test_backward_and_stale_transitions_are_ignored(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
-        records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1), move("t1", TaskState.WAITING_FOR_NODES, 2)])
-        assert records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1)]) == []
+        records.tasks.record_transitions(
+            [transition("t1", TaskState.RUNNING, 1), transition("t1", TaskState.WAITING_FOR_NODES, 2)]
+        )
+        assert records.tasks.record_transitions([transition("t1", TaskState.RUNNING, 1)]) == []
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.WAITING_FOR_NODES, 2)
         assert len(records.tasks.list_events("t1")) == 4
 
     def test_a_report_without_an_attempt_is_about_the_task(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
-        records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 1)])
-        records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_EP, reporter=Reporter.RECONCILER)])
+        records.tasks.record_transitions([transition("t1", TaskState.WAITING_FOR_NODES, 1)])
+        records.tasks.record_transitions([transition("t1", TaskState.WAITING_FOR_EP, reporter=Reporter.RECONCILER)])
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.WAITING_FOR_EP, 1)
 
     def test_permit_of_an_attempt_is_given_once(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1", idempotent=False), make_task("t2")])
-        both = [move("t1", TaskState.WAITING_FOR_NODES, 1), move("t2", TaskState.WAITING_FOR_NODES, 1)]
+        both = [transition("t1", TaskState.WAITING_FOR_NODES, 1), transition("t2", TaskState.WAITING_FOR_NODES, 1)]
         assert sorted(records.tasks.record_transitions(both)) == ["t1", "t2"]
         assert records.tasks.record_transitions(both) == []
-        assert records.tasks.record_transitions([move("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
+        assert records.tasks.record_transitions([transition("t2", TaskState.WAITING_FOR_NODES, 2)]) == ["t2"]
 
     def test_ended_task_has_no_permit_and_no_transition(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
-        records.tasks.record_results([make_end()], at=at(1))
-        assert records.tasks.record_transitions([move("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
+        records.tasks.record_results([make_task_result()], at=at(1))
+        assert records.tasks.record_transitions([transition("t1", TaskState.WAITING_FOR_NODES, 2)]) == []
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.SUCCESS, 1)
         assert len(records.tasks.list_events("t1")) == 3
 
     def test_events_of_unknown_tasks_are_dropped(self, records: Records) -> None:
-        assert records.tasks.record_transitions([move("unknown", TaskState.RUNNING, 1)]) == []
+        assert records.tasks.record_transitions([transition("unknown", TaskState.RUNNING, 1)]) == []
         assert records.tasks.list_events("unknown") == []
         assert records.tasks.record_transitions([]) == []
 
     def test_transition_must_be_allowed_for_its_reporter(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         with pytest.raises(InvalidRequest):
-            records.tasks.record_transitions([move("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
+            records.tasks.record_transitions([transition("t1", TaskState.RUNNING, 1, reporter=Reporter.API)])
         with pytest.raises(InvalidRequest):
-            records.tasks.record_transitions([move("t1", TaskState.SUCCESS, 1)])
+            records.tasks.record_transitions([transition("t1", TaskState.SUCCESS, 1)])
         assert len(records.tasks.list_events("t1")) == 1
 
-    # ends
+    # results
 
     def test_a_success_is_kept_with_its_result(self, records: Records) -> None:
         records.tasks.add_tasks([make_task(timings={"submitted_at": 1.0})])
-        end = make_end(details={"os": "linux"}, timings={"started_at": 2.0})
+        end = make_task_result(details={"os": "linux"}, timings={"started_at": 2.0})
         first = records.tasks.record_results([end], at=at(7))
         assert first == {"t1": msgspec.structs.replace(end, task_group_id="g1", owner_id="alice")}
         assert records.tasks.get_tasks(["t1"])["t1"] == make_task(
@@ -813,7 +830,9 @@ class RecordsSuite:
         error = ErrorRecord(
             "TASK_FAILED", "boom", fault=Fault.USER_CODE, traceback="line\x00\n", stderr_tail="ü", attempt=2
         )
-        records.tasks.record_results([make_end(state=TaskState.FAILED, result=None, error=error, attempt=2)], at=at(1))
+        records.tasks.record_results(
+            [make_task_result(state=TaskState.FAILED, result=None, error=error, attempt=2)], at=at(1)
+        )
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.error, task.attempt, task.details) == (TaskState.FAILED, error, 2, {"kept": 1})
         assert records.tasks.list_events("t1")[-1].detail == {"code": "TASK_FAILED"}
@@ -821,30 +840,37 @@ class RecordsSuite:
     def test_large_result_is_stored_as_a_reference(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         ref = BlobRef("alice/def", 99, "def")
-        records.tasks.record_results([make_end(result=None, result_ref=ref)], at=at(1))
+        records.tasks.record_results([make_task_result(result=None, result_ref=ref)], at=at(1))
         assert records.tasks.get_tasks(["t1"])["t1"].result_ref == ref
 
     def test_first_result_wins(self, records: Records) -> None:
         records.tasks.add_tasks([make_task("t1"), make_task("t2")])
-        lost = make_end(state=TaskState.LOST, reporter=Reporter.FORWARDER, result=None, error=ErrorRecord("X", "gone"))
-        assert set(records.tasks.record_results([make_end("t1"), lost], at=at(1))) == {"t1"}
-        assert set(records.tasks.record_results([lost, make_end("t1"), make_end("t2")], at=at(2))) == {"t2"}
+        lost = make_task_result(
+            state=TaskState.LOST, reporter=Reporter.FORWARDER, result=None, error=ErrorRecord("X", "gone")
+        )
+        assert set(records.tasks.record_results([make_task_result("t1"), lost], at=at(1))) == {"t1"}
+        assert set(records.tasks.record_results([lost, make_task_result("t1"), make_task_result("t2")], at=at(2))) == {
+            "t2"
+        }
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.finished_at, task.error) == (TaskState.SUCCESS, at(1), None)
         assert len(records.tasks.list_events("t1")) == 2
 
     def test_task_is_ended_by_its_endpoint_only(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
-        assert records.tasks.record_results([make_end(endpoint_id="e2"), make_end("unknown")], at=at(1)) == {}
+        assert (
+            records.tasks.record_results([make_task_result(endpoint_id="e2"), make_task_result("unknown")], at=at(1))
+            == {}
+        )
         assert not records.tasks.get_tasks(["t1"])["t1"].state.is_terminal
 
     def test_first_result_of_the_endpoint_counts_in_a_batch(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         words = [
-            make_end(endpoint_id="e9", result=b"another's"),
-            make_end(result=b"first"),
-            make_end(result=b"second"),
-            make_end("unknown"),
+            make_task_result(endpoint_id="e9", result=b"another's"),
+            make_task_result(result=b"first"),
+            make_task_result(result=b"second"),
+            make_task_result("unknown"),
         ]
         assert set(records.tasks.record_results(words, at=at(1))) == {"t1"}
         assert records.tasks.get_tasks(["t1"])["t1"].result == b"first"
@@ -854,9 +880,9 @@ class RecordsSuite:
     def test_result_must_be_terminal_and_allowed_for_its_reporter(self, records: Records) -> None:
         records.tasks.add_tasks([make_task()])
         with pytest.raises(InvalidRequest):
-            records.tasks.record_results([make_end(state=TaskState.RUNNING)], at=at(1))
+            records.tasks.record_results([make_task_result(state=TaskState.RUNNING)], at=at(1))
         with pytest.raises(InvalidRequest):
-            records.tasks.record_results([make_end(state=TaskState.LOST, reporter=Reporter.API)], at=at(1))
+            records.tasks.record_results([make_task_result(state=TaskState.LOST, reporter=Reporter.API)], at=at(1))
         assert records.tasks.record_results([], at=at(1)) == {}
         assert records.tasks.get_tasks(["t1"])["t1"].state is TaskState.RECEIVED
 
