@@ -2,9 +2,9 @@
 
 ::
 
-    ASKING ──addresses──▶ CONNECTING ─handshake─▶ GREETING ──Welcome──▶ OPEN ──Redirect──▶ (drains) ──┐
-      ▲                      │ all tried, or our key refused  │ Refused     │ lost                  │
-      └────── WAITING ◀──────┴────────────────────────────────┴─────────────┴───────────────────────┘
+    REQUESTING ─addresses─▶ CONNECTING ─handshake─▶ HELLO_SENT ──Welcome──▶ OPEN ──Redirect──▶ (drains) ──┐
+      ▲                      │ all tried, or our key refused  │ Refused     │ lost                        │
+      └────── WAITING ◀──────┴────────────────────────────────┴─────────────┴─────────────────────────────┘
 
 The waits have full jitter (M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015), so that the
 agents of a dead forwarder do not reconnect all at once. Failures before a session do not count after it; sessions that
@@ -58,7 +58,7 @@ from farcall_common.wire import (
 
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 30.0
-_GREETING_LIMIT_S: Final = 15.0
+_HELLO_LIMIT_S: Final = 15.0
 _STABLE_S: Final = 1.0
 """A session that lasted for so long was a good one; one that did not counts as a failure."""
 _TICKET_MARGIN_S: Final = 60.0
@@ -152,7 +152,7 @@ class Action:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AskApi(Action):
+class RequestForwarders(Action):
     """Request the forwarders' addresses. Answered by ApiAnswered or ApiFailed."""
 
 
@@ -219,9 +219,9 @@ class GiveUp(Action):
 
 class _Phase(enum.Enum):
     WAITING = enum.auto()
-    ASKING = enum.auto()
+    REQUESTING = enum.auto()
     CONNECTING = enum.auto()
-    GREETING = enum.auto()
+    HELLO_SENT = enum.auto()
     OPEN = enum.auto()
     OVER = enum.auto()
 
@@ -246,7 +246,7 @@ class Connection:
         self._opened_at = 0.0
         self._due_at: float | None = None
         #: Why there is no session, for people; empty while there is one.
-        self.trouble = "not connected yet"
+        self.problem = "not connected yet"
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
 
@@ -284,13 +284,13 @@ class Connection:
                 self._session.sent(message, now=now)
                 return []
             case Started():
-                return self._ask()
+                return self._request_forwarders()
             case ApiAnswered():
                 return self._answered(event, now)
             case ApiFailed(error=error):
                 return self._api_failed(error, now)
             case HandshakeDone():
-                return self._greet(now)
+                return self._send_hello(now)
             case ConnectionLost(reason=reason, key_refused=key_refused):
                 return self._lost(reason, now, key_refused=key_refused)
             case MalformedReceived(reason=reason):
@@ -299,24 +299,24 @@ class Connection:
                 raise TypeError(f"no rule for {event}")
 
     def _answered(self, event: ApiAnswered, now: float) -> list[Action]:
-        if self._phase is not _Phase.ASKING:
+        if self._phase is not _Phase.REQUESTING:
             return []
         self._known, self._ticket, self._ticket_until = event.forwarders, event.ticket, now + event.ticket_ttl_s
         self._fresh = True
         return self._open_known(now)
 
     def _api_failed(self, record: ErrorRecord, now: float) -> list[Action]:
-        if self._phase is not _Phase.ASKING:
+        if self._phase is not _Phase.REQUESTING:
             return []
         error = error_from_record(record, default=Unavailable)
         if not record.retryable:
             return self._give_up(error)
         return self._wait(str(error), now, at_least_s=record.retry_after_s or 0.0)
 
-    def _greet(self, now: float) -> list[Action]:
+    def _send_hello(self, now: float) -> list[Action]:
         if self._phase is not _Phase.CONNECTING:
             return []
-        self._phase = _Phase.GREETING
+        self._phase = _Phase.HELLO_SENT
         self._session = Session(Role.AGENT, heartbeat_s=self._heartbeat_s, now=now)
         return [SendHello(self._ticket)]
 
@@ -324,7 +324,7 @@ class Connection:
         match self._phase:
             case _Phase.OPEN:
                 return self._reconnect(reason, now)
-            case _Phase.CONNECTING | _Phase.GREETING:
+            case _Phase.CONNECTING | _Phase.HELLO_SENT:
                 self._session = None
                 if key_refused:
                     self._ticket_until = 0.0  # the API makes the endpoint's key known to the forwarders
@@ -347,13 +347,13 @@ class Connection:
         match message:
             case Welcome():
                 self._phase, self._opened_at, self._due_at = _Phase.OPEN, now, None
-                self._ticket_doubted, self._fresh, self.trouble = False, False, ""
+                self._ticket_doubted, self._fresh, self.problem = False, False, ""
                 self._in_use_since = None
                 return [Opened(message)]
             case Refused(error=error_fields):
                 return self._refused(ErrorRecord.from_json(error_fields), now)
             case Redirect(reason=reason, retry_after_s=retry_after_s):
-                self.trouble = f"the forwarder drains: {reason}"
+                self.problem = f"the forwarder drains: {reason}"
                 self._due_at = now + retry_after_s
                 return []
             case Heartbeat():
@@ -363,8 +363,8 @@ class Connection:
 
     def _tick(self, now: float) -> list[Action]:
         if self._phase is _Phase.WAITING and self._due_at is not None and now >= self._due_at:
-            return self._open_known(now) if self._ticket_until - _TICKET_MARGIN_S > now else self._ask()
-        if self._phase in (_Phase.CONNECTING, _Phase.GREETING) and self._due_at is not None and now >= self._due_at:
+            return self._open_known(now) if self._ticket_until - _TICKET_MARGIN_S > now else self._request_forwarders()
+        if self._phase in (_Phase.CONNECTING, _Phase.HELLO_SENT) and self._due_at is not None and now >= self._due_at:
             return self._lost("the forwarder did not answer in time", now)
         if self._phase is not _Phase.OPEN or self._session is None:
             return []
@@ -372,14 +372,14 @@ class Connection:
             return self._lost("the forwarder has been silent for too long", now)
         if self._due_at is not None and now >= self._due_at:
             self._count_session(now)
-            return [Close(politely=True), Closed(self.trouble), *self._ask()]
+            return [Close(politely=True), Closed(self.problem), *self._request_forwarders()]
         return [SendHeartbeat()] if self._session.heartbeat_due(now=now) else []
 
     # -- transitions ---------------------------------------------------------------------------------------------------
 
-    def _ask(self) -> list[Action]:
-        self._phase, self._due_at = _Phase.ASKING, None
-        return [AskApi()]
+    def _request_forwarders(self) -> list[Action]:
+        self._phase, self._due_at = _Phase.REQUESTING, None
+        return [RequestForwarders()]
 
     def _open_known(self, now: float) -> list[Action]:
         self._untried = self._rng.sample(self._known, len(self._known))
@@ -388,12 +388,12 @@ class Connection:
     def _open_next(self, reason: str, now: float) -> list[Action]:
         if not self._untried:
             self._ticket_until = 0.0  # each known forwarder failed; the API may know others
-            return self._wait(reason, now) if self._fresh else self._ask()
-        self._phase, self._due_at = _Phase.CONNECTING, now + _GREETING_LIMIT_S
+            return self._wait(reason, now) if self._fresh else self._request_forwarders()
+        self._phase, self._due_at = _Phase.CONNECTING, now + _HELLO_LIMIT_S
         return [OpenSocket(self._untried.pop())]
 
     def _wait(self, reason: str, now: float, *, at_least_s: float = 0.0) -> list[Action]:
-        self.trouble = reason
+        self.problem = reason
         self._phase = _Phase.WAITING
         self._due_at = now + at_least_s + self._backoff.next_s()
         return []
@@ -430,7 +430,7 @@ class Connection:
         return [*closing, *self._wait(str(error), now, at_least_s=record.retry_after_s or 0.0)]
 
     def _give_up(self, error: FarcallError) -> list[Action]:
-        self._phase, self._due_at, self.trouble = _Phase.OVER, None, str(error)
+        self._phase, self._due_at, self.problem = _Phase.OVER, None, str(error)
         return [GiveUp(error)]
 
 

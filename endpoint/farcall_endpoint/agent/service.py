@@ -228,7 +228,7 @@ class Agent:
             raise self._fatal
 
     def stop(self, *, grace_s: float) -> None:
-        """Ask for an orderly end; asked again, running tasks get no grace. May be called from a signal handler."""
+        """Request an orderly end; at the second request running tasks get no grace. Safe in a signal handler."""
         self._stop_wanted = grace_s if self._stop_wanted is None and self._kill_at is None else 0.0
         self._background.wake()
 
@@ -272,14 +272,14 @@ class Agent:
         self._write_logs_at = now + _LOGS_PERIOD_S
         logs: dict[str, EventLog[Any]] = {"tasks": self._core_log, "connection": self._connection_log}
         for name, log in logs.items():
-            if not log.has_news:
+            if not log.has_grown:
                 continue
             try:
                 self._on_events(name, log.to_json())
             except OSError as error:  # no reason to stop; the next time tries again
                 _logger.debug("the event log of %s cannot be written: %s", name, error)
             else:
-                log.has_news = False
+                log.has_grown = False
 
     def _timeout_ms(self) -> int:
         if self._events:  # an action had its outcome at once
@@ -313,7 +313,7 @@ class Agent:
         report = self._core.report()
         return {
             "connected": self._connection.is_open,
-            "trouble": self._connection.trouble,
+            "connection_problem": self._connection.problem,
             "managers": report.managers,
             "workers": report.total_workers,
             "idle_workers": report.idle_workers,
@@ -341,8 +341,8 @@ class Agent:
         match action:
             case c.Deliver(envelope=envelope):
                 self._deliver(envelope)
-            case c.AskApi():
-                self._background.submit(self._ask)
+            case c.RequestForwarders():
+                self._background.submit(self._request_forwarders)
             case c.OpenSocket(to=to):
                 self._open_socket(to)
             case c.SendHello(ticket=ticket):
@@ -375,7 +375,7 @@ class Agent:
             case _:
                 raise TypeError(f"no rule for {action}")
 
-    def _ask(self) -> Callable[[], None]:
+    def _request_forwarders(self) -> Callable[[], None]:
         """In a thread: request the forwarders' addresses."""
         try:
             answer = self._ask_api()

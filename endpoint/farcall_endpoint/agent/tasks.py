@@ -85,7 +85,7 @@ class Task:
     at: float
     state: TaskState = TaskState.WAITING_FOR_NODES
     reported: TaskState = TaskState.WAITING_FOR_EP
-    watched: bool = False
+    is_monitored: bool = False
     starts: int = 0
     deaths: tuple[str, ...] = ()
     payload: Bytes | None = None

@@ -369,7 +369,7 @@ class ManagerCore:
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def _report(self, now: float) -> None:
-        """Report news at once, and the number of workers each second.
+        """Report changes at once, and the number of workers each second.
 
         Results for which the agent has no room stay here, and while some do, no task is started; unless the manager
         stops.
