@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import pytest
 
 from farcall_common import wire
@@ -107,7 +108,7 @@ def outline(actions: Iterable[do.Action]) -> list[tuple[str, ...]]:
 
 
 def _fields(action: do.Action) -> list[object]:
-    return [getattr(action, field.name) for field in dataclasses.fields(action)]
+    return list(msgspec.structs.astuple(action))
 
 
 def _outline(value: object) -> object:

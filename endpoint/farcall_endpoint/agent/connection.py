@@ -14,7 +14,6 @@ the API. Instants are monotonic seconds.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import random
 from collections.abc import Iterable
@@ -67,8 +66,7 @@ _IN_USE_LIMIT_S: Final = 10.0
 """An agent that has died a moment ago may still count as connected; the forwarder notices when another one comes."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """Where a forwarder is, and the CURVE key (Z85) that it must have."""
 
     address: str
@@ -78,18 +76,15 @@ class Address:
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Base class of all events."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Started(Event):
+class Started(Event, frozen=True):
     """The agent starts."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApiAnswered(Event):
+class ApiAnswered(Event, frozen=True):
     """The API named forwarders, and issued a ticket that is valid for so many seconds."""
 
     forwarders: tuple[Address, ...]
@@ -97,121 +92,103 @@ class ApiAnswered(Event):
     ticket_ttl_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApiFailed(Event):
+class ApiFailed(Event, frozen=True):
     """The API named no forwarder."""
 
     error: ErrorRecord
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HandshakeDone(Event):
+class HandshakeDone(Event, frozen=True):
     """The forwarder's socket accepted the endpoint's key."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConnectionLost(Event):
+class ConnectionLost(Event, frozen=True):
     """The socket failed, or was closed by the other side."""
 
     reason: str
     key_refused: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Received(Event):
+class Received(Event, frozen=True):
     """A message of the forwarder."""
 
     envelope: Envelope
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MalformedReceived(Event):
+class MalformedReceived(Event, frozen=True):
     """Bytes of the forwarder that are not a valid envelope."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sent(Event):
+class Sent(Event, frozen=True):
     """A message was sent. Only what :meth:`Connection.may_send` permits may be sent."""
 
     message: Message
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tick(Event):
+class Tick(Event, frozen=True):
     """The next deadline may have come."""
 
 
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """Base class of all actions."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RequestForwarders(Action):
+class RequestForwarders(Action, frozen=True):
     """Request the forwarders' addresses. Answered by ApiAnswered or ApiFailed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpenSocket(Action):
+class OpenSocket(Action, frozen=True):
     """Open a socket. Answered by HandshakeDone or ConnectionLost."""
 
     to: Address
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SendHello(Action):
+class SendHello(Action, frozen=True):
     """Send a Hello with this ticket."""
 
     ticket: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Opened(Action):
+class Opened(Action, frozen=True):
     """The session is open."""
 
     welcome: Welcome
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Deliver(Action):
+class Deliver(Action, frozen=True):
     """Handle a message about tasks, which is legal in this session."""
 
     envelope: Envelope
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SendHeartbeat(Action):
+class SendHeartbeat(Action, frozen=True):
     """Send a heartbeat."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Close(Action):
+class Close(Action, frozen=True):
     """Close the socket; ``politely``: after a Goodbye."""
 
     politely: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Closed(Action):
+class Closed(Action, frozen=True):
     """The session has ended; another will be opened."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Log(Action):
+class Log(Action, frozen=True):
     """Write an error to the log."""
 
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GiveUp(Action):
+class GiveUp(Action, frozen=True):
     """Retrying cannot help."""
 
     error: FarcallError
@@ -441,7 +418,7 @@ def for_log(event: Event) -> tuple[Event, int]:
     """An event without tickets, and of messages about tasks no more than their number."""
     match event:
         case ApiAnswered():
-            return dataclasses.replace(event, ticket=""), 0
+            return msgspec.structs.replace(event, ticket=""), 0
         case Received(envelope=envelope):
             return Received(Envelope(_slim_received(envelope.message))), 0
         case Sent(message=Hello() as message):

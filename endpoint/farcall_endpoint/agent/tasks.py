@@ -112,8 +112,7 @@ class Demand:
     busy: Collection[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpooledTask:
+class SpooledTask(msgspec.Struct, frozen=True):
     """A task that was read from the spool. ``is_fetched``: the spool has its payload."""
 
     seq: int
