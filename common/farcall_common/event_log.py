@@ -86,7 +86,7 @@ class EventLog(Generic[E]):
         #: Turns that were dropped. A replay gives the same actions only if there are none.
         self.dropped_turns = 0
         #: Whether a turn was added since the log was written; its writer resets this.
-        self.has_news = True
+        self.has_grown = True
 
     def __iter__(self) -> Iterator[tuple[float, list[E]]]:
         """Time and events of each turn, oldest first."""
@@ -104,7 +104,7 @@ class EventLog(Generic[E]):
             kept.append(logged)
             tasks += count
         self._turns.append((now, kept, tasks))
-        self.has_news = True
+        self.has_grown = True
         self._tasks += tasks
         while len(self._turns) > self._max_turns or (self._tasks > self._max_tasks and len(self._turns) > 1):
             self._tasks -= self._turns.popleft()[2]

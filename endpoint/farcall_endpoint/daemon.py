@@ -62,7 +62,7 @@ def read_state(directory: EndpointDirectory) -> State:
         return State("Disconnected", endpoint_id, None, {}, f"process {agent.pid} died; see {directory.log_file}")
     numbers = directory.read_status()
     if not numbers.get("connected"):
-        return State("Disconnected", endpoint_id, agent, numbers, str(numbers.get("trouble", "is starting")))
+        return State("Disconnected", endpoint_id, agent, numbers, str(numbers.get("connection_problem", "is starting")))
     return State("Running", endpoint_id, agent, numbers, str(numbers.get("problem", "")))
 
 
@@ -130,7 +130,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 
 def _connection_problem(directory: EndpointDirectory) -> str:
     """Why the agent has no connection, by its status."""
-    return str(directory.read_status().get("trouble") or "no status from the agent")
+    return str(directory.read_status().get("connection_problem") or "no status from the agent")
 
 
 def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:

@@ -16,7 +16,7 @@ from rich.text import Text
 from farcall_endpoint.daemon import State
 
 _OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "up_s", "note")
-_HIDDEN: Final = ("connected", "trouble", "problem", "at")
+_HIDDEN: Final = ("connected", "connection_problem", "problem", "at")
 _ORDER: Final = (
     "managers",
     "workers",

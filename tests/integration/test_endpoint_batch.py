@@ -122,7 +122,7 @@ def test_a_job_unknown_to_the_scheduler_has_ended(
     scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 0.02)
-    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=0.02, patience_s=0.1)
+    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=0.02, missing_limit_s=0.1)
     block = provider.start(["python", "manager"], block_id="block-1", environment={})
     wait_until(has(block, Phase.RUNNING))
     scheduler.jobs.clear()

@@ -18,7 +18,6 @@ from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.fleet import Fleet, Lost
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.tasks import Demand
-from farcall_endpoint.manager.network import find_reachable
 from farcall_endpoint.providers import BlockStatus, Phase
 from farcall_endpoint.transport import (
     CurveKeys,
@@ -26,6 +25,7 @@ from farcall_endpoint.transport import (
     SocketLink,
     agent_socket,
     bind_to_network,
+    find_reachable,
     fleet_socket,
     new_curve_keys,
     receive_frames,

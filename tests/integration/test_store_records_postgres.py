@@ -209,7 +209,7 @@ def test_queries_end_when_their_caller_stops_waiting(records: Records) -> None:
 
 
 def test_a_transition_updates_its_row_in_place(records: Records, postgres_url: str) -> None:
-    """No index holds what moves change; that is what the indexes on finished_at are for."""
+    """No index holds what transitions change; that is what the indexes on finished_at are for."""
     records.tasks.add_tasks([make_task(memo_key="a call")])
     records.tasks.record_transitions([transition("t1", TaskState.WAITING_FOR_NODES, 1)])
     records.tasks.record_transitions([transition("t1", TaskState.RUNNING, 1)])

@@ -13,7 +13,6 @@ from farcall_endpoint.agent.connection import (
     Address,
     ApiAnswered,
     ApiFailed,
-    AskApi,
     Close,
     Closed,
     Connection,
@@ -26,6 +25,7 @@ from farcall_endpoint.agent.connection import (
     Opened,
     OpenSocket,
     Received,
+    RequestForwarders,
     SendHeartbeat,
     SendHello,
     Sent,
@@ -47,7 +47,7 @@ def asked(connection: Connection, *forwarders: Address, now: float = 0.0) -> lis
 
 
 def open_session(connection: Connection, *forwarders: Address, now: float = 0.0) -> None:
-    assert connection.handle([Started()], 0.0) == [AskApi()]
+    assert connection.handle([Started()], 0.0) == [RequestForwarders()]
     [opening] = asked(connection, *(forwarders or (A,)), now=now)
     assert isinstance(opening, OpenSocket)
     greet(connection, now=now)
@@ -70,7 +70,7 @@ def test_connection_is_established_and_welcomed() -> None:
     before = connection.is_open
     open_session(connection)
     assert (before, connection.is_open) == (False, True)
-    assert connection.trouble == ""
+    assert connection.problem == ""
     assert connection.may_send(wire.TaskResults)
 
 
@@ -85,8 +85,8 @@ def test_each_forwarder_is_tried_and_then_the_api_after_a_wait() -> None:
     assert connection.handle([Tick()], 2.0) == []
     due_at, actions = wait_out(connection)
     assert 2.0 <= due_at <= 2.4
-    assert actions == [AskApi()]
-    assert connection.trouble == "refused"
+    assert actions == [RequestForwarders()]
+    assert connection.problem == "refused"
 
 
 def test_waits_grow_with_full_jitter_up_to_a_cap() -> None:
@@ -98,7 +98,7 @@ def test_waits_grow_with_full_jitter_up_to_a_cap() -> None:
         for failure in range(12):
             connection.handle([ApiFailed(NoForwarder("none").record)], now)
             due_at, actions = wait_out(connection)
-            assert actions == [AskApi()]
+            assert actions == [RequestForwarders()]
             longest[failure] = max(longest[failure], due_at - now)
             now = due_at
     assert longest[0] <= 0.4
@@ -113,7 +113,7 @@ def test_an_outage_of_a_day_does_not_end_the_agent() -> None:
     while now < 24 * 3600.0:
         connection.handle([ApiFailed(NoForwarder("none").record)], now)
         now, actions = wait_out(connection)
-        assert actions == [AskApi()]
+        assert actions == [RequestForwarders()]
 
 
 def test_session_resets_the_failures_before_it() -> None:
@@ -174,14 +174,14 @@ def test_lost_session_reconnects_to_its_forwarder_then_through_the_api() -> None
     due_at, actions = wait_out(connection)
     assert due_at <= 50.4
     assert actions == [OpenSocket(A)]
-    assert connection.handle([ConnectionLost("refused")], 51.0) == [Close(), AskApi()]
+    assert connection.handle([ConnectionLost("refused")], 51.0) == [Close(), RequestForwarders()]
 
 
 def test_an_expired_ticket_is_not_tried() -> None:
     connection = make()
     open_session(connection)
     connection.handle([ConnectionLost("gone")], 3590.0)
-    assert wait_out(connection)[1] == [AskApi()]
+    assert wait_out(connection)[1] == [RequestForwarders()]
 
 
 def test_refused_key_reconnects_through_the_api() -> None:
@@ -189,7 +189,7 @@ def test_refused_key_reconnects_through_the_api() -> None:
     connection.handle([Started()], 0.0)
     asked(connection, A, B)
     assert connection.handle([ConnectionLost("unknown key", key_refused=True)], 0.0) == [Close()]
-    assert wait_out(connection)[1] == [AskApi()]
+    assert wait_out(connection)[1] == [RequestForwarders()]
 
 
 def test_forwarder_that_does_not_answer_times_out() -> None:
@@ -227,7 +227,7 @@ def test_endpoint_in_use_is_retried_for_a_short_time() -> None:
     now = 0.0
     while (last := refuse(connection, "ENDPOINT_IN_USE", now=now)[-1]) == Close():
         now, actions = wait_out(connection)
-        if actions == [AskApi()]:
+        if actions == [RequestForwarders()]:
             asked(connection, A, now=now)
     assert isinstance(last, GiveUp)
     assert 10.0 <= now < 60.0
@@ -238,7 +238,7 @@ def test_retriable_refusal_is_retried() -> None:
     connection.handle([Started()], 0.0)
     asked(connection, A)
     assert refuse(connection, "BUSY", retryable=True) == [Close()]
-    assert wait_out(connection)[1] == [AskApi()]
+    assert wait_out(connection)[1] == [RequestForwarders()]
 
 
 def test_a_bad_ticket_is_renewed_once() -> None:
@@ -247,7 +247,7 @@ def test_a_bad_ticket_is_renewed_once() -> None:
     asked(connection, A)
     assert refuse(connection, "TICKET_INVALID") == [Close()]
     due_at, actions = wait_out(connection)
-    assert actions == [AskApi()]
+    assert actions == [RequestForwarders()]
     asked(connection, A, now=due_at)
     assert isinstance(refuse(connection, "TICKET_INVALID")[-1], GiveUp)
 
@@ -272,7 +272,7 @@ def test_a_draining_forwarder_is_left_after_the_time_that_it_names() -> None:
     assert connection.may_send(wire.TaskResults)
     assert connection.handle([Tick()], 3.9) == []
     actions = connection.handle([Tick()], 4.0)
-    assert actions == [Close(politely=True), Closed("the forwarder drains: new version"), AskApi()]
+    assert actions == [Close(politely=True), Closed("the forwarder drains: new version"), RequestForwarders()]
     assert connection.may_send(wire.Goodbye)
 
 

@@ -143,7 +143,7 @@ def test_reports_contain_no_planted_secret(home: Path) -> None:
     for path in (directory.log_file, directory.console_file, directory.log_dir / "manager-n1-7.log"):
         path.write_text(spoken)
     (directory.path / "client.keys").write_text("plant-key-file-7 plant-key-file-8\n")
-    directory.write_status({"connected": False, "trouble": "refused: Bearer plant-9-abc"})
+    directory.write_status({"connected": False, "connection_problem": "refused: Bearer plant-9-abc"})
     environ = {
         "PATH": os.environ["PATH"],
         "FARCALL_TOKEN": "plant-env-5",

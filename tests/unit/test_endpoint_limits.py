@@ -14,7 +14,7 @@ from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import NO_LIMITS, Limits
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
-from farcall_endpoint.manager.limits import breach, has_limits
+from farcall_endpoint.manager.core import breach, has_limits
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import TaskOrder

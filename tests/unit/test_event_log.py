@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import pytest
 
 from farcall_common import wire
@@ -65,12 +66,12 @@ def test_large_turns_are_dropped_first_and_the_last_is_kept() -> None:
 
 def test_log_without_a_new_turn_is_not_written() -> None:
     log = EventLog(for_log)
-    assert log.has_news  # an agent that restarts replaces the log of the last process
-    log.has_news = False
+    assert log.has_grown  # an agent that restarts replaces the log of the last process
+    log.has_grown = False
     log.to_json()
-    assert not log.has_news
+    assert not log.has_grown
     log.add([Arrived(["a"])], 1.0)
-    assert log.has_news
+    assert log.has_grown
 
 
 def test_log_round_trips() -> None:
@@ -107,7 +108,7 @@ def outline(actions: Iterable[do.Action]) -> list[tuple[str, ...]]:
 
 
 def _fields(action: do.Action) -> list[object]:
-    return [getattr(action, field.name) for field in dataclasses.fields(action)]
+    return list(msgspec.structs.astuple(action))
 
 
 def _outline(value: object) -> object:

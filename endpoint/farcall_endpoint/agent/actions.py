@@ -5,23 +5,22 @@ The tasks in them belong to the core: the shell reads them, and changes nothing.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
 from farcall_endpoint.agent.tasks import Task
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """Base class of all actions."""
 
 
 # -- to the spool ------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WriteSpool(Action):
+class WriteSpool(Action, frozen=True):
     """Write a turn in one transaction. If that fails, perform no later action of the turn.
     Answered by SpoolWritten after the last action of the turn, or by SpoolWriteFailed."""
 
@@ -40,16 +39,14 @@ class WriteSpool(Action):
 # -- to managers -------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunTasks(Action):
+class RunTasks(Action, frozen=True):
     """Send tasks to a manager."""
 
     manager_id: str
     tasks: Sequence[Task]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CancelTasks(Action):
+class CancelTasks(Action, frozen=True):
     """Let a manager stop tasks. Comes before WriteSpool: what follows from it is written with the manager's answer."""
 
     manager_id: str
@@ -59,15 +56,13 @@ class CancelTasks(Action):
 # -- to the blob store -------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FetchPayloads(Action):
+class FetchPayloads(Action, frozen=True):
     """Download payloads. Each is answered by PayloadFetched or FetchFailed."""
 
     tasks: Sequence[Task]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class UploadResults(Action):
+class UploadResults(Action, frozen=True):
     """Upload results. Each is answered by ResultUploaded or UploadFailed, unless the session ends."""
 
     uploads: Sequence[tuple[Task, BlobGrant]]
@@ -76,36 +71,31 @@ class UploadResults(Action):
 # -- to the cloud, or to the futures of an engine ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AcknowledgeTasks(Action):
+class AcknowledgeTasks(Action, frozen=True):
     """Report that tasks were accepted."""
 
     tasks: Sequence[Task]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GiveCredit(Action):
+class GiveCredit(Action, frozen=True):
     """Permit the cloud to send more tasks."""
 
     tasks: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReportTransitions(Action):
+class ReportTransitions(Action, frozen=True):
     """Report states of tasks that have not finished."""
 
     transitions: Sequence[TaskTransition]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReportResults(Action):
+class ReportResults(Action, frozen=True):
     """Report results."""
 
     tasks: Sequence[Task]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RequestUploads(Action):
+class RequestUploads(Action, frozen=True):
     """Request permission to upload large results. Each is answered by BlobGranted, unless the session ends."""
 
     tasks: Sequence[Task]

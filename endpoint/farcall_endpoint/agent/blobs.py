@@ -87,7 +87,7 @@ class Blobs:
         self._relay.opened(piece_bytes, now=self._clock.monotonic())
 
     def closed(self) -> None:
-        """The session is gone, and with it relayed uploads; every result that is not uploaded is asked for again."""
+        """The session has ended, and with it relayed uploads; the core requests other uploads again."""
         self._relay.closed()
         self._waiting = collections.deque(each for each in self._waiting if each.key[0] == _DOWN)
         dropped, self._relayed_uploads = self._relayed_uploads, set()

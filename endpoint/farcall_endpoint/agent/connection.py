@@ -2,9 +2,9 @@
 
 ::
 
-    ASKING ──addresses──▶ CONNECTING ─handshake─▶ GREETING ──Welcome──▶ OPEN ──Redirect──▶ (drains) ──┐
-      ▲                      │ all tried, or our key refused  │ Refused     │ lost                  │
-      └────── WAITING ◀──────┴────────────────────────────────┴─────────────┴───────────────────────┘
+    REQUESTING ─addresses─▶ CONNECTING ─handshake─▶ HELLO_SENT ──Welcome──▶ OPEN ──Redirect──▶ (drains) ──┐
+      ▲                      │ all tried, or our key refused  │ Refused     │ lost                        │
+      └────── WAITING ◀──────┴────────────────────────────────┴─────────────┴─────────────────────────────┘
 
 The waits have full jitter (M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015), so that the
 agents of a dead forwarder do not reconnect all at once. Failures before a session do not count after it; sessions that
@@ -14,7 +14,6 @@ the API. Instants are monotonic seconds.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import random
 from collections.abc import Iterable
@@ -58,7 +57,7 @@ from farcall_common.wire import (
 
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 30.0
-_GREETING_LIMIT_S: Final = 15.0
+_HELLO_LIMIT_S: Final = 15.0
 _STABLE_S: Final = 1.0
 """A session that lasted for so long was a good one; one that did not counts as a failure."""
 _TICKET_MARGIN_S: Final = 60.0
@@ -67,8 +66,7 @@ _IN_USE_LIMIT_S: Final = 10.0
 """An agent that has died a moment ago may still count as connected; the forwarder notices when another one comes."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """Where a forwarder is, and the CURVE key (Z85) that it must have."""
 
     address: str
@@ -78,18 +76,15 @@ class Address:
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Base class of all events."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Started(Event):
+class Started(Event, frozen=True):
     """The agent starts."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApiAnswered(Event):
+class ApiAnswered(Event, frozen=True):
     """The API named forwarders, and issued a ticket that is valid for so many seconds."""
 
     forwarders: tuple[Address, ...]
@@ -97,121 +92,103 @@ class ApiAnswered(Event):
     ticket_ttl_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ApiFailed(Event):
+class ApiFailed(Event, frozen=True):
     """The API named no forwarder."""
 
     error: ErrorRecord
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HandshakeDone(Event):
+class HandshakeDone(Event, frozen=True):
     """The forwarder's socket accepted the endpoint's key."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConnectionLost(Event):
+class ConnectionLost(Event, frozen=True):
     """The socket failed, or was closed by the other side."""
 
     reason: str
     key_refused: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Received(Event):
+class Received(Event, frozen=True):
     """A message of the forwarder."""
 
     envelope: Envelope
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MalformedReceived(Event):
+class MalformedReceived(Event, frozen=True):
     """Bytes of the forwarder that are not a valid envelope."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sent(Event):
+class Sent(Event, frozen=True):
     """A message was sent. Only what :meth:`Connection.may_send` permits may be sent."""
 
     message: Message
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tick(Event):
+class Tick(Event, frozen=True):
     """The next deadline may have come."""
 
 
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """Base class of all actions."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AskApi(Action):
+class RequestForwarders(Action, frozen=True):
     """Request the forwarders' addresses. Answered by ApiAnswered or ApiFailed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpenSocket(Action):
+class OpenSocket(Action, frozen=True):
     """Open a socket. Answered by HandshakeDone or ConnectionLost."""
 
     to: Address
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SendHello(Action):
+class SendHello(Action, frozen=True):
     """Send a Hello with this ticket."""
 
     ticket: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Opened(Action):
+class Opened(Action, frozen=True):
     """The session is open."""
 
     welcome: Welcome
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Deliver(Action):
+class Deliver(Action, frozen=True):
     """Handle a message about tasks, which is legal in this session."""
 
     envelope: Envelope
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SendHeartbeat(Action):
+class SendHeartbeat(Action, frozen=True):
     """Send a heartbeat."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Close(Action):
+class Close(Action, frozen=True):
     """Close the socket; ``politely``: after a Goodbye."""
 
     politely: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Closed(Action):
+class Closed(Action, frozen=True):
     """The session has ended; another will be opened."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Log(Action):
+class Log(Action, frozen=True):
     """Write an error to the log."""
 
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GiveUp(Action):
+class GiveUp(Action, frozen=True):
     """Retrying cannot help."""
 
     error: FarcallError
@@ -219,9 +196,9 @@ class GiveUp(Action):
 
 class _Phase(enum.Enum):
     WAITING = enum.auto()
-    ASKING = enum.auto()
+    REQUESTING = enum.auto()
     CONNECTING = enum.auto()
-    GREETING = enum.auto()
+    HELLO_SENT = enum.auto()
     OPEN = enum.auto()
     OVER = enum.auto()
 
@@ -246,7 +223,7 @@ class Connection:
         self._opened_at = 0.0
         self._due_at: float | None = None
         #: Why there is no session, for people; empty while there is one.
-        self.trouble = "not connected yet"
+        self.problem = "not connected yet"
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
 
@@ -284,13 +261,13 @@ class Connection:
                 self._session.sent(message, now=now)
                 return []
             case Started():
-                return self._ask()
+                return self._request_forwarders()
             case ApiAnswered():
                 return self._answered(event, now)
             case ApiFailed(error=error):
                 return self._api_failed(error, now)
             case HandshakeDone():
-                return self._greet(now)
+                return self._send_hello(now)
             case ConnectionLost(reason=reason, key_refused=key_refused):
                 return self._lost(reason, now, key_refused=key_refused)
             case MalformedReceived(reason=reason):
@@ -299,24 +276,24 @@ class Connection:
                 raise TypeError(f"no rule for {event}")
 
     def _answered(self, event: ApiAnswered, now: float) -> list[Action]:
-        if self._phase is not _Phase.ASKING:
+        if self._phase is not _Phase.REQUESTING:
             return []
         self._known, self._ticket, self._ticket_until = event.forwarders, event.ticket, now + event.ticket_ttl_s
         self._fresh = True
         return self._open_known(now)
 
     def _api_failed(self, record: ErrorRecord, now: float) -> list[Action]:
-        if self._phase is not _Phase.ASKING:
+        if self._phase is not _Phase.REQUESTING:
             return []
         error = error_from_record(record, default=Unavailable)
         if not record.retryable:
             return self._give_up(error)
         return self._wait(str(error), now, at_least_s=record.retry_after_s or 0.0)
 
-    def _greet(self, now: float) -> list[Action]:
+    def _send_hello(self, now: float) -> list[Action]:
         if self._phase is not _Phase.CONNECTING:
             return []
-        self._phase = _Phase.GREETING
+        self._phase = _Phase.HELLO_SENT
         self._session = Session(Role.AGENT, heartbeat_s=self._heartbeat_s, now=now)
         return [SendHello(self._ticket)]
 
@@ -324,7 +301,7 @@ class Connection:
         match self._phase:
             case _Phase.OPEN:
                 return self._reconnect(reason, now)
-            case _Phase.CONNECTING | _Phase.GREETING:
+            case _Phase.CONNECTING | _Phase.HELLO_SENT:
                 self._session = None
                 if key_refused:
                     self._ticket_until = 0.0  # the API makes the endpoint's key known to the forwarders
@@ -347,13 +324,13 @@ class Connection:
         match message:
             case Welcome():
                 self._phase, self._opened_at, self._due_at = _Phase.OPEN, now, None
-                self._ticket_doubted, self._fresh, self.trouble = False, False, ""
+                self._ticket_doubted, self._fresh, self.problem = False, False, ""
                 self._in_use_since = None
                 return [Opened(message)]
             case Refused(error=error_fields):
                 return self._refused(ErrorRecord.from_json(error_fields), now)
             case Redirect(reason=reason, retry_after_s=retry_after_s):
-                self.trouble = f"the forwarder drains: {reason}"
+                self.problem = f"the forwarder drains: {reason}"
                 self._due_at = now + retry_after_s
                 return []
             case Heartbeat():
@@ -363,8 +340,8 @@ class Connection:
 
     def _tick(self, now: float) -> list[Action]:
         if self._phase is _Phase.WAITING and self._due_at is not None and now >= self._due_at:
-            return self._open_known(now) if self._ticket_until - _TICKET_MARGIN_S > now else self._ask()
-        if self._phase in (_Phase.CONNECTING, _Phase.GREETING) and self._due_at is not None and now >= self._due_at:
+            return self._open_known(now) if self._ticket_until - _TICKET_MARGIN_S > now else self._request_forwarders()
+        if self._phase in (_Phase.CONNECTING, _Phase.HELLO_SENT) and self._due_at is not None and now >= self._due_at:
             return self._lost("the forwarder did not answer in time", now)
         if self._phase is not _Phase.OPEN or self._session is None:
             return []
@@ -372,14 +349,14 @@ class Connection:
             return self._lost("the forwarder has been silent for too long", now)
         if self._due_at is not None and now >= self._due_at:
             self._count_session(now)
-            return [Close(politely=True), Closed(self.trouble), *self._ask()]
+            return [Close(politely=True), Closed(self.problem), *self._request_forwarders()]
         return [SendHeartbeat()] if self._session.heartbeat_due(now=now) else []
 
     # -- transitions ---------------------------------------------------------------------------------------------------
 
-    def _ask(self) -> list[Action]:
-        self._phase, self._due_at = _Phase.ASKING, None
-        return [AskApi()]
+    def _request_forwarders(self) -> list[Action]:
+        self._phase, self._due_at = _Phase.REQUESTING, None
+        return [RequestForwarders()]
 
     def _open_known(self, now: float) -> list[Action]:
         self._untried = self._rng.sample(self._known, len(self._known))
@@ -388,12 +365,12 @@ class Connection:
     def _open_next(self, reason: str, now: float) -> list[Action]:
         if not self._untried:
             self._ticket_until = 0.0  # each known forwarder failed; the API may know others
-            return self._wait(reason, now) if self._fresh else self._ask()
-        self._phase, self._due_at = _Phase.CONNECTING, now + _GREETING_LIMIT_S
+            return self._wait(reason, now) if self._fresh else self._request_forwarders()
+        self._phase, self._due_at = _Phase.CONNECTING, now + _HELLO_LIMIT_S
         return [OpenSocket(self._untried.pop())]
 
     def _wait(self, reason: str, now: float, *, at_least_s: float = 0.0) -> list[Action]:
-        self.trouble = reason
+        self.problem = reason
         self._phase = _Phase.WAITING
         self._due_at = now + at_least_s + self._backoff.next_s()
         return []
@@ -430,7 +407,7 @@ class Connection:
         return [*closing, *self._wait(str(error), now, at_least_s=record.retry_after_s or 0.0)]
 
     def _give_up(self, error: FarcallError) -> list[Action]:
-        self._phase, self._due_at, self.trouble = _Phase.OVER, None, str(error)
+        self._phase, self._due_at, self.problem = _Phase.OVER, None, str(error)
         return [GiveUp(error)]
 
 
@@ -441,7 +418,7 @@ def for_log(event: Event) -> tuple[Event, int]:
     """An event without tickets, and of messages about tasks no more than their number."""
     match event:
         case ApiAnswered():
-            return dataclasses.replace(event, ticket=""), 0
+            return msgspec.structs.replace(event, ticket=""), 0
         case Received(envelope=envelope):
             return Received(Envelope(_slim_received(envelope.message))), 0
         case Sent(message=Hello() as message):

@@ -429,7 +429,7 @@ class AgentCore:
             self._queue.add(task)
         else:
             turn.fetches.append(task)
-        self._transitions.watch(task, now)
+        self._transitions.monitor(task, now)
 
     def _redeliver(self, task: Task, attempt: int) -> None:
         """A task that is here already gets its new attempt number, and is not started again."""

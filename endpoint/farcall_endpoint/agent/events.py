@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,68 +13,59 @@ from farcall_endpoint.agent.tasks import SpooledTask
 from farcall_endpoint.protocol import Progress
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Base class of all events."""
 
 
 # -- from the process --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Restored(Event):
+class Restored(Event, frozen=True):
     """The spool was read at the start: its tasks, oldest first, and the hashes of its functions."""
 
     tasks: Sequence[SpooledTask]
     function_hashes: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DrainOrdered(Event):
+class DrainOrdered(Event, frozen=True):
     """The process ends soon: no task starts any more."""
 
 
 # -- from the cloud ----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SessionOpened(Event):
+class SessionOpened(Event, frozen=True):
     """A session is open. The cloud does not need the tasks in ``forget``."""
 
     forget: Sequence[TaskRef] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SessionClosed(Event):
+class SessionClosed(Event, frozen=True):
     """The session has ended."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TasksReceived(Event):
+class TasksReceived(Event, frozen=True):
     """Tasks to run, with their ``payloads``, and functions whose ``bodies`` have the right hash, each in order."""
 
     tasks: Sequence[TaskSpec]
     payloads: UserBytes
     functions: Sequence[FunctionSpec] = ()
-    bodies: UserBytes = dataclasses.field(default_factory=UserBytes)
+    bodies: UserBytes = msgspec.field(default_factory=UserBytes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CancelRequested(Event):
+class CancelRequested(Event, frozen=True):
     """Submitters do not need these tasks any more."""
 
     task_ids: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResultsRecorded(Event):
+class ResultsRecorded(Event, frozen=True):
     """The cloud has results of these tasks."""
 
     tasks: Sequence[TaskRef]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlobGranted(Event):
+class BlobGranted(Event, frozen=True):
     """Answer to a request to upload a result."""
 
     grant: BlobGrant
@@ -84,8 +74,7 @@ class BlobGranted(Event):
 # -- from the blob store -----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PayloadFetched(Event):
+class PayloadFetched(Event, frozen=True):
     """A payload was downloaded and verified."""
 
     task_id: str
@@ -93,8 +82,7 @@ class PayloadFetched(Event):
     payload: UserBytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FetchFailed(Event):
+class FetchFailed(Event, frozen=True):
     """A payload cannot be downloaded."""
 
     task_id: str
@@ -102,8 +90,7 @@ class FetchFailed(Event):
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResultUploaded(Event):
+class ResultUploaded(Event, frozen=True):
     """A result is in the blob store."""
 
     task_id: str
@@ -111,8 +98,7 @@ class ResultUploaded(Event):
     location: BlobLocation
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class UploadFailed(Event):
+class UploadFailed(Event, frozen=True):
     """A result could not be uploaded."""
 
     task_id: str
@@ -124,16 +110,14 @@ class UploadFailed(Event):
 # -- from managers -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodesChanged(Event):
+class NodesChanged(Event, frozen=True):
     """While there is a ``refusal``, no manager can be had; ``problem`` is for users."""
 
     refusal: str
     problem: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ManagerRegistered(Event):
+class ManagerRegistered(Event, frozen=True):
     """``ends_at``: epoch second at which the manager's time is over; None if it has no limit."""
 
     manager_id: str
@@ -141,17 +125,15 @@ class ManagerRegistered(Event):
     ends_at: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ManagerProgress(Event):
+class ManagerProgress(Event, frozen=True):
     """A manager reports. Its results count even if the manager was given up meanwhile."""
 
     manager_id: str
     progress: Progress
-    results: UserBytes = dataclasses.field(default_factory=UserBytes)
+    results: UserBytes = msgspec.field(default_factory=UserBytes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ManagerLost(Event):
+class ManagerLost(Event, frozen=True):
     """A manager and its tasks are gone. ``expected``: no start counts against a task; ``unstarted``: it started none of
     its tasks."""
 
@@ -164,27 +146,23 @@ class ManagerLost(Event):
 # -- from the spool ----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpoolWritten(Event):
+class SpoolWritten(Event, frozen=True):
     """The last turn is in the spool, and its actions were performed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpoolWriteFailed(Event):
+class SpoolWriteFailed(Event, frozen=True):
     """The last turn could not be written: nothing of it is in the spool, and no later action was performed."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpoolMeasured(Event):
+class SpoolMeasured(Event, frozen=True):
     """Free bytes of the spool's file system, and how many of them are a reserve; None if that is left, or unknown."""
 
     room: tuple[int, int] | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpoolRetryOrdered(Event):
+class SpoolRetryOrdered(Event, frozen=True):
     """Write the spool now, without waiting for the next retry."""
 
 
@@ -209,9 +187,9 @@ def for_log(event: Event) -> tuple[Event, int]:
         case BlobGranted(grant=grant):
             return BlobGranted(msgspec.structs.replace(grant, upload_url="", headers={})), 1
         case PayloadFetched():
-            return dataclasses.replace(event, payload=event.payload.without_bytes()), 1
+            return msgspec.structs.replace(event, payload=event.payload.without_bytes()), 1
         case ResultUploaded(location=location):
-            return dataclasses.replace(event, location=msgspec.structs.replace(location, url=None)), 1
+            return msgspec.structs.replace(event, location=msgspec.structs.replace(location, url=None)), 1
         case Restored(tasks=restored):
             return Restored([_copy(task) for task in restored], event.function_hashes), len(restored)
         case ResultsRecorded(tasks=refs) | SessionOpened(forget=refs):
@@ -242,7 +220,7 @@ def _copy(task: SpooledTask) -> SpooledTask:
     result = task.result
     if result is not None:
         result = msgspec.structs.replace(result, error=_code_of(result.error), details=None)
-    return dataclasses.replace(task, spec=_masked(task.spec), result=result)
+    return msgspec.structs.replace(task, spec=_masked(task.spec), result=result)
 
 
 def _code_of(error: Mapping[str, Any] | None) -> dict[str, Any] | None:

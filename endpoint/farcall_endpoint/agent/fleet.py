@@ -80,7 +80,7 @@ class _Block:
     running_since: float | None = None
     ended_at: float | None = None
     part_at: float | None = None
-    verdict: str = ""
+    end_reason: str = ""
 
 
 @dataclasses.dataclass
@@ -99,14 +99,14 @@ class Fleet:
     :param address: where managers on this machine find the agent.
     :param network: how those on others do; only for providers that are not local.
     :param variables: for the environment of managers and their tasks.
-    :param heartbeat_s: at least so often managers hear that the agent lives.
-    :param silence_limit_s: a manager that says nothing for so long is given up, and never believed again.
-    :param limits: what no attempt may exceed, whatever its task asks for.
+    :param heartbeat_s: period of the messages by which managers detect that the agent is alive.
+    :param silence_limit_s: a manager that is silent for so long is given up for good.
+    :param limits: what no attempt may exceed, whatever its task requests.
     :param results_memory_bytes: what results on their way from managers may take together.
     :param batching: whether many tasks may share a message; for measurements.
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
-    :param demand: says how much there is to do.
+    :param demand: returns how many tasks there are, and which managers are busy.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class Fleet:
         """Read the status of a block."""
         status = block.handle.status()
         if status.phase is Phase.ENDED:
-            self._reap(block_id, block, block.verdict or status.text, now)
+            self._reap(block_id, block, block.end_reason or status.text, now)
         elif block.part_at is not None:
             if now >= block.part_at:
                 block.handle.kill()
@@ -263,7 +263,7 @@ class Fleet:
             if block.running_since is None:
                 block.running_since = now
             elif now >= block.running_since + _JOIN_LIMIT_S:
-                block.verdict = f"it ran for {_JOIN_LIMIT_S:g} s, and none of its managers reached the agent"
+                block.end_reason = f"it ran for {_JOIN_LIMIT_S:g} s, and none of its managers reached the agent"
                 block.part_at = now
 
     def _reap(self, block_id: str, block: _Block, reason: str, now: float) -> None:
@@ -379,7 +379,7 @@ class Fleet:
                 case protocol.Leaving(reason=reason, failed=True):
                     block_id = manager.registered.block_id
                     self._blocks.failed(block_id)
-                    self._here[block_id].verdict = reason
+                    self._here[block_id].end_reason = reason
                     self._lose(manager_id, f"its manager could start no worker ({reason})", now, unstarted=True)
                 case protocol.Leaving(reason=reason):
                     self._lose(manager_id, f"its manager ended ({reason})", now)
@@ -444,8 +444,8 @@ class Fleet:
         if block is None or block.part_at is not None or self._stopping:
             return None
         if message.software != self._software:
-            _logger.error("manager %s is of another version; restart the endpoint after an upgrade", manager_id)
-            block.verdict = "its manager is of another version than the agent"
+            _logger.error("manager %s has another version; restart the endpoint after an upgrade", manager_id)
+            block.end_reason = "its manager has another version than the agent"
             block.part_at = now
             return None
         manager = _Manager(message, LivenessTimer(limit_s=self._silence_limit_s, now=now), now)

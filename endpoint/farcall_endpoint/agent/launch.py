@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import logging
 import platform
 import random
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import zmq
@@ -24,11 +23,11 @@ from farcall_endpoint.agent.fleet import Fleet, Limits
 from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
-from farcall_endpoint.agent.service import Agent, Clock, FleetMaker
+from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.config import Config, EngineConfig
+from farcall_endpoint.config import Config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
@@ -80,23 +79,25 @@ def run_agent(
         able = capabilities()
         poller = zmq.Poller()
         seed = random.getrandbits(32)
+        core = _core(config, endpoint_id, slots, seed=seed)
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
             capabilities=able,
-            core=_core(config, endpoint_id, slots, seed=seed),
+            core=core,
             connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random(seed)),  # noqa: S311
             spool=spool,
             uplink=Uplink(context, keys, poller),
-            make_fleet=_fleet_maker(
+            fleet=_fleet(
                 directory,
-                config.engine,
+                config,
                 slots=slots,
-                options=_manager_options(directory, config),
                 endpoint_id=endpoint_id,
                 provider=provider,
                 context=context,
-                transfer_memory_bytes=config.transfer_memory * 10**6,
+                poller=poller,
+                core=core,
+                spool=spool,
             ),
             poller=poller,
             background=Background(),
@@ -108,7 +109,6 @@ def run_agent(
             ),
             clock=Clock(),
             on_connected=on_connected,
-            owner_id=directory.read_owner_id(),
             on_owner=directory.write_owner_id,
             on_status=directory.write_status,
             on_events=directory.write_events,
@@ -148,37 +148,43 @@ def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCo
     )
 
 
-def _fleet_maker(
+def _fleet(
     directory: EndpointDirectory,
-    config: EngineConfig,
+    config: Config,
     *,
     slots: int,
-    options: Sequence[str],
     endpoint_id: str,
     provider: Provider,
     context: zmq.Context[zmq.Socket[bytes]],
-    transfer_memory_bytes: int,
-) -> FleetMaker:
-    limits = config.limits
-    return functools.partial(
-        Fleet,
+    poller: zmq.Poller,
+    core: AgentCore,
+    spool: Spool,
+) -> Fleet:
+    engine = config.engine
+    fleet = Fleet(
         context,
         address=directory.fleet_address(),
+        poller=poller,
         provider=provider,
         blocks=plan_blocks(
-            config.provider,
+            engine.provider,
             slots=slots,
-            max_failures=config.max_block_failures,
-            idle_release_s=config.max_idletime,
+            max_failures=engine.max_block_failures,
+            idle_release_s=engine.max_idletime,
         ),
-        network=make_network(config.provider, address=config.address, ports=config.worker_port_range),
-        command_options=options,
+        network=make_network(engine.provider, address=engine.address, ports=engine.worker_port_range),
+        command_options=_manager_options(directory, config),
         variables={"FARCALL_ENDPOINT_ID": endpoint_id},
-        heartbeat_s=config.heartbeat_period,
-        silence_limit_s=config.heartbeat_threshold,
-        limits=Limits(limits.walltime_s, limits.memory_bytes, limits.output),
-        results_memory_bytes=transfer_memory_bytes,
+        function_body=spool.function,
+        payload=spool.payload_to_send,
+        demand=core.demand,
+        heartbeat_s=engine.heartbeat_period,
+        silence_limit_s=engine.heartbeat_threshold,
+        limits=Limits(engine.limits.walltime_s, engine.limits.memory_bytes, engine.limits.output),
+        results_memory_bytes=config.transfer_memory * 10**6,
     )
+    fleet.owner_id = directory.read_owner_id()
+    return fleet
 
 
 def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:

@@ -23,7 +23,7 @@ _TRIES: Final = 5
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 4.0
 #: The forwarder may have many others to serve first.
-_PATIENCE_S: Final = 120.0
+_ANSWER_LIMIT_S: Final = 120.0
 _TOO_OLD: Final = "the forwarder passes no blobs on; it is older than this endpoint"
 
 
@@ -147,7 +147,7 @@ class Relay:
                 self._push(transfer, now)
 
     def _pull(self, download: _Download, now: float) -> None:
-        download.is_asked, download.due_at = True, now + _PATIENCE_S
+        download.is_asked, download.due_at = True, now + _ANSWER_LIMIT_S
         self._send(
             BlobPull(task_id=download.task_id, attempt=download.attempt, offset_bytes=len(download.data)),
             (),
@@ -169,7 +169,7 @@ class Relay:
         self._end(download, data, now)
 
     def _push(self, upload: _Upload, now: float, *, at_bytes: int | None = None) -> None:
-        upload.due_at = now + _PATIENCE_S
+        upload.due_at = now + _ANSWER_LIMIT_S
         piece = None if at_bytes is None else piece_of(upload.body, at_bytes, self._piece_bytes or 0)
         self._send(
             BlobPush(

@@ -78,34 +78,34 @@ class Transitions:
 
     def __init__(self, *, is_enabled: bool) -> None:
         self._is_enabled = is_enabled
-        self._watched: collections.deque[tuple[float, Task]] = collections.deque()
+        self._monitored: collections.deque[tuple[float, Task]] = collections.deque()
 
-    def watch(self, task: Task, at: float) -> None:
+    def monitor(self, task: Task, at: float) -> None:
         """Check a task again when its present state, entered ``at``, has lasted."""
         if self._is_enabled:
-            task.watched = True
-            self._watched.append((at + REPORT_AFTER_S, task))
+            task.is_monitored = True
+            self._monitored.append((at + REPORT_AFTER_S, task))
 
     def enter(self, task: Task, state: TaskState, at: float) -> None:
         """A task changes its state."""
         task.state, task.at = state, at
-        if not task.watched and task.reported is not state:
-            self.watch(task, at)
+        if not task.is_monitored and task.reported is not state:
+            self.monitor(task, at)
 
     def next_deadline(self) -> float | None:
         """When :meth:`due` may have something next."""
-        return self._watched[0][0] if self._watched else None
+        return self._monitored[0][0] if self._monitored else None
 
     def due(self, *, now: float, connected: bool) -> list[TaskTransition]:
         """Transitions to report now; none without a session, for the next Hello names all tasks."""
         transitions = []
-        while self._watched and self._watched[0][0] <= now:
-            task = self._watched.popleft()[1]
-            task.watched = False
+        while self._monitored and self._monitored[0][0] <= now:
+            task = self._monitored.popleft()[1]
+            task.is_monitored = False
             if task.stage in (Stage.FINISHED, Stage.FORGOTTEN) or task.reported is task.state:
                 continue
             if now < task.at + REPORT_AFTER_S:
-                self.watch(task, task.at)
+                self.monitor(task, task.at)
             elif connected:
                 task.reported = task.state
                 transitions.append(

@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import zmq
 
@@ -44,8 +44,8 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.agent.reports import messages_of, tasks_received
-from farcall_endpoint.agent.spool import MAX_ROW_BYTES, Spool, SpoolUnwritable
-from farcall_endpoint.agent.tasks import Demand, Task
+from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
+from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.shared_memory import Frame, bytes_of
@@ -92,27 +92,13 @@ class Rate:
         return (count - former) / (now - since) if now > since else 0.0
 
 
-class FleetMaker(Protocol):
-    """Makes a fleet, with what it needs of the agent."""
-
-    def __call__(
-        self,
-        *,
-        poller: zmq.Poller,
-        function_body: Callable[[str], bytes],
-        payload: Callable[[Task], Frame],
-        demand: Callable[[], Demand],
-    ) -> Fleet:
-        """A fleet that has not started anything yet."""
-
-
 class Agent:
     """One per process.
 
     :param transfer_memory_bytes: what large payloads and results on their way may take.
     :param ask_api: blocks; where the forwarders are. Raises FarcallError.
     :param on_connected: called with every session that opens.
-    :param owner_id: the identity of the endpoint's owner as far as it is known; the API reports it to ``on_owner``.
+    :param on_owner: called with the identity of the endpoint's owner when the API names another than the fleet has.
     :param on_status: called at most once a second with numbers and problems.
     :param on_events: called every ten seconds at most, and at the end, with the name and the JSON of a log that has
         grown.
@@ -129,7 +115,7 @@ class Agent:
         connection: c.Connection,
         spool: Spool,
         uplink: Uplink,
-        make_fleet: FleetMaker,
+        fleet: Fleet,
         poller: zmq.Poller,
         background: Background,
         transfers: Transfers,
@@ -138,7 +124,6 @@ class Agent:
         ask_api: Callable[[], ConnectAnswer],
         clock: Clock,
         on_connected: Callable[[], None],
-        owner_id: str,
         on_owner: Callable[[str], None],
         on_status: Callable[[dict[str, object]], None],
         on_events: Callable[[str, bytes], None],
@@ -152,10 +137,7 @@ class Agent:
         self._connection = connection
         self._spool = spool
         self._uplink = uplink
-        self._fleet = make_fleet(
-            poller=poller, function_body=self._function_body, payload=self._payload, demand=core.demand
-        )
-        self._fleet.owner_id = owner_id
+        self._fleet = fleet
         self._on_owner = on_owner
         self._poller = poller
         self._background = background
@@ -182,7 +164,6 @@ class Agent:
         self._write_logs_at = 0.0
         self._instance_id = new_id()
         self._reported_generation = 0
-        self._functions: dict[str, bytes] = {}
         self._nodes = ev.NodesChanged("", "")
         self._measured = ev.SpoolMeasured(None)
         self._has_spool_problem = False
@@ -228,7 +209,7 @@ class Agent:
             raise self._fatal
 
     def stop(self, *, grace_s: float) -> None:
-        """Ask for an orderly end; asked again, running tasks get no grace. May be called from a signal handler."""
+        """Request an orderly end; at the second request running tasks get no grace. Safe in a signal handler."""
         self._stop_wanted = grace_s if self._stop_wanted is None and self._kill_at is None else 0.0
         self._background.wake()
 
@@ -272,14 +253,14 @@ class Agent:
         self._write_logs_at = now + _LOGS_PERIOD_S
         logs: dict[str, EventLog[Any]] = {"tasks": self._core_log, "connection": self._connection_log}
         for name, log in logs.items():
-            if not log.has_news:
+            if not log.has_grown:
                 continue
             try:
                 self._on_events(name, log.to_json())
             except OSError as error:  # no reason to stop; the next time tries again
                 _logger.debug("the event log of %s cannot be written: %s", name, error)
             else:
-                log.has_news = False
+                log.has_grown = False
 
     def _timeout_ms(self) -> int:
         if self._events:  # an action had its outcome at once
@@ -313,7 +294,7 @@ class Agent:
         report = self._core.report()
         return {
             "connected": self._connection.is_open,
-            "trouble": self._connection.trouble,
+            "connection_problem": self._connection.problem,
             "managers": report.managers,
             "workers": report.total_workers,
             "idle_workers": report.idle_workers,
@@ -341,8 +322,8 @@ class Agent:
         match action:
             case c.Deliver(envelope=envelope):
                 self._deliver(envelope)
-            case c.AskApi():
-                self._background.submit(self._ask)
+            case c.RequestForwarders():
+                self._background.submit(self._request_forwarders)
             case c.OpenSocket(to=to):
                 self._open_socket(to)
             case c.SendHello(ticket=ticket):
@@ -375,7 +356,7 @@ class Agent:
             case _:
                 raise TypeError(f"no rule for {action}")
 
-    def _ask(self) -> Callable[[], None]:
+    def _request_forwarders(self) -> Callable[[], None]:
         """In a thread: request the forwarders' addresses."""
         try:
             answer = self._ask_api()
@@ -478,15 +459,6 @@ class Agent:
             size_bytes += sum(map(len, bodies))
             if size_bytes > self._transfer_memory_bytes:
                 return  # these go into the spool first; the rest waits where it is
-
-    def _function_body(self, function_hash: str) -> bytes:
-        return self._spool.function(function_hash)
-
-    def _payload(self, task: Task) -> Frame:
-        payload = task.payload
-        if payload is None or len(payload) > MAX_ROW_BYTES:
-            return self._spool.payload(task)  # a file, which a worker on this machine reads where it is
-        return payload
 
     # -- actions -------------------------------------------------------------------------------------------------------
 

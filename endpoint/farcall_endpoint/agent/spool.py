@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 _MOST_FORGOTTEN: Final = 1000
 _FORMAT: Final = "3"
-MAX_ROW_BYTES: Final = 64 * 1024
+_MAX_ROW_BYTES: Final = 64 * 1024
 """Larger bodies are files. Arguments and results of that size travel through the blob store too."""
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
 _SCHEMA: Final = """
@@ -279,6 +279,11 @@ class Spool:
         """The arguments of an unfinished task."""
         return self._body(task.seq)
 
+    def payload_to_send(self, task: Task) -> Frame:
+        """The same for a worker: from memory, or as a file, which a worker on this machine reads where it is."""
+        payload = task.payload
+        return self.payload(task) if payload is None or len(payload) > _MAX_ROW_BYTES else payload
+
     def body(self, task: Task) -> Frame:
         """The result of a task that succeeded."""
         return self._body(task.seq)
@@ -347,7 +352,7 @@ class Spool:
                         view = view[file.write(view) :]
 
     def _is_file(self, body: Bytes) -> bool:
-        return len(body) > MAX_ROW_BYTES and self._files is not None
+        return len(body) > _MAX_ROW_BYTES and self._files is not None
 
     def _write(self, d: WriteSpool, forgotten: list[tuple[int]]) -> None:
         many = self._database.executemany

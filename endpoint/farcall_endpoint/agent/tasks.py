@@ -85,7 +85,7 @@ class Task:
     at: float
     state: TaskState = TaskState.WAITING_FOR_NODES
     reported: TaskState = TaskState.WAITING_FOR_EP
-    watched: bool = False
+    is_monitored: bool = False
     starts: int = 0
     deaths: tuple[str, ...] = ()
     payload: Bytes | None = None
@@ -112,8 +112,7 @@ class Demand:
     busy: Collection[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpooledTask:
+class SpooledTask(msgspec.Struct, frozen=True):
     """A task that was read from the spool. ``is_fetched``: the spool has its payload."""
 
     seq: int

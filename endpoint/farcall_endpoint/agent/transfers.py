@@ -127,7 +127,7 @@ def _in_pieces(content: Frame) -> Iterator[bytes]:
 
 
 Job = Callable[[], Callable[[], None]]
-"""Runs in a thread; what it returns runs in the loop's thread afterwards."""
+"""Runs in a thread; what it returns then runs in the loop's thread."""
 
 _THREADS: Final = 4
 

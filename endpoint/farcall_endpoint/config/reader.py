@@ -21,7 +21,7 @@ from farcall_endpoint.config.yaml12 import Loader
 
 _FOREIGN_FIELDS: Final = {
     "job_status_kwargs": "write its max_idletime under engine, without job_status_kwargs",
-    "max_retries_on_system_failure": "tasks say so themselves, by max_attempts; remove it",
+    "max_retries_on_system_failure": "remove it: each task has its own max_attempts",
     "max_workers": "write max_workers_per_node",
     "prefetch_capacity": "write prefetch",
     "idle_release": "write max_idletime",

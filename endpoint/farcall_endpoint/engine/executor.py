@@ -19,9 +19,8 @@ from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
-from farcall_endpoint.engine.functions import FunctionTable
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
+from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, FunctionTable, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
 
 P = ParamSpec("P")

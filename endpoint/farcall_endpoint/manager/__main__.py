@@ -156,9 +156,9 @@ def main() -> None:
 def _connect(options: argparse.Namespace, manager_id: str) -> Pipe | SocketLink:
     if options.agent_fd is not None:
         return Pipe(socket.socket(fileno=options.agent_fd))
-    from farcall_endpoint.manager.network import connect
+    from farcall_endpoint.transport import connect_to_agent  # loads ZeroMQ, which a local manager does not need
 
-    return connect(options.agent.split(","), manager_id=manager_id, environ=os.environ)
+    return connect_to_agent(options.agent.split(","), manager_id=manager_id, environ=os.environ)
 
 
 def end_of_block(walltime_s: float, environ: Mapping[str, str], *, now: float) -> float:

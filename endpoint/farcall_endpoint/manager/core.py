@@ -34,7 +34,6 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.limits import has_limits
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     FIRST_WINDOW_BYTES,
@@ -369,7 +368,7 @@ class ManagerCore:
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def _report(self, now: float) -> None:
-        """Report news at once, and the number of workers each second.
+        """Report changes at once, and the number of workers each second.
 
         Results for which the agent has no room stay here, and while some do, no task is started; unless the manager
         stops.
@@ -540,6 +539,30 @@ class ManagerCore:
             self._result_bytes += len(result)
         record = dict(error) if error is not None else None
         self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at, details))
+
+
+def has_limits(order: TaskOrder) -> bool:
+    """Whether a task must be measured while it runs."""
+    return order.options.memory_bytes is not None or order.options.max_output_bytes is not None
+
+
+def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
+    """The order with its memory limited to the share of its worker, if workers have one."""
+    requested_bytes = order.options.memory_bytes
+    if memory_bytes is None or (requested_bytes is not None and requested_bytes <= memory_bytes):
+        return order
+    options = msgspec.structs.replace(order.options, memory_bytes=memory_bytes)
+    return msgspec.structs.replace(order, options=options)
+
+
+def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:
+    """The error of a task that exceeds a limit, or None."""
+    return outcomes.limit_exceeded(
+        memory_bytes=memory_bytes,
+        memory_limit_bytes=order.options.memory_bytes,
+        output_bytes=output_bytes,
+        output_limit_bytes=order.options.max_output_bytes,
+    )
 
 
 def _unread_bytes(job: Job) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
-from farcall_endpoint.manager.core import ManagerCore
+from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
     Event,
@@ -32,7 +32,6 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
-from farcall_endpoint.manager.limits import LIMIT_PERIOD_S, OUTPUT_PERIOD_S, breach, capped
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame
@@ -45,6 +44,11 @@ _logger = logging.getLogger(__name__)
 
 _LINGER_S: Final = 1.0
 """Longest time to send the last message."""
+_LIMIT_PERIOD_S: Final = 0.1
+"""How often a task with limits is measured. Its worker checks again at its end, so that no task which exceeded them
+succeeds."""
+_OUTPUT_PERIOD_S: Final = 0.01
+"""The same for its output, while that grows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,10 +170,10 @@ class Manager:
         output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _, _ in limited}
         grows = any(size > self._output_bytes.get(worker_id, 0) for worker_id, size in output.items())
         self._output_bytes = output
-        self._measure_at = now + (OUTPUT_PERIOD_S if grows else LIMIT_PERIOD_S)
+        self._measure_at = now + (_OUTPUT_PERIOD_S if grows else _LIMIT_PERIOD_S)
         memory: dict[int, int] = {}
         if now >= self._measure_memory_at:
-            self._measure_memory_at = now + LIMIT_PERIOD_S
+            self._measure_memory_at = now + _LIMIT_PERIOD_S
             measured = {
                 self._workers[worker_id].pid: MeasuredTask(order.options.memory_bytes, begun.resident_bytes)
                 for worker_id, order, begun in limited

@@ -84,7 +84,7 @@ class BatchProvider:
     :param script_dir: private, on a file system that the nodes share; for scripts and the jobs' output.
     :param worker_init: shell lines to run on each node before the manager.
     :param poll_s: seconds between two polls of the jobs' statuses.
-    :param patience_s: a job that the scheduler does not know for so long has ended.
+    :param missing_limit_s: a job that the scheduler does not know for so long has ended.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class BatchProvider:
         walltime_s: float | None,
         worker_init: str = "",
         poll_s: float = 5.0,
-        patience_s: float = 30.0,
+        missing_limit_s: float = 30.0,
     ) -> None:
         self.walltime_s = walltime_s
         self._scheduler = scheduler
         self._script_dir = script_dir
         self._worker_init = worker_init
         self._poll_s = poll_s
-        self._patience_s = patience_s
+        self._missing_limit_s = missing_limit_s
         self._journal = script_dir / "jobs.json"
         self._blocks: list[BatchBlock] = []
         self._new: queue.SimpleQueue[BatchBlock] = queue.SimpleQueue()
@@ -147,7 +147,7 @@ class BatchProvider:
         """As :meth:`Provider.close`. Waits for a while until unwanted jobs are cancelled."""
         self._closed = True
         self.wake()
-        self._thread.join(self._patience_s)
+        self._thread.join(self._missing_limit_s)
         if not self._thread.is_alive():
             os.close(self._changes)
 
@@ -233,7 +233,7 @@ class BatchProvider:
                 self._set_status(block, status)
             elif block.missing_since is None:
                 block.missing_since = now
-            elif now - block.missing_since >= self._patience_s:
+            elif now - block.missing_since >= self._missing_limit_s:
                 self._set_status(block, BlockStatus(Phase.ENDED, f"the scheduler does not know job {job_id} any more"))
         self._keep_journal()
 
