@@ -199,7 +199,7 @@ class EndpointDirectory:
         _write(self.path / "endpoint.json", json.dumps({"endpoint_id": endpoint_id}))
 
     def read_owner_id(self) -> str:
-        """The identity of the endpoint's owner; empty before the cloud told it."""
+        """The identity of the endpoint's owner; empty until the API has named it."""
         data = _read_json(self.path / "endpoint.json") or {}
         return str(data.get("owner_id", ""))
 

@@ -28,13 +28,13 @@ _RESULTS_MEMORY_BYTES: Final = 256 * 10**6
 _LEAST_WINDOW_BYTES: Final = 2**20
 _TICK_S: Final = 0.5
 """Period of the checks for silent managers and of scaling."""
-_LAST_WORDS_S: Final = 0.01
+_LAST_MESSAGES_S: Final = 0.01
 """The last messages of a manager are read first; its end is detected a moment later."""
 _QUIET_S: Final = 3.0
 """A manager on another machine that is silent for so long after its block has ended has ended, too."""
 _JOIN_LIMIT_S: Final = 600.0
 """A block that runs for so long without a manager that reaches the agent is given up."""
-_PARTING_S: Final = 10.0
+_KILL_AFTER_S: Final = 10.0
 """A block without managers is killed after so long."""
 
 N = TypeVar("N", int, float)
@@ -79,7 +79,7 @@ class _Block:
     managers: set[str] = dataclasses.field(default_factory=set)
     running_since: float | None = None
     ended_at: float | None = None
-    part_at: float | None = None
+    kill_at: float | None = None
     end_reason: str = ""
 
 
@@ -217,7 +217,7 @@ class Fleet:
         return [
             {
                 "block_id": block_id,
-                "state": block.handle.status().phase.name.lower() if block.part_at is None else "ending",
+                "state": block.handle.status().phase.name.lower() if block.kill_at is None else "ending",
                 "since": block.started_at + offset_s,
                 "managers": len(block.managers),
                 "workers": sum(self._managers[manager_id].registered.slots for manager_id in block.managers),
@@ -256,15 +256,15 @@ class Fleet:
         status = block.handle.status()
         if status.phase is Phase.ENDED:
             self._reap(block_id, block, block.end_reason or status.text, now)
-        elif block.part_at is not None:
-            if now >= block.part_at:
+        elif block.kill_at is not None:
+            if now >= block.kill_at:
                 block.handle.kill()
         elif status.phase is Phase.RUNNING and not block.managers:
             if block.running_since is None:
                 block.running_since = now
             elif now >= block.running_since + _JOIN_LIMIT_S:
                 block.end_reason = f"it ran for {_JOIN_LIMIT_S:g} s, and none of its managers reached the agent"
-                block.part_at = now
+                block.kill_at = now
 
     def _reap(self, block_id: str, block: _Block, reason: str, now: float) -> None:
         """A block has ended; its managers have when they are silent too."""
@@ -275,7 +275,7 @@ class Fleet:
                 self._lose(manager_id, f"its manager ended ({reason})", now)
         if block.managers:
             if block.handle.pipe is not None:
-                self._look_at = min(self._look_at, now + _LAST_WORDS_S)
+                self._look_at = min(self._look_at, now + _LAST_MESSAGES_S)
         else:
             self._blocks.ended(block_id, reason, now=now)
             block.handle.close()
@@ -293,7 +293,7 @@ class Fleet:
         for manager_id, manager in list(self._managers.items()):
             if manager.silence.is_expired(now=now):
                 _logger.error("manager %s has been silent for %g s; giving it up", manager_id, self._silence_limit_s)
-                self._lose(manager_id, f"its manager was silent for {self._silence_limit_s:g} s", now, parting_s=0.0)
+                self._lose(manager_id, f"its manager was silent for {self._silence_limit_s:g} s", now, kill_after_s=0.0)
 
     def _ping(self, now: float) -> None:
         if now >= self._ping_at:
@@ -333,9 +333,9 @@ class Fleet:
         *,
         expected: bool = False,
         unstarted: bool = False,
-        parting_s: float = _PARTING_S,
+        kill_after_s: float = _KILL_AFTER_S,
     ) -> None:
-        """Give up a manager for good. A block that has lost its last one is killed after ``parting_s``."""
+        """Give up a manager for good. A block that has lost its last one is killed after ``kill_after_s``."""
         manager = self._managers.pop(manager_id, None)
         if manager is None:
             return
@@ -346,8 +346,8 @@ class Fleet:
         self._blocks.left(block_id, manager_id)
         block = self._here[block_id]
         block.managers.discard(manager_id)
-        if not block.managers and block.part_at is None:
-            block.part_at = now + parting_s
+        if not block.managers and block.kill_at is None:
+            block.kill_at = now + kill_after_s
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
@@ -441,12 +441,12 @@ class Fleet:
 
     def _register(self, manager_id: str, message: protocol.Registered, now: float) -> _Manager | None:
         block = self._here.get(message.block_id)
-        if block is None or block.part_at is not None or self._stopping:
+        if block is None or block.kill_at is not None or self._stopping:
             return None
         if message.software != self._software:
             _logger.error("manager %s has another version; restart the endpoint after an upgrade", manager_id)
             block.end_reason = "its manager has another version than the agent"
-            block.part_at = now
+            block.kill_at = now
             return None
         manager = _Manager(message, LivenessTimer(limit_s=self._silence_limit_s, now=now), now)
         self._managers[manager_id] = manager

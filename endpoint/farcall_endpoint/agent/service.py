@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 _STATUS_PERIOD_S: Final = 1.0
 _LOGS_PERIOD_S: Final = 10.0
-_FAREWELL_S: Final = 5.0
+_LAST_REPORTS_S: Final = 5.0
 _RESERVE: Final = 16
 """Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
 _MOST_NODES: Final = 100
@@ -285,10 +285,10 @@ class Agent:
             _logger.info("stopping; running tasks get %g s to finish", grace_s)
             self._events.append(ev.DrainOrdered())
             self._fleet.stop(grace_s=grace_s)
-            self._kill_at = now + grace_s + _FAREWELL_S
+            self._kill_at = now + grace_s + _LAST_REPORTS_S
         elif self._kill_at is not None and now >= self._kill_at:
             self._fleet.kill()
-            self._kill_at = now + _FAREWELL_S
+            self._kill_at = now + _LAST_REPORTS_S
 
     def _status(self) -> dict[str, object]:
         report = self._core.report()

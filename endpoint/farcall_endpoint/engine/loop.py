@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 _MANAGER_HORIZON_S: Final = 0.1
 _MOST_PER_TURN: Final = 2000
-_FAREWELL_S: Final = 5.0
+_LAST_REPORTS_S: Final = 5.0
 _MAX_KNOWN_FUNCTIONS: Final = 1024
 
 _serializer: Final = Serializer()
@@ -390,10 +390,10 @@ class EngineLoop:
             if not (self._open or self._inbox or self._cancels):
                 self._events.append(ev.DrainOrdered())
                 fleet.stop(grace_s=0.0)
-                self._kill_at = now + _FAREWELL_S
+                self._kill_at = now + _LAST_REPORTS_S
         elif now >= self._kill_at:
             fleet.kill()
-            self._kill_at = now + _FAREWELL_S
+            self._kill_at = now + _LAST_REPORTS_S
 
     def _report(self, fleet: Fleet) -> None:
         report = self._core.report()

@@ -78,7 +78,7 @@ class LimitExceeded(_Event, frozen=True):
 
 
 class Terminated(_Event, frozen=True):
-    """The manager must end now, for a reason that the agent does not know yet."""
+    """The manager must end now, for a reason that was not reported to the agent yet."""
 
     reason: str
 

@@ -50,10 +50,10 @@ def visible_accelerators(names: Sequence[str], *, environ: Mapping[str, str]) ->
     A plain count (``0``, ``1``, ... up to it) means the first so many of what is visible, whatever their names are. A
     name with commas is several accelerators for one worker.
     """
-    told = next((environ[variable] for variable in _VISIBLE if variable in environ), None)
-    if told is None:
+    listed = next((environ[variable] for variable in _VISIBLE if variable in environ), None)
+    if listed is None:
         return tuple(names)
-    visible = [name.strip() for name in told.split(",") if name.strip() not in _NOT_VISIBLE]
+    visible = [name.strip() for name in listed.split(",") if name.strip() not in _NOT_VISIBLE]
     if list(names) == [str(number) for number in range(len(names))]:
         return tuple(visible[: len(names)])
     return tuple(name for name in names if set(name.split(",")).issubset(visible))

@@ -92,7 +92,7 @@ class Nodes:
         """
         if count > len(self._names):
             raise RanksImpossible(
-                f"The task asks for {count} nodes, and a block of this endpoint has {len(self._names)}.",
+                f"The task requests {count} nodes, and a block of this endpoint has {len(self._names)}.",
                 hint="Ask for fewer, or let the endpoint's administrator raise nodes_per_block.",
             )
         taken: list[int] = []
