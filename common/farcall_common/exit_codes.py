@@ -32,6 +32,7 @@ from farcall_common.errors import (
 
 DONE: Final = 0
 FAILED: Final = 1
+UNHEALTHY: Final = 3
 INTERNAL: Final = 70
 INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
@@ -42,7 +43,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     DONE: "done",
     FAILED: "a task failed, was lost or was cancelled",
     2: "the command line is wrong",
-    3: "the deployment is unhealthy (`cloud status`)",
+    UNHEALTHY: "the deployment is unhealthy (`cloud status`)",
     65: "a value, file, function or spool cannot be used",
     66: "a function, endpoint, task or group does not exist",
     69: "the service cannot be reached, or has no room",

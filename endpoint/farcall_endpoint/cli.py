@@ -26,6 +26,7 @@ from farcall_common.exit_codes import (
     EXIT_CODES,
     FAILED,
     TERMINATED,
+    UNHEALTHY,
     epilog,
     exit_code,
     exit_status,
@@ -37,7 +38,7 @@ from farcall_endpoint.config import Config, EngineConfig, read_config, write_con
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.status import facts_of, render
 
-_EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
+_EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code not in (UNHEALTHY, BROKEN_PIPE)} | {
     FAILED: "not connected (status)",
     TERMINATED: "terminated by a signal (a running endpoint exits with 0)",
 }

@@ -26,6 +26,7 @@ from tests.unit.test_store_records import (
     make_function,
     make_task,
     make_task_result,
+    transition,
 )
 from tests.waiting import WAIT_S
 

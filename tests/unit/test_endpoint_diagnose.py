@@ -223,6 +223,23 @@ def test_failed_part_is_reported_in_its_place(home: Path) -> None:
     assert any("chmod 600" in text for text in bad)
 
 
+def test_unreadable_files_do_not_end_a_report(home: Path) -> None:
+    directory = EndpointDirectory.of(home, "lab")
+    directory.events_file("tasks").write_text("[" * 100_000)
+    directory.log_dir.mkdir(exist_ok=True)
+    (directory.log_dir / "removed.log").symlink_to("removed-meanwhile")
+    report = gather(directory, home=home, environ={}, with_network=False)
+    assert "could not be determined" in report.files["events-tasks.jsonl"]
+    assert report.files["logs/removed.log"] == ""
+    assert any("removed.log cannot be read" in finding.text for finding in report.findings)
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        Report({"a.txt": "a", "b" * 300: "too long a name"}, ()).write_directory(tmp_path / "r")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_report_is_readable_by_its_owner_only(home: Path, tmp_path: Path) -> None:
     report = Report({"a.txt": "ä", "logs/b.log": "x"}, ())
     archive, directory = tmp_path / "r.tar.gz", tmp_path / "r"

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_common.exit_codes import Terminated
+from farcall_common.exit_codes import UNHEALTHY, Terminated
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
 from farcall_infra.cloud import aws as account
@@ -46,7 +46,6 @@ from farcall_infra.prices import load_prices
 
 app = typer.Typer(name="cloud", help="The cloud tier in your own AWS account.", no_args_is_help=True)
 
-_UNHEALTHY = 3
 _CLEANUP_S = 10.0
 _RETRY_HINT = "Run the command again when `farcall cloud status` shows no stack that is IN_PROGRESS."
 
@@ -207,7 +206,7 @@ def status(name: NameOption = "farcall", region: RegionOption = None, as_json: J
     else:
         show_status(name, found)
     if not found.healthy:
-        raise typer.Exit(_UNHEALTHY)
+        raise typer.Exit(UNHEALTHY)
 
 
 @app.command(name="destroy")
