@@ -7,7 +7,15 @@ import random
 import pytest
 
 from farcall_common import wire
-from farcall_common.errors import ErrorRecord, NoForwarder, ProtocolError, Unauthenticated, Unavailable
+from farcall_common.errors import (
+    ConfigurationError,
+    ErrorRecord,
+    FarcallError,
+    NoForwarder,
+    ProtocolError,
+    Unauthenticated,
+    Unavailable,
+)
 from farcall_endpoint.agent.connection import (
     Action,
     Address,
@@ -154,6 +162,22 @@ def test_retry_after_of_the_api_is_the_minimum_wait() -> None:
     record = ErrorRecord("NO_FORWARDER", "none", retryable=True, retry_after_s=7.0)
     connection.handle([ApiFailed(NoForwarder("none", record=record).record)], 0.0)
     assert (connection.next_deadline() or 0) >= 7.0
+
+
+@pytest.mark.parametrize("error", [ProtocolError("HTTP 302 of a portal"), ConfigurationError("HTTP 407 of a proxy")])
+def test_an_answer_of_another_server_ends_only_an_agent_that_has_never_connected(error: FarcallError) -> None:
+    connection = make()
+    connection.handle([Started()], 0.0)
+    assert isinstance(connection.handle([ApiFailed(error.record)], 0.0)[0], GiveUp)
+    connection = make()
+    open_session(connection)
+    now, actions = 0.0, connection.handle([ConnectionLost("reset")], 0.0)
+    while RequestForwarders() not in actions:
+        now = connection.next_deadline() or 0.0
+        actions = [*connection.handle([Tick()], now), *connection.handle([ConnectionLost("refused")], now)]
+    assert connection.handle([ApiFailed(error.record)], now) == []
+    assert connection.problem == str(error)
+    assert (connection.next_deadline() or 0.0) > now
 
 
 def test_permanent_error_ends_the_agent() -> None:

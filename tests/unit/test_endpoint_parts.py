@@ -333,6 +333,9 @@ def test_transfers_are_retried_after_server_errors_and_not_after_refusals() -> N
     assert good.download("http://store/x", sha256=sha256, size_bytes=4) == b"data"
     assert pauses == sorted(pauses)
     assert len(pauses) == 2
+    slow, pauses = transfers(408, 429, 200)
+    assert slow.download("http://store/x", sha256=sha256, size_bytes=4) == b"data"
+    assert len(pauses) == 2
     expired, pauses = transfers(403)
     with pytest.raises(TransferFailed, match="HTTP 403") as caught:
         expired.upload("http://store/x", b"data", headers={})

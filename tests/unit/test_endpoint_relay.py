@@ -339,7 +339,7 @@ def test_refusal_of_the_store_has_no_fallback() -> None:
         transport=httpx.MockTransport(lambda _: httpx.Response(403)), pause=lambda _: None, connect_tries=2
     )
     site.fetch()
-    assert site.events.seen == [("fetch failed", "HTTP 403")]
+    assert site.events.seen == [("fetch failed", "GET http://s3.example/get answered with HTTP 403")]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import msgspec
 
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
+    ConfigurationError,
     EndpointInUse,
     ErrorRecord,
     FarcallError,
@@ -217,6 +218,7 @@ class Connection:
         self._ticket = ""
         self._ticket_until = 0.0
         self._ticket_doubted = False
+        self._has_connected = False
         self._backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, jitter=rng.random)
         self._brief_sessions = 0  # in a row
         self._in_use_since: float | None = None
@@ -286,7 +288,9 @@ class Connection:
         if self._phase is not _Phase.REQUESTING:
             return []
         error = error_from_record(record, default=Unavailable)
-        if not record.retryable:
+        # A proxy or a portal may answer in the API's place for a while. At the first start it is a wrong setting.
+        is_temporary = self._has_connected and type(error) in (ProtocolError, ConfigurationError)
+        if not (record.retryable or is_temporary):
             return self._give_up(error)
         return self._wait(str(error), now, at_least_s=record.retry_after_s or 0.0)
 
@@ -325,6 +329,7 @@ class Connection:
             case Welcome():
                 self._phase, self._opened_at, self._due_at = _Phase.OPEN, now, None
                 self._ticket_doubted, self._fresh, self.problem = False, False, ""
+                self._has_connected = True
                 self._in_use_since = None
                 return [Opened(message)]
             case Refused(error=error_fields):

@@ -14,6 +14,7 @@ from typing import Final
 import httpx
 
 from farcall_common.backoff import Backoff
+from farcall_common.http_errors import error_from_response
 from farcall_endpoint.agent.relay import TransferFailed
 from farcall_endpoint.shared_memory import Frame, piece_of
 
@@ -92,8 +93,10 @@ class Transfers:
                 continue
             if response.is_success:
                 return body
-            reason = f"HTTP {response.status_code}"
-            if response.status_code < 500 and response.status_code != 429:
+            request = f"{method} {url.partition('?')[0]}"
+            refused = error_from_response(response.status_code, response.headers, body, request=request)
+            reason = refused.record.message
+            if not refused.record.retryable:
                 # Most likely the URL has expired: a new one may work, this one never will.
                 raise TransferFailed(reason, retryable=True)
         raise TransferFailed(reason, retryable=True)

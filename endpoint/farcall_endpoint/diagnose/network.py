@@ -13,6 +13,7 @@ import httpx
 
 from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
+from farcall_common.http_errors import error_from_response
 from farcall_endpoint.cloud import authorization_of
 
 _TIMEOUT_S: Final = 5.0
@@ -36,14 +37,10 @@ def check_api(credentials: Credentials, endpoint_id: str | None) -> Reached:
     except (httpx.HTTPError, httpx.InvalidURL, FarcallError) as error:
         return Reached(False, f"cannot be reached: {error}")
     took_ms = (time.monotonic() - started_at) * 1000
-    meaning = {
-        200: "answers",
-        401: "does not accept the token",
-        403: "does not let this identity see the endpoint",
-        404: "does not know the endpoint",
-        429: "limits the rate of requests",
-    }.get(answer.status_code, "answers")
-    return Reached(answer.status_code == 200, f"{meaning} (HTTP {answer.status_code} in {took_ms:.0f} ms)")
+    if answer.is_success:
+        return Reached(True, f"answers (HTTP {answer.status_code} in {took_ms:.0f} ms)")
+    refused = error_from_response(answer.status_code, answer.headers, answer.content, request=f"GET {path}")
+    return Reached(False, f"{refused.record.message} (HTTP {answer.status_code} in {took_ms:.0f} ms)")
 
 
 def check_port(address: str) -> Reached:
