@@ -123,18 +123,18 @@ class Nodes:
     walltime_s: float | None = None
 
     def __init__(self) -> None:
-        self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.notices = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.commands: dict[str, Sequence[str]] = {}
         self.variables: Mapping[str, str] = {}
         self.phase = Phase.RUNNING
         self.killed = False
 
     def fileno(self) -> int:
-        return self.news
+        return self.notices
 
     def changed(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.news)
+            os.eventfd_read(self.notices)
 
     def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> Nodes:
         self.commands[block_id] = command
@@ -217,7 +217,7 @@ class Site:
         self.manager.close()
         self.fleet.close()
         self.context.term()
-        os.close(self.nodes.news)
+        os.close(self.nodes.notices)
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_a_manager_is_kept_until_it_is_silent_whatever_the_scheduler_reports(sit
     site.register()
     site.turn(lambda: site.heard)
     site.nodes.phase = Phase.ENDED
-    os.eventfd_write(site.nodes.news, 1)
+    os.eventfd_write(site.nodes.notices, 1)
     since = time.monotonic()
     site.say(protocol.Progress(), 2)
     site.turn(lambda: site.lost)

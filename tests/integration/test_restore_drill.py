@@ -198,7 +198,7 @@ def test_a_restored_cloud_tier_recovers_the_tasks_of_its_endpoints(drill: Drill)
     assert drill.client.get_result(once, wait_s=WAIT_S) == "once"
     assert drill.client.get_result(running, wait_s=WAIT_S) == "running"
     assert here.agent() == agent
-    # Ends that the snapshot did not have: what may run again does, what may not ends as lost.
+    # Results that the snapshot did not have: what may run again does, what may not ends as lost.
     assert drill.client.get_result(again, wait_s=WAIT_S) == "again"
     with pytest.raises(TaskLost):
         drill.client.get_result(lost, wait_s=WAIT_S)

@@ -583,7 +583,7 @@ def test_full_agent_holds_back_results_and_new_starts() -> None:
     [heartbeat] = rig.reports
     assert heartbeat.progress.finished == (), "a heartbeat brings no results"
     rig.handle(ready(0))
-    assert len(rig.reports) == 2, "other news passes"
+    assert len(rig.reports) == 2, "other reports pass"
     rig.take()
     rig.handle(ResultsTaken(60, 100))
     second, results = rig.take()

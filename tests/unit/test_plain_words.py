@@ -20,10 +20,11 @@ IGNORED_FOLDERS = {"__pycache__", "build", "cdk.out", "dist", "node_modules", "s
 
 #: Identifiers that were replaced. Upper and lower case count.
 IDENTIFIERS = (
-    *("CutOff", "GREETED", "Garbled", "Holding", "LEGAL_MOVES", "LogicalForwarder", "MoveBuffer"),
+    *("CutOff", "GREETED", "Garbled", "Holding", "Judge", "LEGAL_MOVES", "LogicalForwarder", "MoveBuffer"),
     *("PeerBehind", "PeerGone", "PromptHttp", "ShareEnds", "SharedEnds", "Swept", "TaskMove", "Tended", "Woken"),
-    *("_greet", "_hear_cloud", "_obey", "_tell", "_weigh", "end_from_json", "first_ends", "heed_sigterm", "is_well"),
-    *("patience_s", "perform_together", "shared_steps", "troubles", "upkeep_s", "written_ahead"),
+    *("_Asked", "_Found", "_Told", "_follow", "_greet", "_hear_cloud", "_obey", "_say", "_tell", "_weigh"),
+    *("end_from_json", "fates", "first_ends", "heed_sigterm", "is_well", "patience_s", "perform_together"),
+    *("shared_steps", "troubles", "upkeep_s", "written_ahead"),
 )
 
 #: Archaic words, and words that no field uses for its subject. Upper and lower case do not count.

@@ -149,31 +149,31 @@ def test_free_space_is_known_for_files_only(tmp_path: Path) -> None:
 
 
 def test_write_retries_back_off_until_one_succeeds() -> None:
-    pressure, now, waits = SpoolSpace(), 100.0, []
+    space, now, waits = SpoolSpace(), 100.0, []
     for _ in range(10):
-        pressure.failed("full", now=now)
-        assert pressure.retry_at is not None
-        waits.append(round(pressure.retry_at - now, 3))
-        now = pressure.retry_at
+        space.failed("full", now=now)
+        assert space.retry_at is not None
+        waits.append(round(space.retry_at - now, 3))
+        now = space.retry_at
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
-    assert "full" in pressure.problem
-    pressure.written()
-    assert pressure.problem == ""
-    pressure.failed("full", now=now)
-    assert pressure.retry_at == pytest.approx(now + 0.1)
-    pressure.written()
-    assert pressure.retry_at is None
+    assert "full" in space.problem
+    space.written()
+    assert space.problem == ""
+    space.failed("full", now=now)
+    assert space.retry_at == pytest.approx(now + 0.1)
+    space.written()
+    assert space.retry_at is None
 
 
 def test_below_the_reserve_there_is_a_problem_although_the_spool_can_be_written() -> None:
-    pressure = SpoolSpace()
-    pressure.measured((300 * 2**20, 256 * 2**20))
-    assert pressure.problem == ""
-    pressure.measured((100 * 2**20, 256 * 2**20))
-    assert "100 MiB are free" in pressure.problem
-    assert pressure.retry_at is None
-    pressure.measured(None)
-    assert pressure.problem == ""
+    space = SpoolSpace()
+    space.measured((300 * 2**20, 256 * 2**20))
+    assert space.problem == ""
+    space.measured((100 * 2**20, 256 * 2**20))
+    assert "100 MiB are free" in space.problem
+    assert space.retry_at is None
+    space.measured(None)
+    assert space.problem == ""
 
 
 # -- what the agent decides --------------------------------------------------------------------------------------------
