@@ -186,7 +186,8 @@ def test_an_endpoint_whose_workers_do_not_fit_does_not_start(tmp_path: Path) -> 
 
 
 def leave_behind(path: str, wait: bool) -> int:
-    """Start three processes that have left their group and session, two of them without a parent."""
+    """Start three processes that have left their group and session, two of them without a parent. The one with a parent
+    is the first in the file."""
     import os
     import pathlib
     import subprocess
@@ -194,6 +195,8 @@ def leave_behind(path: str, wait: bool) -> int:
 
     sleep = f"echo $$ >> {path}; exec sleep 1000"
     subprocess.Popen(["sh", "-c", sleep], start_new_session=True)
+    while not pathlib.Path(path).exists() or not pathlib.Path(path).read_text():
+        time.sleep(0.005)
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 20}
     subprocess.run(["sh", "-c", f"setsid sh -c '{sleep}' &"], **quiet)
     subprocess.run(["sh", "-c", f"setsid setsid sh -c '{sleep}' &"], env={"PATH": os.environ["PATH"]}, **quiet)
