@@ -1,7 +1,7 @@
 """Event log: the last events of a core with their times, for bug reports. The same events replay in a new core.
 
-A log keeps no user bytes: of arguments and results it has the lengths. It is bounded by the number of turns and by the
-number of tasks that their events name.
+A log is written without user bytes: of arguments and results it has the lengths. It is bounded by the number of turns
+and by the size of their events: tasks that they name, or bytes that they hold.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 E = TypeVar("E")
+InstantT = TypeVar("InstantT")
 V = TypeVar("V")
 
 Body = bytes | memoryview
@@ -61,12 +62,13 @@ class UserBytes:
         return UserBytes(sizes=self.sizes)
 
 
-class EventLog(Generic[E]):
-    """The events of one core, oldest turns dropped first.
+class EventLog(Generic[E, InstantT]):
+    """The events of one core and the instants of its turns, oldest turns dropped first.
 
-    :param for_log: returns an event without user bytes and secrets, and the number of tasks that it names.
+    :param for_log: returns what is kept of an event, and its size.
     :param about: for the reader of the JSON, such as the seed of the core's random numbers.
-    :param max_turns, max_tasks: most turns, and most tasks in their events.
+    :param max_turns, max_size: most turns, and most of their events' sizes together.
+    :param min_turns: so many turns stay, whatever their size.
     """
 
     def __init__(
@@ -75,39 +77,42 @@ class EventLog(Generic[E]):
         *,
         about: Mapping[str, object] | None = None,
         max_turns: int = _MAX_TURNS,
-        max_tasks: int = _MAX_TASKS,
+        max_size: int = _MAX_TASKS,
+        min_turns: int = 1,
     ) -> None:
         self._for_log = for_log
         self._about = about or {}
         self._max_turns = max_turns
-        self._max_tasks = max_tasks
-        self._turns: collections.deque[tuple[float, list[E], int]] = collections.deque()
-        self._tasks = 0
+        self._max_size = max_size
+        self._min_turns = min_turns
+        self._turns: collections.deque[tuple[InstantT, list[E], int]] = collections.deque()
+        self._size = 0
         #: Turns that were dropped. A replay gives the same actions only if there are none.
         self.dropped_turns = 0
         #: Whether a turn was added since the log was written; its writer resets this.
         self.has_grown = True
 
-    def __iter__(self) -> Iterator[tuple[float, list[E]]]:
-        """Time and events of each turn, oldest first."""
+    def __iter__(self) -> Iterator[tuple[InstantT, list[E]]]:
+        """Instant and events of each turn, oldest first."""
         return ((now, events) for now, events, _ in self._turns)
 
     def __len__(self) -> int:
         return len(self._turns)
 
-    def add(self, events: Iterable[E], now: float) -> None:
-        """Add a turn."""
+    def add(self, events: Iterable[E], now: InstantT, *, size: int = 0) -> None:
+        """Add a turn. ``size`` is that of what its events hold together."""
         kept: list[E] = []
-        tasks = 0
         for event in events:
-            logged, count = self._for_log(event)
+            logged, event_size = self._for_log(event)
             kept.append(logged)
-            tasks += count
-        self._turns.append((now, kept, tasks))
+            size += event_size
+        self._turns.append((now, kept, size))
         self.has_grown = True
-        self._tasks += tasks
-        while len(self._turns) > self._max_turns or (self._tasks > self._max_tasks and len(self._turns) > 1):
-            self._tasks -= self._turns.popleft()[2]
+        self._size += size
+        while len(self._turns) > self._max_turns or (
+            self._size > self._max_size and len(self._turns) > self._min_turns
+        ):
+            self._size -= self._turns.popleft()[2]
             self.dropped_turns += 1
 
     def to_json(self) -> bytes:

@@ -166,7 +166,7 @@ class Shell:
             return
         while events:
             now = _now()
-            self._event_log.add(events, now, received_bytes=received_bytes)
+            self._event_log.add(events, now, size=received_bytes)
             try:
                 actions = self._core.handle(events, now)
             except Exception:

@@ -197,7 +197,7 @@ def test_report_has_the_requested_parts(home: Path) -> None:
 def test_event_logs_are_in_a_report_and_can_still_be_read(home: Path) -> None:
     directory = EndpointDirectory.of(home, "lab")
     lost = ConnectionLost(f"https://bucket/key?X-Amz-Signature={KNOWN} password: plant-1")
-    log = EventLog(for_log)
+    log = EventLog[Event, float](for_log)
     log.add([ApiAnswered((), "the-ticket", 60.0), lost], 1.0)
     directory.write_events("connection", log.to_json())
     report = gather(directory, home=home, environ={}, with_network=False)

@@ -44,7 +44,7 @@ def for_log(event: Arrived) -> tuple[Arrived, int]:
 
 
 def test_the_oldest_turns_are_dropped() -> None:
-    log = EventLog(for_log, max_turns=3)
+    log: EventLog[Arrived, float] = EventLog(for_log, max_turns=3)
     for number in range(5):
         log.add([Arrived([str(number)])], float(number))
     assert [(now, [event.names for event in events]) for now, events in log] == [
@@ -56,7 +56,7 @@ def test_the_oldest_turns_are_dropped() -> None:
 
 
 def test_large_turns_are_dropped_first_and_the_last_is_kept() -> None:
-    log = EventLog(for_log, max_tasks=10)
+    log: EventLog[Arrived, float] = EventLog(for_log, max_size=10)
     for number in range(5):
         log.add([Arrived(["a"] * 4)], float(number))
     assert len(log) == 2
@@ -65,7 +65,7 @@ def test_large_turns_are_dropped_first_and_the_last_is_kept() -> None:
 
 
 def test_log_without_a_new_turn_is_not_written() -> None:
-    log = EventLog(for_log)
+    log: EventLog[Arrived, float] = EventLog(for_log)
     assert log.has_grown  # an agent that restarts replaces the log of the last process
     log.has_grown = False
     log.to_json()
@@ -75,7 +75,7 @@ def test_log_without_a_new_turn_is_not_written() -> None:
 
 
 def test_log_round_trips() -> None:
-    log = EventLog(for_log, about={"seed": 7})
+    log: EventLog[Arrived, float] = EventLog(for_log, about={"seed": 7})
     log.add([Arrived(["a"], UserBytes([SECRET, None])), Arrived([])], 1.5)
     log.add([], 2.5)
     data = log.to_json()
@@ -176,7 +176,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
 
 
 def test_a_log_of_the_agents_core_replays_the_same_actions() -> None:
-    core, log = make_core(), EventLog(ev.for_log)
+    core, log = make_core(), EventLog[ev.Event, float](ev.for_log)
     original = []
     for now, events in story():
         log.add(events, now)
@@ -190,7 +190,7 @@ def test_a_log_of_the_agents_core_replays_the_same_actions() -> None:
 
 
 def test_a_log_of_the_agents_core_has_no_user_bytes_and_no_url() -> None:
-    log = EventLog(ev.for_log)
+    log: EventLog[ev.Event, float] = EventLog(ev.for_log)
     for now, events in story():
         log.add(events, now)
     data = log.to_json()
@@ -226,7 +226,7 @@ def test_a_log_of_the_connection_replays_the_same_actions_and_has_no_ticket() ->
         (13.0, c.Received(wire.Envelope(wire.RunTasks(tasks=(spec("b"),)), (SECRET, SECRET)))),  # beyond the credit
         (14.0, c.MalformedReceived("late")),
     ]
-    connection, log = make(), EventLog(c.for_log)
+    connection, log = make(), EventLog[c.Event, float](c.for_log)
     original = []
     for now, event in turns:
         log.add([event], now)

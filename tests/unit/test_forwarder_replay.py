@@ -162,7 +162,7 @@ def test_an_event_log_is_bounded_by_turns_and_bytes() -> None:
     assert log.dropped_turns == 2
     log.add([ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1, payload=bytes(98_000))])], Instant(5.0, EPOCH))
     assert len(log) == 1
-    log.add([ev.Tick()], Instant(6.0, EPOCH), received_bytes=200_000)
+    log.add([ev.Tick()], Instant(6.0, EPOCH), size=200_000)
     assert len(log) == 0, "a turn that is too large is not kept"
 
 

@@ -159,8 +159,8 @@ class Agent:
         self._waking = WakeNotices()
         self._on_status = on_status
         self._on_events = on_events
-        self._core_log = EventLog(ev.for_log, about={"slots": core.slots_hint, "seed": seed})
-        self._connection_log = EventLog(c.for_log, about={"heartbeat_s": heartbeat_s, "seed": seed})
+        self._core_log = EventLog[ev.Event, float](ev.for_log, about={"slots": core.slots_hint, "seed": seed})
+        self._connection_log = EventLog[c.Event, float](c.for_log, about={"heartbeat_s": heartbeat_s, "seed": seed})
         self._write_logs_at = 0.0
         self._instance_id = new_id()
         self._reported_generation = 0
@@ -251,7 +251,7 @@ class Agent:
     def _write_logs(self, now: float) -> None:
         """Write the event logs that have grown, for bug reports."""
         self._write_logs_at = now + _LOGS_PERIOD_S
-        logs: dict[str, EventLog[Any]] = {"tasks": self._core_log, "connection": self._connection_log}
+        logs: dict[str, EventLog[Any, float]] = {"tasks": self._core_log, "connection": self._connection_log}
         for name, log in logs.items():
             if not log.has_grown:
                 continue

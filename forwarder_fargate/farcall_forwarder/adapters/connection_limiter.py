@@ -2,8 +2,8 @@
 
 libzmq ends a connection that does not finish its handshake in time, but has no limit on their number: when the process
 has no file descriptor left, its I/O thread spins on the connection that it cannot accept, and no new connection to a
-store can be made. So when there are too many connections, the oldest silent ones are closed: a real peer sends
-a moment, and gets through a flood of connections that only wait.
+store can be made. So when there are too many connections, the oldest silent ones are closed: a real peer sends a
+message within a moment, and gets through a flood of connections that only wait.
 
 An address is known once a peer with a known key has sent a message from it. Silent connections from other addresses
 have at most half of the places, and are closed before those from known addresses. So known peers can reconnect, however

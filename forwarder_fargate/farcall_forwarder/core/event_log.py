@@ -7,13 +7,12 @@ events keep in memory.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 import msgspec
 
-from farcall_common import wire
+from farcall_common import event_log, wire
 from farcall_common.errors import ErrorRecord, FarcallError, error_from_record
 from farcall_common.store.model import PeerKey, TaskResult
 from farcall_forwarder.core import actions as do
@@ -26,7 +25,6 @@ _MAX_TURNS: Final = 1000
 _MAX_BYTES: Final = 8 * 1024 * 1024
 #: What a task or an event without user bytes is counted as.
 _RECORD_BYTES: Final = 1024
-_MASK_CHARACTERS: Final = 16
 #: Fields whose texts are users' own or secrets, wherever they are.
 _MASKED: Final = frozenset(
     {
@@ -44,34 +42,17 @@ _MASKED: Final = frozenset(
 )
 
 
-class EventLog:
-    """The events of one core, oldest turns dropped first."""
+class EventLog(event_log.EventLog[Event, Instant]):
+    """The events of the forwarder's core, by reference."""
 
     def __init__(self, *, max_turns: int = _MAX_TURNS, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_turns = max_turns
-        self._max_bytes = max_bytes
-        self._turns: collections.deque[tuple[Instant, Sequence[Event], int]] = collections.deque()
-        self._size_bytes = 0
-        #: Turns that were dropped. A replay gives the same actions only if there are none.
-        self.dropped_turns = 0
-
-    def __len__(self) -> int:
-        return len(self._turns)
-
-    def add(self, events: Sequence[Event], now: Instant, *, received_bytes: int = 0) -> None:
-        """Add a turn. ``received_bytes`` is the size of its messages of peers."""
-        size_bytes = received_bytes
-        for event in events:
-            size_bytes += _size_bytes(event)
-        self._turns.append((now, events, size_bytes))
-        self._size_bytes += size_bytes
-        while len(self._turns) > self._max_turns or self._size_bytes > self._max_bytes:
-            self._size_bytes -= self._turns.popleft()[2]
-            self.dropped_turns += 1
+        super().__init__(
+            lambda event: (event, _size_bytes(event)), max_turns=max_turns, max_size=max_bytes, min_turns=0
+        )
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One JSON object for each turn, without user bytes, texts and secrets."""
-        for now, events, _ in list(self._turns):
+        for now, events in list(self):
             yield {"instant": list(now), "events": [_record(event) for event in events]}
 
 
@@ -106,7 +87,7 @@ def _size_bytes(event: Event) -> int:
             payloads_bytes = sum(_RECORD_BYTES + len(leased.task.payload or b"") for leased in reaped)
             return payloads_bytes + sum(map(_result_bytes, outbox))
         case ev.TasksRead(tasks=tasks):
-            return len(repr(tasks))
+            return sum(_RECORD_BYTES + len(task.payload or b"") for task in tasks.values())
         case PieceRead(piece=piece):
             return len(piece)
         case _:
@@ -114,8 +95,10 @@ def _size_bytes(event: Event) -> int:
 
 
 def _result_bytes(result: TaskResult) -> int:
-    texts = (len(repr(result.error)) if result.error else 0) + (len(repr(result.details)) if result.details else 0)
-    return _RECORD_BYTES + len(result.result or b"") + texts
+    """Of a failure its texts count, which may be long: a traceback, and the end of the output."""
+    texts = [] if result.error is None else [result.error.message, result.error.traceback]
+    texts += [value for value in (result.details or {}).values() if isinstance(value, str)]
+    return _RECORD_BYTES + len(result.result or b"") + sum(len(text or "") for text in texts)
 
 
 def _record(event: Event) -> dict[str, Any]:
@@ -125,29 +108,24 @@ def _record(event: Event) -> dict[str, Any]:
     return record
 
 
-def _mask(value: Any, *, is_masked: bool = False) -> Any:
+def _mask(value: Any) -> Any:
     match value:
         case bytes():
             return {"zeros": len(value)}
-        case str() if is_masked:
-            return "*" * min(len(value), _MASK_CHARACTERS)
         case list() | tuple():
-            return [_mask(item, is_masked=is_masked) for item in value]
+            return [_mask(item) for item in value]
         case dict():
-            return {
-                # The id of a connection is no user data, and has to be the same in all events.
-                key: {"hex": item.hex()}
-                if key == "routing_id" and isinstance(item, bytes)
-                else _mask(item, is_masked=is_masked or (key in _MASKED and not _is_envelope(key, item)))
-                for key, item in value.items()
-            }
+            return {key: _mask_member(key, item) for key, item in value.items()}
         case _:
             return value
 
 
-def _is_envelope(key: str, value: object) -> bool:
-    """Whether this field is a message of the protocol, and not the text of an error."""
-    return key == "message" and isinstance(value, dict)
+def _mask_member(key: str, value: Any) -> Any:
+    if key == "routing_id" and isinstance(value, bytes):
+        return {"hex": value.hex()}  # the id of a connection is no user data, and has to be the same in all events
+    if key in _MASKED and not (key == "message" and isinstance(value, dict)):  # a text, not a message of the protocol
+        return event_log.without_texts(_mask(value))
+    return _mask(value)
 
 
 def _unmask(value: Any) -> Any:

@@ -368,13 +368,7 @@ class FakeCloud:
 
     def _shown(self, task: Task) -> Json:
         shown: Json = {
-            "task_id": task.task_id,
-            "status": str(task.state),
-            "task_group_id": task.task_group_id,
-            "endpoint_id": task.endpoint_id,
-            "function_id": task.function_id,
-            "function_version": task.function_version,
-            "attempt": task.attempt,
+            **task.summary(),
             "details": task.details,
             "timings": task.timings,
             **({"retry_of": task.retry_of} if task.retry_of else {}),

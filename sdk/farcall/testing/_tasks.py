@@ -59,6 +59,18 @@ class Task:
     def ended(self) -> bool:
         return self.state.is_terminal
 
+    def summary(self) -> Json:
+        """What every answer about the task has."""
+        return {
+            "task_id": self.task_id,
+            "status": str(self.state),
+            "task_group_id": self.task_group_id,
+            "endpoint_id": self.endpoint_id,
+            "function_id": self.function_id,
+            "function_version": self.function_version,
+            "attempt": self.attempt,
+        }
+
     def move(self, state: TaskState, reporter: Reporter) -> None:
         self.state = state
         event = {
@@ -134,13 +146,7 @@ class Listings:
         return more | {
             "tasks": [
                 {
-                    "task_id": task.task_id,
-                    "status": str(task.state),
-                    "task_group_id": task.task_group_id,
-                    "endpoint_id": task.endpoint_id,
-                    "function_id": task.function_id,
-                    "function_version": task.function_version,
-                    "attempt": task.attempt,
+                    **task.summary(),
                     "submitted_at": task.timings["submitted_at"],
                     "finished_at": task.events[-1]["at"] if task.state.is_terminal else None,
                     **({"error": task.error.to_json()} if task.error else {}),

@@ -1,7 +1,7 @@
-"""Migrations of the database, and indexes on large tables in use: built while others write, outside of any transaction.
+"""Migrations of the database, as Alembic revisions: only ever added to, a released revision does not change.
 
-A build that was cut off leaves an invalid index behind, which costs every write and answers no query: it is dropped and
-built again.
+Indexes on large tables in use are built while others write, outside of any transaction. A build that was cut off leaves
+an invalid index behind, which costs every write and answers no query: it is dropped and built again.
 """
 
 from __future__ import annotations
