@@ -26,6 +26,11 @@ VARIABLES: Final[Mapping[str, str]] = {
     "token": "FARCALL_TOKEN",
     "endpoint": "FARCALL_ENDPOINT",
 }
+#: Variables with a client's id and secret: ours first, then those of Globus Compute.
+CLIENT_VARIABLES: Final = (
+    ("FARCALL_CLIENT_ID", "FARCALL_CLIENT_SECRET"),
+    ("GLOBUS_COMPUTE_CLIENT_ID", "GLOBUS_COMPUTE_CLIENT_SECRET"),
+)
 #: The file of the login in ``$FARCALL_HOME``; :mod:`farcall_common.login`, which loads HTTP, has its content.
 LOGIN_FILE: Final = "login.json"
 _TABLE: Final = "default"

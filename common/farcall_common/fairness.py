@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from typing import Final, Generic, TypeVar
 
 _Item = TypeVar("_Item")
@@ -56,6 +56,14 @@ class FairQueue(Generic[_Item]):
         self._weights = weights
         self._rebuild()
 
+    def waiting(self) -> KeysView[str]:
+        """The submitters with waiting items, in no order."""
+        return self._waiting.keys()
+
+    def in_turn(self) -> list[str]:
+        """The same, the next one first."""
+        return sorted(self._turns, key=lambda each: (self._level(each), self._turns[each]))
+
     def of(self, submitter: str) -> collections.deque[_Item]:
         """The waiting items of a submitter, oldest first."""
         return self._waiting.get(submitter) or collections.deque()
@@ -93,14 +101,19 @@ class FairQueue(Generic[_Item]):
         self._length = 0
         return items
 
-    def take(self, *, new_submitters_only: bool = False) -> tuple[str, _Item, int] | None:
+    def take(self, *, new_submitters_only: bool = False, submitter: str | None = None) -> tuple[str, _Item, int] | None:
         """Take the next item; it counts until :meth:`done`. None if nothing waits.
 
         :param new_submitters_only: only of a submitter that has fewer items taken than its weight.
+        :param submitter: only of this one, whether or not it is its turn.
         :return: its submitter, the item, and the turn, for :meth:`undo`.
         """
-        is_alone = len(self._turns) == 1
-        if is_alone:
+        is_next = submitter is None
+        if submitter is not None:
+            if submitter not in self._turns:
+                return None
+            turn = self._turns[submitter]
+        elif len(self._turns) == 1:
             ((submitter, turn),) = self._turns.items()
         elif (head := self._head()) is not None:
             _, turn, submitter = head
@@ -117,7 +130,9 @@ class FairQueue(Generic[_Item]):
         last = self._last_turns[submitter] = _SERVED + self._next_turn
         if waiting:
             self._turns[submitter] = last
-            if not is_alone:
+            if not is_next:
+                self._push(submitter)
+            elif len(self._turns) > 1:
                 heapq.heapreplace(self._heap, (self._level(submitter), last, submitter))
         else:
             self._leave_if_empty(submitter)

@@ -20,15 +20,11 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from farcall_common.credentials import CLIENT_VARIABLES
 from farcall_common.errors import ConfigurationError, FarcallError, Unauthenticated, Unavailable
 from farcall_common.files import write_private
 from farcall_common.private import locked
 
-#: Variables with a client's id and secret: ours first, then those of Globus Compute.
-_CLIENT_VARIABLES: Final = (
-    ("FARCALL_CLIENT_ID", "FARCALL_CLIENT_SECRET"),
-    ("GLOBUS_COMPUTE_CLIENT_ID", "GLOBUS_COMPUTE_CLIENT_SECRET"),
-)
 _TIMEOUT_S: Final = 20.0
 #: A token that expires within this time is renewed before it is used.
 _MARGIN_S: Final = 60.0
@@ -196,7 +192,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 def client_from(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Id and secret of a client from the environment; the secret may be missing."""
-    for id_name, secret_name in _CLIENT_VARIABLES:
+    for id_name, secret_name in CLIENT_VARIABLES:
         if environ.get(id_name):
             return environ[id_name], environ.get(secret_name) or None
     return None, None

@@ -39,8 +39,9 @@ class ConnectAnswer:
 class Cloud:
     """A client of the API. May be used from several threads."""
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._client = httpx.Client(base_url=credentials.api_url, auth=authorization_of(credentials), timeout=_TIMEOUT)
+    def __init__(self, credentials: Credentials, environ: Mapping[str, str] = os.environ) -> None:
+        auth = authorization_of(credentials, environ)
+        self._client = httpx.Client(base_url=credentials.api_url, auth=auth, timeout=_TIMEOUT)
 
     def close(self) -> None:
         """Close the connections."""
@@ -102,10 +103,10 @@ class Cloud:
         raise error_from_response(response.status_code, response.headers, response.content, request=request)
 
 
-def authorization_of(credentials: Credentials) -> httpx.Auth:
+def authorization_of(credentials: Credentials, environ: Mapping[str, str] = os.environ) -> httpx.Auth:
     """Authentication of requests: a login that renews itself, or a fixed token."""
     if credentials.login is not None:
-        return KeptLogin(credentials.login, environ=os.environ)
+        return KeptLogin(credentials.login, environ=environ)
     return Bearer(credentials.token)
 
 

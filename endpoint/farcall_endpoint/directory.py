@@ -42,7 +42,6 @@ import psutil
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
 from farcall_common.files import write_whole
-from farcall_common.private import private_socket
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -333,10 +332,6 @@ class EndpointDirectory:
     def script_dir(self) -> Path:
         """For the scripts and the output of a batch system's jobs."""
         return self.path / "submit_scripts"
-
-    def fleet_address(self) -> str:
-        """Where the agent's managers on this machine find it: a socket that only this user can reach."""
-        return f"ipc://{private_socket(self.path, 'managers.sock')}"
 
 
 def _socket_holder(name: bytes, *, pid_file: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from farcall_common.errors import ErrorRecord, Fault, NodesUnavailable, ResultTooLarge
+from farcall_common.errors import ErrorRecord, Fault, FunctionNotPermitted, NodesUnavailable, ResultTooLarge
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 
 _MIB = 2**20
@@ -40,6 +40,12 @@ function_missing = Outcome(
     Fault.US,
     "The body of function {:.12} did not reach the endpoint intact.",
     "Submit the task again; report it if it happens twice.",
+)
+function_not_permitted = Outcome(
+    FunctionNotPermitted.code,
+    Fault.CALLER,
+    "The configuration of this endpoint does not list function {}.",
+    "Ask the endpoint's owner to add it to allowed_functions.",
 )
 limit_invalid = Outcome(
     "LIMIT_INVALID",

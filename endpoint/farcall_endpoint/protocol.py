@@ -42,7 +42,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
-    empty for the owner of the endpoint. Submitters take turns, and each has a working directory."""
+    empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
+    arguments must be data."""
 
     task_id: str
     attempt: int
@@ -51,6 +52,7 @@ class TaskOrder(_Part, frozen=True):
     options: TaskOptions = TaskOptions()
     traceparent: str = ""
     submitter: str = ""
+    data_only: bool = False
 
 
 class RunTasks(_Message, frozen=True):
@@ -101,7 +103,7 @@ class Capacity(_Part, frozen=True):
 
 class Registered(_Message, frozen=True):
     """First message of a manager: it has so many slots, as part of a block. ``software`` must equal the agent's own.
-    ``ends_at`` is when the block's time is over, where that is known."""
+    ``ends_at`` is when the block's time is over, where that is known. ``isolation`` of submitters, on this node."""
 
     manager_id: str
     software: str
@@ -111,6 +113,7 @@ class Registered(_Message, frozen=True):
     block_id: str = ""
     capacity: Capacity | None = None
     ends_at: float | None = None
+    isolation: str = ""
 
 
 class Started(_Part, frozen=True):

@@ -161,7 +161,6 @@ class Site:
         self.poller = zmq.Poller()
         self.fleet = Fleet(
             self.context,
-            address=f"ipc://{directory}/a.sock",
             poller=self.poller,
             provider=self.nodes,
             blocks=Blocks(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import pytest
+
 from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.wire import TaskState
@@ -22,7 +24,13 @@ HASH = hashlib.sha256(BODY).hexdigest()
 FUNCTION = wire.FunctionSpec(function_hash=HASH, name="f", body=0)
 
 
-def make_core(*, prefetch: int = 0, slots_hint: int = 2, weights: dict[str, int] | None = None) -> CoreDriver:
+def make_core(
+    *,
+    prefetch: int = 0,
+    slots_hint: int = 2,
+    weights: dict[str, int] | None = None,
+    allowed_functions: Sequence[str] | None = None,
+) -> CoreDriver:
     core = AgentCore(
         endpoint_id="e",
         policy=RoundRobinPolicy(),
@@ -31,6 +39,7 @@ def make_core(*, prefetch: int = 0, slots_hint: int = 2, weights: dict[str, int]
         window=PrefetchPolicy(horizon_s=1.0, limit=0),
         max_window=100,
         weights=weights,
+        allowed_functions=allowed_functions,
     )
     return CoreDriver(core)
 
@@ -549,3 +558,30 @@ def test_reserve_credit_is_returned_as_tasks_end_above_the_window() -> None:
     for number in range(40):
         send(core, spec(f"b{number}", submitter="b"))
         assert finish(core, f"b{number}").credit == 1
+
+
+# -- an endpoint that runs certain functions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("allowed", "code"),
+    [(["f"], None), ([HASH], None), (["g"], "FUNCTION_NOT_PERMITTED"), ([], "FUNCTION_NOT_PERMITTED")],
+)
+def test_the_agent_runs_listed_functions_only(allowed: list[str], code: str | None) -> None:
+    core = make_core(allowed_functions=allowed)
+    turn = send(core, spec("a"))
+    refused = [task.result.error["code"] for task in turn.finished if task.result and task.result.error]
+    assert refused == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize(
+    ("starts", "idempotent", "refused"), [(0, True, True), (0, False, True), (1, True, True), (1, False, False)]
+)
+def test_tasks_in_the_spool_are_refused_when_the_list_has_changed(starts: int, idempotent: bool, refused: bool) -> None:
+    """One that may have run already, and may not run twice, is lost as it would be otherwise."""
+    core = make_core(allowed_functions=["g"])
+    task = SpooledTask(1, spec("a", idempotent=idempotent), 1, 0.0, starts=starts)
+    core.restore([task], [HASH])
+    [ended] = core.decide(now=0.0).finished
+    assert ended.result is not None
+    assert (ended.result.error or {})["code"] == ("FUNCTION_NOT_PERMITTED" if refused else "TASK_LOST")

@@ -12,7 +12,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
-from farcall_endpoint.manager.core import STARTED_AFTER_S, ManagerCore
+from farcall_endpoint.manager.core import STARTED_AFTER_S, TURN_S, ManagerCore
 from farcall_endpoint.manager.events import (
     AgentLost,
     Event,
@@ -460,6 +460,7 @@ def test_each_task_is_answered_once_in_random_runs(seed: int) -> None:
     time."""
     rng = random.Random(seed)
     rig = started(slots=3, prefetch=4)
+    started_workers = set(rig.workers)
     names = [f"t{number}" for number in range(300)]
     answered: collections.Counter[str] = collections.Counter()
     waiting = list(names)
@@ -471,7 +472,9 @@ def test_each_task_is_answered_once_in_random_runs(seed: int) -> None:
                 rig.jobs(*batch, function=f"h{rng.randrange(5)}")
             case 1 | 2 | 3:
                 for worker_id, worker in list(rig.workers.items()):
-                    rig.handle(ready(worker_id))
+                    if worker_id not in started_workers:
+                        started_workers.add(worker_id)
+                        rig.handle(ready(worker_id))
                     if worker.running or worker.ahead:
                         rig.done(worker_id)
             case 4 if rng.random() < 0.1:
@@ -496,12 +499,176 @@ def test_each_task_is_answered_once_in_random_runs(seed: int) -> None:
     assert set(answered.values()) == {1}
 
 
-def test_submitters_take_turns_at_a_manager_too() -> None:
-    rig = started()
-    jobs = [Job(TaskOrder(f"a{number}", 1, "h", 0, submitter="a"), b"body", b"p") for number in range(5)]
-    rig.handle(TasksReceived(jobs))
-    rig.handle(TasksReceived([Job(TaskOrder("b0", 1, "h", 0, submitter="b"), b"body", b"p")]))
+def jobs_of(submitter: str, count: int, *, first: int = 0) -> TasksReceived:
+    names = [f"{submitter}{number}" for number in range(first, first + count)]
+    orders = [TaskOrder(name, 1, "h", 0, submitter=submitter) for name in names]
+    return TasksReceived([Job(order, b"body", b"p") for order in orders])
+
+
+class SharedRig(Rig):
+    """A manager with tasks of several submitters. Its workers start and die at once."""
+
+    def __init__(self, *, slots: int, prefetch: int = 0) -> None:
+        super().__init__(slots=slots, prefetch=prefetch)
+        self.submitters: dict[int, str] = {}
+        self.started: set[int] = set()
+        self.settle()
+
+    def _perform(self, action: Action) -> list[Event]:
+        if isinstance(action, Launch):
+            self.submitters[action.worker_id] = action.submitter
+        if isinstance(action, Send):
+            assert {order.submitter for order in action.packet.orders} == {self.submitters[action.worker_id]}
+        return super()._perform(action)
+
+    def settle(self, *events: Event) -> list[str]:
+        """The submitters of the workers, once none of them starts or dies."""
+        self.handle(*events)
+        while True:
+            idle = [
+                number
+                for number, worker in self.workers.items()
+                if worker.packets and not (worker.claims or worker.running)
+            ]
+            starting = self.workers.keys() - self.started
+            if not (idle or starting or self.killed):
+                break
+            for worker_id in starting:
+                self.started.add(worker_id)
+                self.handle(ready(worker_id))
+            for worker_id in idle:
+                self._step(worker_id)
+            while self.killed:
+                self.die(self.killed.pop())
+        return sorted(self.submitters[worker_id] for worker_id in self.workers)
+
+    def die(self, worker_id: int, *, reason: str = "exit code 1") -> None:
+        self.started.discard(worker_id)
+        super().die(worker_id, reason=reason)
+
+    def finish_one(self, submitter: str) -> None:
+        """A worker of this submitter ends the task that it runs."""
+        busy = [number for number, worker in self.workers.items() if worker.running or worker.ahead]
+        self.done(next(worker_id for worker_id in busy if self.submitters[worker_id] == submitter))
+        self.settle()
+
+
+def test_a_worker_serves_one_submitter() -> None:
+    rig = SharedRig(slots=2)
+    assert rig.settle() == ["", ""]
+    assert rig.settle(jobs_of("a", 1)) == ["", "a"]
+    rig.finish_one("a")
+    assert rig.settle(jobs_of("b", 2)) == ["b", "b"]  # neither had anything to do
+    assert rig.settle(jobs_of("b", 2)) == ["b", "b"]
+    assert not rig.progress().died
+
+
+def test_shared_workers_serve_all_submitters() -> None:
+    rig = Rig()
+    rig.core = ManagerCore(slots=1, prefetch=PrefetchPolicy(horizon_s=1.0, limit=0), shared_workers=True)
+    rig.start_all()
+    rig.handle(jobs_of("a", 5))
+    rig.handle(jobs_of("b", 1))
     assert [rig.done() for _ in range(6)] == ["a0", "b0", "a1", "a2", "a3", "a4"]
+    assert rig.killed == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 30])
+def test_submitters_share_the_workers_of_a_node(prefetch: int) -> None:
+    """Each worker is kept for a turn at least; what it has not started goes back."""
+    rig = SharedRig(slots=4, prefetch=prefetch)
+    assert rig.settle(jobs_of("a", 1000)) == ["a", "a", "a", "a"]
+    assert rig.settle(jobs_of("b", 1000)) == ["a", "a", "a", "a"]
+    rig.now += TURN_S
+    for _ in range(4):
+        rig.finish_one("a")
+    assert rig.settle() == ["a", "a", "b", "b"]
+    rig.now += 10 * TURN_S
+    for _ in range(4):
+        rig.finish_one("a")
+        rig.finish_one("b")
+    assert rig.settle() == ["a", "a", "b", "b"]
+    assert not rig.progress().died
+
+
+def test_the_odd_worker_changes_sides_once_in_a_turn() -> None:
+    rig = SharedRig(slots=3)
+    rig.settle(jobs_of("a", 1000))
+    rig.settle(jobs_of("b", 1000))
+    shares = []
+    for _ in range(30):
+        rig.now += TURN_S / 2
+        for submitter in "ab":
+            for _ in range(3):
+                if submitter in rig.settle():
+                    rig.finish_one(submitter)
+        shares.append("".join(rig.settle()))
+    assert set(shares[2:]) == {"aab", "abb"}
+    assert 8 < shares.count("aab") < 22
+    assert max(rig.workers) < 30  # so few workers were started
+
+
+def test_more_submitters_than_workers_get_their_turns_one_after_another() -> None:
+    rig = SharedRig(slots=1)
+    for submitter in "abc":
+        rig.settle(jobs_of(submitter, 100))
+    turns = []
+    for _ in range(9):
+        turns += rig.settle()
+        rig.now += TURN_S
+        rig.finish_one(turns[-1])
+    assert [turns[3 * number : 3 * number + 3] for number in range(3)] == [["a", "b", "c"]] * 3
+
+
+def test_the_first_worker_with_nothing_to_run_yields() -> None:
+    rig = SharedRig(slots=2)
+    rig.settle(jobs_of("a", 10))
+    for worker_id in rig.workers:
+        rig.read(worker_id)
+    rig.now += TURN_S
+    assert rig.settle(jobs_of("b", 1)) == ["a", "a"]  # one is to yield after its task
+    last = max(rig.workers)
+    rig.done(last)
+    assert rig.settle() == ["a", "b"]
+    assert last not in rig.workers
+
+
+def test_no_worker_yields_to_a_cancelled_task() -> None:
+    rig = SharedRig(slots=1)
+    rig.settle(jobs_of("a", 3))
+    rig.read(*rig.workers)
+    rig.now += TURN_S
+    rig.settle(jobs_of("b", 1))
+    rig.settle(CancelTasks(("b0",)))
+    rig.finish_one("a")
+    assert rig.settle() == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tasks_of_several_submitters_are_answered_once_in_random_runs(seed: int) -> None:
+    rng = random.Random(seed)
+    rig = SharedRig(slots=3, prefetch=4)
+    answered: collections.Counter[str] = collections.Counter()
+    sent: set[str] = set()
+    while len(sent) < 600 or answered.keys() != sent:
+        rig.now += rng.choice([0.0, 0.001, 0.03, 0.6])
+        if len(sent) < 600:
+            jobs = jobs_of(rng.choice("abcde"), rng.choice([1, 20]), first=len(sent))
+            sent.update(job.order.task_id for job in jobs.jobs)
+            rig.settle(jobs)
+        for worker_id in list(rig.workers):
+            worker = rig.workers.get(worker_id)
+            if worker is not None and (worker.running or worker.ahead):
+                if rng.random() < 0.02:
+                    rig.die(worker_id)
+                else:
+                    rig.done(worker_id)
+                rig.settle()
+        progress = rig.progress()
+        answered.update([each.task_id for each in progress.finished] + [each.task_id for each in progress.died])
+        assert rig.now < 10_000, "some tasks are never run"
+    assert set(answered) == sent
+    assert set(answered.values()) == {1}
 
 
 # -- workers that do not start -----------------------------------------------------------------------------------------
@@ -582,8 +749,9 @@ def test_full_agent_holds_back_results_and_new_starts() -> None:
     rig.handle()
     [heartbeat] = rig.reports
     assert heartbeat.progress.finished == (), "a heartbeat brings no results"
-    rig.handle(ready(0))
+    rig.die(1)
     assert len(rig.reports) == 2, "other reports pass"
+    rig.handle(ready(2))
     rig.take()
     rig.handle(ResultsTaken(60, 100))
     second, results = rig.take()
@@ -594,7 +762,7 @@ def test_full_agent_holds_back_results_and_new_starts() -> None:
     assert [bytes_of(results[each.result or 0]) for each in third.finished] == [b"z" * 60]
     rig.handle(ResultsTaken(60, 100))
     reported = [each.task_id for each in (first.finished + second.finished + third.finished)]
-    rest = [rig.done(0), rig.done(1), rig.done(0), rig.done(1)]
+    rest = [rig.done(0), rig.done(2), rig.done(0), rig.done(2)]
     assert sorted(reported + rest) == sorted("abcdefgh"), "each runs once"
 
 

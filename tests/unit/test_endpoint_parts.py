@@ -242,18 +242,6 @@ def test_endpoint_id_is_stored(directory: EndpointDirectory, tmp_path: Path) -> 
     assert list_endpoints(tmp_path / "nowhere") == []
 
 
-def test_a_deep_directory_still_gets_a_socket_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = EndpointDirectory(Path("/short"))
-    assert short.fleet_address() == "ipc:///short/managers.sock"
-    deep = EndpointDirectory(tmp_path / ("d" * 100))
-    deep.path.mkdir()
-    for temporary in ("/tmp", str(deep.path)):
-        monkeypatch.setattr("tempfile.tempdir", temporary)
-        address = deep.fleet_address()
-        assert len(address) < 100
-        assert address == deep.fleet_address(), "the same for every process"
-
-
 # -- the API client ----------------------------------------------------------------------------------------------------
 
 

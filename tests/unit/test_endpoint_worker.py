@@ -19,26 +19,33 @@ from farcall_endpoint.worker.directories import remove_old_sandboxes
 
 PRELUDE = """
 import ctypes, gc, hashlib, json, os, sys, uuid, weakref
-from farcall_common.payload import Serializer
+from farcall_common.payload import Serializer, parse_allowed
 from farcall_common.payload.native import NATIVE
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Order, Run
 from farcall_endpoint.worker.runner import Runner
+from farcall_endpoint.worker.settings import WorkerSettings
 
 os.makedirs("home", exist_ok=True)
 os.chdir("home")
-runner = Runner(Capture(), endpoint_id="e", sandboxed="sandboxed" in sys.argv)
+settings = WorkerSettings(
+    sandboxed="sandboxed" in sys.argv,
+    data_only="data only" in sys.argv,
+    native="native" in sys.argv,
+    allowed_serializers=tuple(parse_allowed(["*Code", "JSONData"])) if "allowed" in sys.argv else (),
+)
+runner = Runner(Capture(), endpoint_id="e", settings=settings)
 serializer = Serializer()
 
-def run(function, *args, task_id="t", traceparent="", submitter="", **options):
+def run(function, *args, task_id="t", traceparent="", submitter="", data_only=False, payload=None, **options):
     body = serializer.pack_function(function)
     function_hash = hashlib.sha256(body).hexdigest()
     if function_hash not in runner._functions:
         runner.learn(Run((), ((function_hash, len(body)),)), body)
-    order = Order(task_id, 1, function_hash, 0, TaskOptions(**options), traceparent, submitter)
+    order = Order(task_id, 1, function_hash, 0, TaskOptions(**options), traceparent, submitter, data_only)
     runner.begin(order)
-    return runner.run(order, serializer.pack_call(args))
+    return runner.run(order, serializer.pack_call(args) if payload is None else payload)
 
 def code_of(ended):
     return (ended[0].error or {}).get("code")
@@ -167,7 +174,7 @@ for name in ["large", "refused"] * 10:
     del result
 tell([codes, sum(reference() is not None for reference in made), len(made)])
 """
-    codes, alive, made = answer_of(program, tmp_path)
+    codes, alive, made = answer_of(program, tmp_path, "native")
     assert codes == [None, "RESULT_NOT_SERIALIZABLE"] * 10
     assert (alive, made) == (0, 20)
 
@@ -417,3 +424,67 @@ def test_retention_works_where_the_working_directory_is_a_link(tmp_path: Path) -
     (tmp_path / "home").symlink_to(tmp_path / "scratch")
     assert removed_from(tmp_path / "home") == [tmp_path / "home" / "sandboxes" / sandbox.name]
     assert not sandbox.exists()
+
+
+# -- what a worker reads -----------------------------------------------------------------------------------------------
+
+HOSTILE = """
+from farcall_common.payload import CloudPickleDataBase64, DillDataBase64, PickleDataBase64, PickleOutOfBand
+from farcall_common.payload import AllDataStrategies
+from farcall_common.payload.native import dump_call
+
+class Exploit:
+    def __reduce__(self):
+        return os.mkdir, (os.path.join(runner._directories.root, "exploited"),)
+
+def echo(value):
+    return value
+
+STRATEGIES = (CloudPickleDataBase64, DillDataBase64, PickleDataBase64, PickleOutOfBand, AllDataStrategies)
+
+def calls():
+    for strategy in (each() for each in STRATEGIES):
+        yield serializer.pack_call((Exploit(),), strategies=[strategy])
+    yield dump_call((Exploit(),), {})
+
+def outcomes(**options):
+    found = []
+    for call in calls():
+        code = code_of(run(echo, payload=call, **options))
+        path = os.path.join(runner._directories.root, "exploited")
+        found.append([code, os.path.exists(path)])
+        if os.path.exists(path):
+            os.rmdir(path)
+    return found
+
+plain = run(echo, {"a": [1, 2]}, data_only=True)
+"""
+"""Calls whose arguments run code when they are read, in each strategy that can carry some."""
+
+REFUSED = ["DESERIALIZATION_FAILED", False]
+
+
+@pytest.mark.parametrize(
+    ("option", "fields"),
+    [("data only", ""), ("allowed", ""), ("", "data_only=True")],
+    ids=["settings", "list", "order"],
+)
+def test_an_endpoint_for_certain_functions_reads_arguments_as_data(tmp_path: Path, option: str, fields: str) -> None:
+    program = f"tell([outcomes({fields}), code_of(plain), serializer.deserialize(b''.join(plain[1]))])"
+    program = HOSTILE + program
+    *outcomes, plain, value = answer_of(program, tmp_path, option)
+    assert outcomes == [[REFUSED] * 6]
+    assert (plain, value) == (None, {"a": [1, 2]})
+
+
+def test_plain_pickle_is_for_an_engine_only(tmp_path: Path) -> None:
+    """A program in the cloud could write it too, and ask for results of any size with it."""
+    program = (
+        HOSTILE
+        + """
+large = lambda: code_of(run(lambda: b"x" * 11_000_000, result_serializers=NATIVE))
+tell([outcomes()[-1], large()])
+"""
+    )
+    assert answer_of(program, tmp_path) == [REFUSED, "RESULT_NOT_SERIALIZABLE"]
+    assert answer_of(program, tmp_path, "native") == [[None, True], None]

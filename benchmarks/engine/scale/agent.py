@@ -14,6 +14,7 @@ import gc
 import itertools
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,6 +108,10 @@ class Agent(EngineLoop):
         self._options = TaskOptions(result_serializers=NATIVE)
         self._cancel = self.cancel
         self._numbers = itertools.count(1)
+
+    def _make_address(self, belongings: contextlib.ExitStack) -> str:
+        directory = belongings.enter_context(tempfile.TemporaryDirectory(prefix="farcall-scale-"))
+        return f"ipc://{directory}/agent.ipc"
 
     def _make_provider(self, belongings: contextlib.ExitStack) -> Provider:  # noqa: ARG002 - it has none
         return self._simulated(os.environ)

@@ -34,6 +34,7 @@ from farcall_common.payload.framing import Piece, is_text
 from farcall_common.payload.report import describe_exception, load_user_data, pack_exception, task_error
 from farcall_common.payload.serializer import (
     BINARY_DATA,
+    DATA_ONLY,
     DEFAULT_CODE,
     DEFAULT_DATA,
     PORTABLE_DATA,
@@ -48,6 +49,7 @@ from farcall_common.payload.strategy import Strategy
 
 __all__ = [
     "BINARY_DATA",
+    "DATA_ONLY",
     "DEFAULT_CODE",
     "DEFAULT_DATA",
     "PORTABLE_DATA",

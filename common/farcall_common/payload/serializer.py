@@ -79,6 +79,9 @@ DEFAULT_CODE: tuple[Strategy, ...] = (
 
 The first refuses functions of installed packages; the second sends them by name."""
 
+DATA_ONLY: frozenset[str] = frozenset({JSONData().id})
+"""The ids of the strategies whose buffers run no code when they are read, for :attr:`Serializer.allowed`."""
+
 _PREFIX_LENGTH = 3
 _BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy in STRATEGIES.values()}
 _BY_NAME = {type(strategy).__name__: strategy for strategy in STRATEGIES.values()}
@@ -136,7 +139,8 @@ class Serializer:
                 hint="Upgrade farcall on this side, or choose an older strategy on the other side.",
             )
         if self.allowed is not None and strategy.id not in self.allowed:
-            names = sorted(type(STRATEGIES[id_]).__name__ for id_ in self.allowed)
+            readable = map(STRATEGIES.__getitem__, self.allowed)
+            names = sorted(type(known).__name__ for known in readable if known.for_code is strategy.for_code)
             raise DeserializationError(
                 f"Buffers of {type(strategy).__name__} may not be read here.",
                 hint=f"The administrator allows {', '.join(names)}: choose one of them when you submit.",
@@ -207,8 +211,10 @@ class Serializer:
         :raises SerializationError: if an argument cannot be sent; with its name and the reason.
         """
         args, kwargs = tuple(args), dict(kwargs or {})
+        # JSON has no tuples, and is tried first: endpoints that run certain functions only read nothing else.
+        written = list(args) if strategies is None else args
         try:
-            return packed([self.pieces(args, strategies=strategies), self.pieces(kwargs, strategies=strategies)])
+            return packed([self.pieces(written, strategies=strategies), self.pieces(kwargs, strategies=strategies)])
         except SerializationError as error:
             blamed = self._blame_argument(args, kwargs, strategies)
             if blamed is None:
@@ -329,6 +335,9 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
         else:
             allowed.update(strategy for strategy in STRATEGIES.values() if strategy.for_code is kind)
     if {strategy.for_code for strategy in allowed} != {True, False}:
-        raise ConfigurationError("An allow-list needs at least one strategy for code and one for data.")
+        raise ConfigurationError(
+            "An allow-list needs at least one strategy for code and one for data.",
+            hint="Add *Code or *Data for all of a kind; ['*Code', JSONData] is the strict choice for arguments.",
+        )
     parts = {part.id for strategy in allowed if isinstance(strategy, Combination) for part in strategy.parts}
     return frozenset(parts | {strategy.id for strategy in allowed})

@@ -93,7 +93,8 @@ class FunctionSpec(Part, frozen=True):
 class TaskSpec(Part, frozen=True):
     """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set.
     ``traceparent`` is W3C's, of the function's parent span; empty if there is none. ``submitter`` is the
-    identity that submitted the task; empty: the owner of the endpoint."""
+    identity that submitted the task; empty: the owner of the endpoint. ``data_only``: the endpoint runs certain
+    functions only, so the arguments must be data, which runs no code when it is read."""
 
     task_id: str
     attempt: Count
@@ -104,6 +105,7 @@ class TaskSpec(Part, frozen=True):
     payload_blob: BlobLocation | None = None
     traceparent: str = ""
     submitter: str = ""
+    data_only: bool = False
 
 
 class TaskTransition(Part, frozen=True):

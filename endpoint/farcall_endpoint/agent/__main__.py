@@ -15,9 +15,10 @@ from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import DONE, INTERNAL, exit_code
 from farcall_endpoint.agent.launch import run_agent
-from farcall_endpoint.agent.nodes import SECRETS
 from farcall_endpoint.config import read_config
 from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.isolation.environment import SECRETS
+from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import set_up_logging
 
 _logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def main() -> int:
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--console", action="store_true", help="log to standard error too")
     options = parser.parse_args()
+    make_private()
     ready = _ReadyPipe(options.ready_fd)
     try:
         directory = EndpointDirectory.of(options.home, options.name)
@@ -54,12 +56,14 @@ def main() -> int:
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
         credentials = Credentials.resolve(home=options.home)
+        own_environment = dict(os.environ)
         for name in SECRETS:
             os.environ.pop(name, None)  # so that no command of a scheduler inherits it
         run_agent(
             directory,
             config=config,
             credentials=credentials,
+            own_environment=own_environment,
             environment=os.environ,
             on_connected=ready.connected,
         )

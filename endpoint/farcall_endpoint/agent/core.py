@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import ErrorRecord
@@ -122,6 +122,7 @@ class AgentCore:
     :param drain_s: in the last seconds of a block no task starts whose length is unknown.
     :param max_walltime_s: limit of every attempt, whatever its task requests; None is no limit.
     :param weights: by submitter, how many of its tasks run for each one of another; 1 for those not named.
+    :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class AgentCore:
         drain_s: float = 0.0,
         max_walltime_s: float | None = None,
         weights: Mapping[str, int] | None = None,
+        allowed_functions: Collection[str] | None = None,
     ) -> None:
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
@@ -152,6 +154,7 @@ class AgentCore:
         self._block_s = block_s
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
+        self._allowed_functions = allowed_functions
         self._tasks: dict[str, Task] = {}
         #: By submitter; see :class:`farcall_common.fairness.FairQueue`.
         self.weights: Mapping[str, int] = weights or {}
@@ -321,6 +324,8 @@ class AgentCore:
             self._tasks[task.task_id] = task
             if task.result is not None:
                 self._held_results += 1
+            elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec)):
+                self._finish(task, self._results.failed(task, refused))  # the configuration has changed
             elif task.starts:
                 dispatched.append(task)
             elif not task.spec.options.idempotent:
@@ -419,10 +424,7 @@ class AgentCore:
         self._tasks[task.task_id] = task
         turn.accepted.append(task)
         turn.acknowledged.append(task)
-        refused = refusal(
-            spec, knows_function=spec.function_hash in self._functions, block_s=self._block_s, no_nodes=self._no_nodes
-        )
-        if refused is not None:
+        if (refused := self._refusal(spec)) is not None:
             self._finish(task, self._results.failed(task, refused))
             return
         if stage is Stage.QUEUED:
@@ -430,6 +432,15 @@ class AgentCore:
         else:
             turn.fetches.append(task)
         self._transitions.monitor(task, now)
+
+    def _refusal(self, spec: TaskSpec) -> ErrorRecord | None:
+        return refusal(
+            spec,
+            allowed_functions=self._allowed_functions,
+            knows_function=spec.function_hash in self._functions,
+            block_s=self._block_s,
+            no_nodes=self._no_nodes,
+        )
 
     def _redeliver(self, task: Task, attempt: int) -> None:
         """A task that is here already gets its new attempt number, and is not started again."""

@@ -96,8 +96,8 @@ class _Manager:
 class Fleet:
     """Blocks of managers.
 
-    :param address: where managers on this machine find the agent.
-    :param network: how those on others do; only for providers that are not local.
+    :param network: how managers on other machines find the agent; only for providers that are not local.
+    :param address: see :class:`Links`.
     :param variables: for the environment of managers and their tasks.
     :param heartbeat_s: period of the messages by which managers detect that the agent is alive.
     :param silence_limit_s: a manager that is silent for so long is given up for good.
@@ -113,7 +113,6 @@ class Fleet:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
-        address: str,
         poller: zmq.Poller,
         provider: Provider,
         blocks: Blocks,
@@ -122,6 +121,7 @@ class Fleet:
         payload: Callable[[Task], Frame],
         demand: Callable[[], Demand],
         network: Network | None = None,
+        address: str | None = None,
         variables: Mapping[str, str] | None = None,
         heartbeat_s: float = 10.0,
         silence_limit_s: float = 60.0,
@@ -430,6 +430,7 @@ class Fleet:
                     spec.options if limits is None else limits.applied_to(spec.options),
                     spec.traceparent,
                     "" if spec.submitter == self.owner_id else spec.submitter,
+                    spec.data_only,
                 )
             )
             bodies.append(self._payload(task))
@@ -438,6 +439,11 @@ class Fleet:
     def cancel(self, manager_id: str, task_ids: Iterable[str]) -> None:
         """Send a manager the ids of tasks to stop."""
         self._links.send(manager_id, protocol.CancelTasks(tuple(task_ids)))
+
+    @property
+    def isolation(self) -> str:
+        """Separation of submitters on the nodes; several levels where nodes differ."""
+        return ", ".join(sorted({manager.registered.isolation for manager in self._managers.values()}))
 
     def _register(self, manager_id: str, message: protocol.Registered, now: float) -> _Manager | None:
         block = self._here.get(message.block_id)

@@ -15,7 +15,7 @@ from typing import Final
 import zmq
 
 from farcall_common.credentials import Credentials
-from farcall_common.payload import STRATEGIES
+from farcall_common.payload import STRATEGIES, parse_allowed
 from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
@@ -57,11 +57,14 @@ def run_agent(
     *,
     config: Config,
     credentials: Credentials,
+    own_environment: Mapping[str, str],
     environment: Mapping[str, str],
     on_connected: Callable[[], None],
 ) -> None:
     """Run an endpoint in this process until SIGTERM or SIGINT. The first start registers it with the API.
 
+    :param own_environment: with the secret of a client, if it logs in as one.
+    :param environment: of managers on this machine.
     :raises FarcallError: when it cannot start, or trying again cannot help.
     """
     slots = expect_workers(config.engine.provider, config.engine.sharing, environment=environment)
@@ -70,7 +73,7 @@ def run_agent(
         contextlib.closing(
             provider_of(config.engine.provider, environment=environment, script_dir=directory.script_dir)
         ) as provider,
-        contextlib.closing(Cloud(credentials)) as cloud,
+        contextlib.closing(Cloud(credentials, environ=own_environment)) as cloud,
         contextlib.closing(Spool(directory.spool_file)) as spool,
         zmq.Context() as context,
     ):
@@ -145,6 +148,7 @@ def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCo
         drain_s=config.engine.drain_period,
         max_walltime_s=config.engine.limits.walltime_s,
         weights=config.fair_share,
+        allowed_functions=config.allowed_functions,
     )
 
 
@@ -163,7 +167,6 @@ def _fleet(
     engine = config.engine
     fleet = Fleet(
         context,
-        address=directory.fleet_address(),
         poller=poller,
         provider=provider,
         blocks=plan_blocks(
@@ -196,6 +199,14 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
     options += ["--sandbox"] if config.engine.sandbox else []
     if config.engine.sandbox_retention is not None:
         options += ["--sandbox-retention", str(config.engine.sandbox_retention)]
+    if config.engine.allowed_serializers is not None:
+        options += ["--allowed-serializers", *sorted(parse_allowed(config.engine.allowed_serializers))]
+    options += ["--isolation", config.engine.isolation, "--private", str(directory.path), str(directory.path.parent)]
+    if config.engine.readable_paths:
+        options += ["--readable", *config.engine.readable_paths]
+    if config.engine.pass_environment:
+        options += ["--pass-environment", *config.engine.pass_environment]
+    options += ["--data-only"] if config.allowed_functions is not None else []
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
     return options

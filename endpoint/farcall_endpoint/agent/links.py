@@ -49,27 +49,32 @@ ManagerMessage = tuple[str, protocol.FromManager | Gap, list[Bytes]]
 class Links:
     """Owns the socket, and what is waited for at the pipes.
 
-    :param address: of the socket, for managers on this machine that have no pipe.
-    :param network: lets managers on other machines reach it too.
-    :raises ConfigurationError: if no port for that can be had.
+    :param network: lets managers on other machines reach the agent. Without it there is no socket: a task on this
+        machine could pretend there to be a manager.
+    :param address: of a socket without keys; for simulated managers.
+    :raises ConfigurationError: if no port can be had.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
-        address: str,
         poller: zmq.Poller,
         network: Network | None,
+        address: str | None = None,
     ) -> None:
         self._poller = poller
-        self._socket = fleet_socket(context)
-        self._socket.bind(address)
+        self._socket: zmq.Socket[bytes] | None = None
         self._guard = None
         #: Options for the commands of managers, and variables for their environment.
-        self.options = ["--agent", address]
+        self.options: list[str] = []
         self.variables: dict[str, str] = {}
+        if address is not None:
+            self._socket = fleet_socket(context)
+            self._socket.bind(address)
+            self.options = ["--agent", address]
         if network is not None:
+            self._socket = fleet_socket(context)
             try:
                 port, self._guard = bind_to_network(self._socket, keys=network.keys, ports=network.ports)
             except BaseException:
@@ -87,7 +92,8 @@ class Links:
         self._names: dict[int, str] = {}
         self._by_name: dict[str, Pipe] = {}
         self._congested: set[int] = set()
-        poller.register(self._socket, zmq.POLLIN)
+        if self._socket is not None:
+            poller.register(self._socket, zmq.POLLIN)
 
     def attach(self, pipe: Pipe) -> None:
         """Also read a pipe, until its other end is closed."""
@@ -103,8 +109,8 @@ class Links:
 
         :param ready: what the poller found readable.
         """
-        if self._socket in ready:
-            yield from self._from_socket()
+        if self._socket is not None and self._socket in ready:
+            yield from self._from_socket(self._socket)
         for descriptor in [descriptor for descriptor in self._pipes if descriptor in ready]:
             yield from self._from_pipe(descriptor)
 
@@ -114,6 +120,8 @@ class Links:
         if pipe is not None:
             pipe.send(protocol.encode(message, bodies))
             self._watch(pipe)
+            return
+        if self._socket is None:  # its pipe is closed
             return
         number = 0
         if self._received_numbers is not None:
@@ -133,17 +141,18 @@ class Links:
 
     def close(self) -> None:
         """Close the socket. The pipes belong to their blocks."""
-        self._poller.unregister(self._socket)
         for descriptor in self._pipes:
             self._poller.unregister(descriptor)
         if self._guard is not None:
             self._guard.stop()
-        self._socket.close(linger=0)
+        if self._socket is not None:
+            self._poller.unregister(self._socket)
+            self._socket.close(linger=0)
 
-    def _from_socket(self) -> Iterator[ManagerMessage]:
+    def _from_socket(self, socket: zmq.Socket[bytes]) -> Iterator[ManagerMessage]:
         for _ in range(_MOST_PER_TURN):
             try:
-                identity, *frames = receive_frames(self._socket)
+                identity, *frames = receive_frames(socket)
             except zmq.Again:
                 return
             manager_id = bytes(identity).decode()

@@ -14,6 +14,7 @@ from farcall_common.wire import new_id
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.isolation.environment import SECRETS
 from farcall_endpoint.manager.node import discover_node
 from farcall_endpoint.manager.slots import Sharing, partition
 from farcall_endpoint.providers import LocalProvider, Provider
@@ -36,8 +37,6 @@ def own_addresses(given: str | None) -> Sequence[str]:
     return [socket.gethostname(), *addresses]
 
 
-SECRETS: Final = frozenset({"FARCALL_TOKEN"})
-"""Variables that are removed from the environment of managers and tasks."""
 _LOCAL_BACKOFF_S: Final = 0.2
 _BATCH_BACKOFF_S: Final = 5.0
 

@@ -298,6 +298,7 @@ class Agent:
             "managers": report.managers,
             "workers": report.total_workers,
             "idle_workers": report.idle_workers,
+            "isolation": self._fleet.isolation,
             "waiting_tasks": report.pending_tasks,
             "unfinished_tasks": report.outstanding_tasks,
             "finished_tasks": self._core.finished_tasks,

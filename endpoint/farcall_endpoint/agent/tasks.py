@@ -185,12 +185,22 @@ class ResultFactory:
         return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()
 
 
-def refusal(spec: TaskSpec, *, knows_function: bool, block_s: float | None, no_nodes: str) -> ErrorRecord | None:
+def refusal(
+    spec: TaskSpec,
+    *,
+    allowed_functions: Collection[str] | None,
+    knows_function: bool,
+    block_s: float | None,
+    no_nodes: str,
+) -> ErrorRecord | None:
     """Why a task fails before it is queued; None if it is accepted.
 
+    :param allowed_functions: ids of functions, or SHA-256 hashes of their bodies; None is no limit.
     :param block_s: seconds that a block of managers lives; None if it has no result.
     :param no_nodes: why no manager can be had; empty if one can.
     """
+    if allowed_functions is not None and not {spec.function_id, spec.function_hash}.intersection(allowed_functions):
+        return outcomes.function_not_permitted(spec.function_id)
     if not knows_function:
         return outcomes.function_missing(spec.function_hash)
     options = spec.options

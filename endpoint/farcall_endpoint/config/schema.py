@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from farcall_common.errors import ConfigurationError
+from farcall_common.payload import parse_allowed
 from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
 from farcall_endpoint.manager.slots import Sharing
@@ -83,6 +85,32 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     scheduling: Annotated[
         Literal["random", "round-robin"], msgspec.Meta(description="Selection among the nodes with free capacity.")
     ] = "random"
+    allowed_serializers: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None,
+        msgspec.Meta(
+            description="Serialisation strategies that workers read; default: all, but only JSON for arguments if the "
+            "endpoint runs certain functions only."
+        ),
+    ] = None
+    isolation: Annotated[
+        Literal["none", "process", "landlock", "auto"],
+        msgspec.Meta(
+            description="Separation of submitters: none shares the worker processes among all of them, process gives "
+            "each of them processes, a home and a temporary directory of its own, landlock lets them reach no other "
+            "files and processes, auto is the last of these that works on a node."
+        ),
+    ] = "auto"
+    readable_paths: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
+        msgspec.Meta(description="Further files and directories that tasks may read with isolation: landlock."),
+    ] = ()
+    pass_environment: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
+        msgspec.Meta(
+            description="Names of further environment variables for tasks of submitters other than the owner; * stands "
+            "for any characters."
+        ),
+    ] = ()
     working_dir: Annotated[
         str, msgspec.Meta(min_length=1, description="Where tasks run; relative to the endpoint's directory.")
     ] = "tasks_working_dir"
@@ -137,6 +165,11 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         names = self.available_accelerators
         if isinstance(names, tuple) and len(set(names)) < len(names):
             raise FieldProblem("available_accelerators", "an accelerator is listed twice", fix="list each one once")
+        if self.allowed_serializers is not None:
+            try:
+                parse_allowed(self.allowed_serializers)
+            except ConfigurationError as error:
+                raise FieldProblem("allowed_serializers", error.record.message, fix=error.hint) from error
         if self.sandbox_retention is not None and not self.sandbox:
             raise FieldProblem(
                 "sandbox_retention", "there are no sandboxes to delete", fix="set sandbox: true, or remove it"
@@ -199,6 +232,12 @@ class Config(Section, frozen=True, kw_only=True):
         str | None, msgspec.Meta(description="The name shown to others; default: the endpoint's name.")
     ] = None
     engine: Annotated[EngineConfig, msgspec.Meta(description="How and where tasks are run.")] = EngineConfig()
+    allowed_functions: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None,
+        msgspec.Meta(
+            description="The only functions that run here: ids, or SHA-256 hashes of their bodies; default: all."
+        ),
+    ] = None
     fair_share: Annotated[
         dict[Annotated[str, msgspec.Meta(min_length=1)], Annotated[int, msgspec.Meta(ge=1, le=1000)]],
         msgspec.Meta(

@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -247,16 +246,16 @@ class EngineLoop:
         """A fleet; what it needs is given back with ``belongings``."""
         options = self.options
         command_options = [*options.sharing.options(), "--prefetch", str(options.prefetch)]
-        command_options += ["--working-dir", str(options.working_dir), "--quiet"]
+        command_options += ["--working-dir", str(options.working_dir), "--quiet", "--native"]
+        command_options += ["--isolation", "none"]  # all tasks are this user's
         command_options += [] if options.batching else ["--no-batching"]
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
-        directory = belongings.enter_context(tempfile.TemporaryDirectory(prefix="farcall-engine-"))
         context = belongings.enter_context(zmq.Context())
         provider = self._make_provider(belongings)
         belongings.callback(provider.close)
         fleet = Fleet(
             context,
-            address=f"ipc://{directory}/agent.ipc",
+            address=self._make_address(belongings),
             poller=poller,
             provider=provider,
             blocks=plan_blocks(
@@ -275,6 +274,10 @@ class EngineLoop:
         )
         belongings.callback(fleet.close)
         return fleet
+
+    def _make_address(self, belongings: contextlib.ExitStack) -> str | None:  # noqa: ARG002 - simulated managers
+        """Of a socket without keys, which managers on this machine do not need: they have pipes."""
+        return None
 
     def _make_provider(self, belongings: contextlib.ExitStack) -> Provider:
         options = self.options

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Final
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
 from farcall_endpoint import protocol
+from farcall_endpoint.isolation import Isolation, best_of
+from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
-from farcall_endpoint.manager.launcher import FreshProcessLauncher
+from farcall_endpoint.manager.launcher import Confinement, FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.manager.slots import Sharing, partition
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.worker.directories import remove_old_sandboxes
+from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
@@ -63,7 +66,7 @@ class SandboxCleaner(threading.Thread):
 def main() -> None:
     """Serve an agent until it is gone or stops the manager."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--agent", required=True, help="addresses of the agent's socket, separated by commas")
+    parser.add_argument("--agent", help="addresses of the agent's socket, separated by commas")
     parser.add_argument("--agent-fd", type=int, help="instead: descriptor of a pipe to an agent on this machine")
     parser.add_argument("--agent-pid", type=int, help="process id of an agent on this machine")
     parser.add_argument(
@@ -87,6 +90,15 @@ def main() -> None:
     parser.add_argument("--working-dir", type=Path, required=True)
     parser.add_argument("--sandbox", action="store_true", help="run each task in a separate directory")
     parser.add_argument("--sandbox-retention", type=float, help="seconds for which a sandbox is kept after its task")
+    parser.add_argument("--allowed-serializers", nargs="+", default=(), help="ids of the strategies that may be read")
+    parser.add_argument("--data-only", action="store_true", help="unless these are given: read arguments in JSON only")
+    parser.add_argument("--isolation", choices=tuple(Isolation), type=Isolation, default=Isolation.AUTO)
+    parser.add_argument("--readable", nargs="+", default=(), help="directories that confined tasks may read")
+    parser.add_argument("--private", nargs="+", type=Path, default=(), help="directories that they never may")
+    parser.add_argument(
+        "--pass-environment", nargs="+", default=(), help="variables for tasks of submitters other than the owner"
+    )
+    parser.add_argument("--native", action="store_true", help="read and write plain pickle on request")
     parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
     parser.add_argument("--log-backups", type=int, default=4)
@@ -94,6 +106,7 @@ def main() -> None:
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only")
     options = parser.parse_args()
+    make_private()
     set_up_logging(
         file=options.log_dir and manager_log_file(options.log_dir),
         to_console=options.log_dir is None,
@@ -115,6 +128,7 @@ def main() -> None:
     node = discover_node(sharing.accelerators, environ=os.environ)
     try:
         slots = partition(node, sharing)
+        isolation = best_of(options.isolation)
         agent = _connect(options, manager_id)
     except (ConfigurationError, Unavailable) as error:
         sys.exit(str(error))
@@ -128,13 +142,21 @@ def main() -> None:
             prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch),
             batching=not options.no_batching,
             start_limit_s=options.start_limit,
+            shared_workers=isolation is Isolation.NONE,
         ),
         launcher=FreshProcessLauncher(
             working_dir=options.working_dir,
             environment=os.environ,
             slots=slots,
             amd=has_amd_accelerators(),
-            sandboxed=options.sandbox,
+            settings=WorkerSettings(
+                sandboxed=options.sandbox,
+                allowed_serializers=tuple(options.allowed_serializers),
+                data_only=options.data_only,
+                native=options.native,
+            ),
+            passed=options.pass_environment,
+            confinement=Confinement(options.readable, options.private) if isolation is Isolation.LANDLOCK else None,
         ),
         agent=agent,
         agent_pid=options.agent_pid,
@@ -149,6 +171,7 @@ def main() -> None:
             options.block_id,
             capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
             ends_at=ends_at,
+            isolation=isolation,
         ),
     ).run()
 

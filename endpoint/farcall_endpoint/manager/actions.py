@@ -16,10 +16,11 @@ class _Action(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
 
 
 class Launch(_Action, frozen=True):
-    """Start a worker on a free slot. Answered by a Ready packet or by WorkerDied."""
+    """Start a worker on a free slot, for tasks of one submitter. Answered by a Ready packet or by WorkerDied."""
 
     worker_id: int
     slot: int
+    submitter: str = ""
 
 
 class Send(_Action, frozen=True):

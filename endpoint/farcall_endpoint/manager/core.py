@@ -4,13 +4,16 @@ The shell reports events and performs actions. Tasks are pipelined: a ready work
 that short tasks do not wait for a round trip each. Tasks that a worker has not started can be recalled (see
 :mod:`farcall_endpoint.worker.channel`), so that no task waits behind a long one, and exactly one task was running when
 a worker died.
+
+A worker serves one submitter. It keeps its submitter while others need no worker, and at least for a turn; then it is
+ended, and another one is started in its place.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -57,6 +60,8 @@ _REPORT_PERIOD_S: Final = 1.0
 """Longest time between two reports; a local agent also sees the manager die."""
 _FIRST_START_WAIT_S: Final = 0.2
 _MAX_START_WAIT_S: Final = 10.0
+TURN_S: Final = 1.0
+"""A worker with tasks keeps its submitter for so long, so that fairness does not cost a process start each time."""
 _MAX_START_FAILURES: Final = 6
 """After so many failed rounds of worker starts in a row, and with no running worker, the manager ends."""
 _MAX_KNOWN_FUNCTIONS: Final = 256
@@ -80,7 +85,10 @@ class _StopReason:
 class _Worker:
     worker_id: int
     slot: int
+    submitter: str
     since: float  # start of the launch, later of the task at the head of ``jobs``
+    turn_began: float = 0.0
+    yields_to: str | None = None  # the submitter that gets its place, after the task that runs
     is_ready: bool = False
     jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque)
     unread_bytes: int = 0  # upper limit of the jobs' bytes in the socket's buffer
@@ -95,7 +103,7 @@ class _Worker:
 
     @property
     def accepts_tasks(self) -> bool:
-        return self.is_ready and not (self.killed or self.recalling or self.syncing)
+        return self.is_ready and self.yields_to is None and not (self.killed or self.recalling or self.syncing)
 
     def runs(self, task_id: str) -> bool:
         return bool(self.jobs) and self.jobs[0].order.task_id == task_id
@@ -108,19 +116,29 @@ class ManagerCore:
     :param prefetch: how many tasks to queue behind the running one.
     :param batching: whether several tasks may share a packet.
     :param start_limit_s: a worker that is not ready after so long is replaced.
+    :param shared_workers: whether a worker serves all submitters.
     """
 
     def __init__(
-        self, *, slots: int, prefetch: PrefetchPolicy, batching: bool = True, start_limit_s: float = 60.0
+        self,
+        *,
+        slots: int,
+        prefetch: PrefetchPolicy,
+        batching: bool = True,
+        start_limit_s: float = 60.0,
+        shared_workers: bool = False,
     ) -> None:
         self._slots = slots
         self._start_limit_s = start_limit_s
         self._prefetch = prefetch
         self._max_packet_tasks = _MAX_PACKET_TASKS if batching else 1
-        self._free_slots = collections.deque(range(slots))
+        #: Each with the submitter that gets it, if that still has waiting tasks.
+        self._free_slots = collections.deque((slot, "") for slot in range(slots))
         self._queue: FairQueue[Job] = FairQueue()
         self._workers: dict[int, _Worker] = {}
+        self._shared_workers = shared_workers
         self._next_worker_id = 0
+        self._yield_at: float | None = None  # when a turn ends that another submitter waits for
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
         self._launch_at = 0.0
         self._stop_at: float | None = None
@@ -162,6 +180,8 @@ class ManagerCore:
             deadline = min(deadline, self._stop_at)
         elif len(self._workers) < self._slots:
             deadline = min(deadline, self._launch_at)
+        if self._yield_at is not None:
+            deadline = min(deadline, self._yield_at)
         due = [self._deadline(worker) for worker in self._workers.values() if not worker.killed]
         return min([deadline, *[each for each in due if each is not None]])
 
@@ -189,10 +209,12 @@ class ManagerCore:
                     elif isinstance(packet, Begun):
                         if worker.runs(packet.task_id) and worker.begun is None:  # a task may forge a second one
                             worker.begun = packet
-                    elif isinstance(packet, Synced):
+                    elif isinstance(packet, Synced) and worker.syncing:
                         worker.syncing = False
-                    elif isinstance(packet, Ready):
-                        self._worker_ready(worker)
+                    elif isinstance(packet, Ready) and not worker.is_ready:
+                        self._worker_ready(worker, now)
+                    else:
+                        self._kill(worker, f"{type(packet).__name__} out of turn")
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
                     for job in jobs:
@@ -244,8 +266,9 @@ class ManagerCore:
             else:
                 self._kill(worker)
 
-    def _worker_ready(self, worker: _Worker) -> None:
+    def _worker_ready(self, worker: _Worker, now: float) -> None:
         worker.is_ready = True
+        worker.turn_began = now
         self._changed = True
         self._start_backoff.reset()
         self._problem = ""
@@ -288,7 +311,7 @@ class ManagerCore:
     def _worker_died(self, event: WorkerDied, now: float) -> None:
         worker = self._workers.pop(event.worker_id)
         self._changed = True
-        self._free_slots.append(worker.slot)
+        self._free_slots.append((worker.slot, worker.submitter if worker.yields_to is None else worker.yields_to))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
         if not worker.is_ready and self._stop_at is None:
@@ -339,6 +362,8 @@ class ManagerCore:
                 self._kill(worker)
             return
         if not worker.jobs:
+            if worker.yields_to is not None:
+                self._kill(worker)
             return
         head = worker.jobs[0].order
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
@@ -422,35 +447,129 @@ class ManagerCore:
 
     def _launch(self, now: float) -> None:
         while len(self._workers) < self._slots and now >= self._launch_at:
-            worker = _Worker(self._next_worker_id, self._free_slots.popleft(), now)
+            slot, submitter = self._free_slots.popleft()
+            if not self._queue.of(submitter):
+                submitter = next((each for each, _ in self._in_need()), "")
+            worker = _Worker(self._next_worker_id, slot, submitter, now)
             self._next_worker_id += 1
             self._workers[worker.worker_id] = worker
-            self._actions.append(Launch(worker.worker_id, worker.slot))
+            self._actions.append(Launch(worker.worker_id, worker.slot, submitter))
 
     def _assign(self, now: float) -> None:
         """Share the queue among workers that are idle or soon will be; others wait, so that packets are few."""
-        queue = self._queue
-        if not queue or self._is_window_full:
+        self._yield_at = None
+        if not self._queue or self._is_window_full:
             return
         depth = self._prefetch.depth
+        if not self._shared_workers:
+            self._move_yields(now)
         workers = [
             worker
             for worker in self._workers.values()
             if worker.accepts_tasks and not worker.overdue and len(worker.jobs) <= (depth + 1) // 2
         ]
         workers.sort(key=lambda worker: len(worker.jobs))
+        if self._shared_workers:
+            self._share(None, workers, now)
+            return
+        for submitter in self._queue.in_turn():
+            self._share(submitter, [worker for worker in workers if worker.submitter == submitter], now)
+        if self._queue:
+            self._yield_workers(now)
+
+    def _share(self, submitter: str | None, workers: Sequence[_Worker], now: float) -> None:
+        """Share the tasks of one submitter, or of all, among workers."""
+        queue = self._queue
+        depth = self._prefetch.depth
         for index, worker in enumerate(workers):
-            share = -(-len(queue) // (len(workers) - index))
+            waiting = len(queue) if submitter is None else len(queue.of(submitter))
+            share = -(-waiting // (len(workers) - index))
             jobs: list[Job] = []
             unread_bytes = worker.unread_bytes
             for _ in range(min(share, 1 + depth - len(worker.jobs))):
                 if unread_bytes > _MAX_UNREAD_BYTES:
                     break
-                if (found := queue.take()) is None:
+                if (found := queue.take(submitter=submitter)) is None:
                     break
                 unread_bytes += _unread_bytes(found[1])
                 jobs.append(found[1])
             self._send_jobs(worker, jobs, now)
+
+    def _in_need(self) -> Iterator[tuple[str, int]]:
+        """Submitters with more waiting tasks than workers that start for them, the next one first; how many more."""
+        if self._shared_workers or not self._queue:
+            return
+        coming = collections.Counter(
+            worker.submitter if worker.yields_to is None else worker.yields_to
+            for worker in self._workers.values()
+            if not worker.is_ready or worker.yields_to is not None
+        )
+        for submitter in self._queue.in_turn():
+            missing = len(self._queue.of(submitter)) - coming[submitter]
+            if missing > 0:
+                yield submitter, missing
+
+    def _yield_workers(self, now: float) -> None:
+        """End workers of submitters that have nothing to do, or more workers than others that need some."""
+        if len(self._workers) < self._slots:  # no worker can be started now
+            return
+        counts = collections.Counter(
+            worker.submitter if worker.yields_to is None else worker.yields_to for worker in self._workers.values()
+        )
+        if len(counts.keys() | self._queue.waiting()) == 1:
+            return
+        for submitter, missing in list(self._in_need()):
+            for _ in range(missing):
+                if (worker := self._worker_for(submitter, counts, now)) is None:
+                    break
+                counts[worker.submitter] -= 1
+                counts[submitter] += 1
+                worker.yields_to = submitter
+                if worker.jobs:
+                    self._recall(worker)
+                else:
+                    self._kill(worker)
+
+    def _move_yields(self, now: float) -> None:
+        """Of the workers of a submitter, the first that is idle yields. None does if nothing waits for it any more."""
+        busy = [worker for worker in self._workers.values() if worker.yields_to is not None and worker.jobs]
+        for worker in busy:
+            if worker.yields_to is None or worker.killed:
+                continue
+            if not self._queue.of(worker.yields_to):
+                worker.yields_to = None
+                continue
+            for other in self._workers.values():
+                is_idle = other.accepts_tasks and not other.jobs
+                if is_idle and other.submitter == worker.submitter and now >= other.turn_began + TURN_S:
+                    other.yields_to, worker.yields_to = worker.yields_to, None
+                    self._kill(other)
+                    break
+
+    def _worker_for(self, submitter: str, counts: Mapping[str, int], now: float) -> _Worker | None:
+        """The worker whose place a submitter gets; None if there is none now."""
+        others = [
+            worker
+            for worker in self._workers.values()
+            if worker.is_ready and not worker.killed and worker.yields_to is None and worker.submitter != submitter
+        ]
+        for worker in others:
+            if not worker.jobs and not self._queue.of(worker.submitter):
+                return worker
+        richest = max((counts[each.submitter] for each in others), default=0)
+        if richest <= counts[submitter]:
+            return None
+        worker = min((each for each in others if counts[each.submitter] == richest), key=lambda each: each.turn_began)
+        ends = worker.turn_began + TURN_S
+        if richest == counts[submitter] + 1 > 1:  # the odd worker changes sides, once in a turn
+            of_both = [each for each in self._workers.values() if each.submitter in (submitter, worker.submitter)]
+            if not all(each.is_ready and each.yields_to is None for each in of_both):
+                return None
+            ends = max(each.turn_began for each in of_both) + TURN_S
+        if now >= ends:
+            return worker
+        self._yield_at = ends if self._yield_at is None else min(self._yield_at, ends)
+        return None
 
     def _send_jobs(self, worker: _Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""
@@ -458,6 +577,8 @@ class ManagerCore:
             return
         if not worker.jobs:
             worker.since, worker.head_reported, worker.overdue = now, False, False
+            if len(self._queue.waiting()) <= 1 and now >= worker.turn_began + TURN_S:
+                worker.turn_began = now
         worker.jobs.extend(jobs)
         start, size = 0, 0
         for index, job in enumerate(jobs):
@@ -486,6 +607,7 @@ class ManagerCore:
                     o.options,
                     o.traceparent,
                     o.submitter,
+                    o.data_only,
                 )
                 for job in jobs
                 for o in (job.order,)

@@ -10,14 +10,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
+
 from farcall_endpoint import process_reaper
+from farcall_endpoint.isolation.environment import for_submitter
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.worker.capture import read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
+from farcall_endpoint.worker.directories import name_of, submitter_directory
+from farcall_endpoint.worker.settings import WorkerSettings
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -68,11 +73,23 @@ class WorkerProcess:
         return f"exit code {code}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Confinement:
+    """What confined workers may read besides the system (``readable``), and what they may not in any case
+    (``private``)."""
+
+    readable: Collection[str]
+    private: Collection[Path]
+
+
 class WorkerLauncher(Protocol):
     """Starts workers."""
 
-    def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
-        """Start a worker; it sends Ready on its channel."""
+    def launch(self, worker_id: int, *, slot: int, submitter: str) -> WorkerProcess:
+        """Start a worker for tasks of one submitter, empty for the owner; it sends Ready on its channel."""
+
+    def close(self) -> None:
+        """Free what workers shared."""
 
 
 class FreshProcessLauncher:
@@ -82,7 +99,8 @@ class FreshProcessLauncher:
     :param environment: of the workers.
     :param slots: the shares of the node.
     :param amd: whether accelerators are AMD's.
-    :param sandboxed: whether each task runs in a separate directory.
+    :param passed: see :func:`~farcall_endpoint.isolation.environment.for_submitter`.
+    :param confinement: of workers of other submitters than the owner, if they are confined.
     """
 
     def __init__(
@@ -92,15 +110,20 @@ class FreshProcessLauncher:
         environment: Mapping[str, str],
         slots: Sequence[Slot],
         amd: bool = False,
-        sandboxed: bool = False,
+        settings: WorkerSettings,
+        passed: Collection[str] = (),
+        confinement: Confinement | None = None,
     ) -> None:
         self._working_dir = working_dir
         self._environment = environment
         self._slots = slots
         self._amd = amd
-        self._sandboxed = sandboxed
+        self._settings = settings
+        self._passed = passed
+        self._confinement = confinement
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
-    def launch(self, worker_id: int, *, slot: int) -> WorkerProcess:
+    def launch(self, worker_id: int, *, slot: int, submitter: str) -> WorkerProcess:
         """Start a worker.
 
         :raises OSError: if the machine lacks processes, descriptors, disk space or the working directory.
@@ -108,9 +131,9 @@ class FreshProcessLauncher:
         self._working_dir.mkdir(parents=True, exist_ok=True)  # a task or a cron job may have removed it
         channel, worker_end, claims = channel_pair()
         output = (_open_capture_file(), _open_capture_file())
-        environment = worker_environment(self._environment, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
-        if self._sandboxed:
-            environment["FARCALL_WORKER_SANDBOX"] = "1"
+        outer, settings = (self._environment, self._settings) if not submitter else self._of_submitter(submitter)
+        environment = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
+        environment |= settings.to_variables()
         # -P: files in the working directory must not be imported as modules
         command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
         process = subprocess.Popen(
@@ -125,6 +148,34 @@ class FreshProcessLauncher:
         )
         os.close(claims)
         return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output)
+
+    def close(self) -> None:
+        """Remove the temporary directories of submitters."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _of_submitter(self, submitter: str) -> tuple[dict[str, str], WorkerSettings]:
+        """Environment and settings for a submitter other than the owner, who has a home and a temporary directory."""
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="farcall-submitters-", ignore_cleanup_errors=True)
+        name = name_of(submitter)
+        home, temporary = submitter_directory(self._working_dir, name), Path(self._temporary.name) / name
+        for directory in (home, temporary):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = {"HOME": str(home), "TMPDIR": str(temporary)}
+        environment = for_submitter(self._environment, passed=self._passed) | own
+        if self._confinement is None:
+            return environment, self._settings
+        from farcall_endpoint.isolation.landlock import readable_paths
+
+        readable = readable_paths(
+            self._confinement.readable,
+            private=[*self._confinement.private, self._working_dir],
+            home=Path(self._environment.get("HOME", "/")),
+            environ=environment,
+        )
+        writable = (str(home.resolve()), str(temporary.resolve()))
+        return environment, msgspec.structs.replace(self._settings, readable=tuple(readable), writable=writable)
 
 
 def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: Slot, amd: bool) -> dict[str, str]:

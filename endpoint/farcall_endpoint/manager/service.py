@@ -123,6 +123,7 @@ class Manager:
                 worker.process.wait()
             self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
             self._reaper.communicate()
+            self._launcher.close()
             self._agent.close(linger_s=0.0 if self._agent_lost else _LINGER_S)
 
     def _handle(self, events: list[Event]) -> None:
@@ -264,8 +265,8 @@ class Manager:
                         worker.kill()
                 case Report(progress=progress, results=results):
                     self._send(progress, results)
-                case Launch(worker_id=worker_id, slot=slot):
-                    events += self._launch(worker_id, slot)
+                case Launch():
+                    events += self._launch(action)
                 case Recall(worker_id=worker_id):
                     events += self._recall(worker_id)
                 case Kill(worker_id=worker_id, reason=reason):
@@ -290,9 +291,10 @@ class Manager:
                 worker.kill()
         return [*events, Recalled(worker_id, revoked)]
 
-    def _launch(self, worker_id: int, slot: int) -> list[Event]:
+    def _launch(self, action: Launch) -> list[Event]:
+        worker_id = action.worker_id
         try:
-            process = self._launcher.launch(worker_id, slot=slot)
+            process = self._launcher.launch(worker_id, slot=action.slot, submitter=action.submitter)
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
             return [WorkerDied(worker_id, 0, str(error))]

@@ -13,6 +13,7 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, Ready, Run, Synced
 from farcall_endpoint.worker.runner import Runner
+from farcall_endpoint.worker.settings import WorkerSettings
 
 
 def main(descriptor: int, claims: int) -> None:
@@ -34,8 +35,12 @@ def _serve(descriptor: int, claims: int) -> None:
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
     channel = Channel(socket.socket(fileno=descriptor), claims)
-    sandboxed = os.environ.get("FARCALL_WORKER_SANDBOX") == "1"
-    runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), sandboxed=sandboxed)
+    settings = WorkerSettings.of(os.environ)
+    runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings)
+    if settings.writable:
+        from farcall_endpoint.isolation.landlock import confine  # not needed by the owner's workers
+
+        confine(readable=settings.readable, writable=settings.writable)
     zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
     while (received := channel.receive()) is not None:

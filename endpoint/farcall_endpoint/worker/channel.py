@@ -35,7 +35,8 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it.
-    ``submitter``: whose working directory it gets; empty for the endpoint's owner."""
+    ``submitter``: whose working directory it gets; empty for the endpoint's owner. ``data_only``: its arguments must be
+    data, which runs no code when it is read."""
 
     task_id: str
     attempt: int
@@ -44,6 +45,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     options: TaskOptions = TaskOptions()
     traceparent: str = ""
     submitter: str = ""
+    data_only: bool = False
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):

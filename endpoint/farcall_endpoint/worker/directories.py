@@ -21,7 +21,7 @@ from typing import Final
 
 _SUBMITTERS: Final = "submitters"
 _SANDBOXES: Final = "sandboxes"
-#: What :func:`_name_of` makes.
+#: What :func:`name_of` makes.
 _NAME: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _GONE: Final = frozenset({errno.ENOENT, errno.ESTALE})
 
@@ -47,7 +47,7 @@ class TaskDirectories:
             return self.root
         private: list[str] = []
         if submitter:
-            private += [_SUBMITTERS, _name_of(submitter)]
+            private += [_SUBMITTERS, name_of(submitter)]
         if self._sandboxed:
             private += [_SANDBOXES]
         path = os.path.join(self.root, *private)  # noqa: PTH118 - for every task: pathlib takes longer
@@ -55,7 +55,7 @@ class TaskDirectories:
             self._make(private)
             os.chdir(path)
         if self._sandboxed:
-            name = _name_of(task_id)
+            name = name_of(task_id)
             self._lock = _locked(f".{name}.lock")
             path = os.path.join(path, name)  # noqa: PTH118
             os.makedirs(path, mode=0o700, exist_ok=True)  # noqa: PTH103
@@ -94,6 +94,11 @@ class TaskDirectories:
             path = os.path.join(path, name)  # noqa: PTH118
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, mode=0o700)  # noqa: PTH102
+
+
+def submitter_directory(working_dir: Path, name: str) -> Path:
+    """The directory of a submitter other than the owner, by its :func:`name_of`."""
+    return working_dir / _SUBMITTERS / name
 
 
 def remove_old_sandboxes(working_dir: Path, *, retention_s: float) -> Iterator[Path]:
@@ -171,7 +176,7 @@ def _locked(path: str) -> int:
         os.close(descriptor)  # removed between these two steps, as too old
 
 
-def _name_of(identity: str) -> str:
+def name_of(identity: str) -> str:
     """A directory name: a UUID unchanged, otherwise a hash."""
     try:
         return str(uuid.UUID(identity))

@@ -16,6 +16,7 @@ from farcall_common.errors import ConfigurationError, DeserializationError, Erro
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
+    DATA_ONLY,
     PORTABLE_DATA,
     PickleOutOfBand,
     Piece,
@@ -32,6 +33,7 @@ from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Begun, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
 from farcall_endpoint.worker.environment import Variables, trace_context
+from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.usage import Usage
 
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
@@ -46,10 +48,14 @@ program: it gets portable data."""
 class Runner:
     """Runs tasks. It caches functions by hash, and restores the process state that user code changes."""
 
-    def __init__(self, capture: Capture, *, endpoint_id: str, sandboxed: bool = False) -> None:
+    def __init__(self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings) -> None:
         self._capture = capture
         self._endpoint_id = endpoint_id
-        self._serializer = Serializer(data=PORTABLE_DATA)
+        allowed = frozenset(settings.allowed_serializers) or None
+        self._serializer = Serializer(data=PORTABLE_DATA, allowed=allowed)
+        self._data_serializer = self._serializer if allowed else Serializer(data=PORTABLE_DATA, allowed=DATA_ONLY)
+        self._data_only = settings.data_only
+        self._native = settings.native
         self._bodies: dict[str, bytes] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {_BINARY: BINARY_DATA}
@@ -57,8 +63,8 @@ class Runner:
         self._variables = Variables()
         self._usage = Usage()
         self._pid = os.getpid()
-        self._directories = TaskDirectories(sandboxed=sandboxed)
-        self._sandboxed = sandboxed
+        self._directories = TaskDirectories(sandboxed=settings.sandboxed)
+        self._sandboxed = settings.sandboxed
         self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
 
     def learn(self, packet: Run, body: bytes | memoryview) -> int:
@@ -132,7 +138,10 @@ class Runner:
         started_at = time.time()
         try:
             function = self._function(order.function_hash)
-            args, kwargs = load_call(payload) if is_native(payload) else self._serializer.unpack_call(payload)
+            if self._native and is_native(payload):
+                args, kwargs = load_call(payload)
+            else:
+                args, kwargs = self._reader(order).unpack_call(payload)
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
             return self._failed(order, record, started_at, started_at)
@@ -143,16 +152,16 @@ class Runner:
             ended_at = time.time()
             record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(order, error))
             done, _ = self._failed(order, record, started_at, ended_at)
-            return done, (_pickled(error),) if order.options.result_serializers == NATIVE else ()
+            return done, (_pickled(error),) if self._is_native(order) else ()
         ended_at = time.time()
         try:
-            result = self._serialized(value, order.options.result_serializers)
+            result = self._serialized(value, order)
         except BaseException as error:  # noqa: BLE001 - reduce methods are user code
             reason = error.record if isinstance(error, _CANNOT_SEND) else describe_exception(error)
             record = outcomes.result_not_serializable(reason)
             return self._failed(order, record, started_at, ended_at)
         size = sum(map(len, result))
-        if size > MAX_PAYLOAD_BYTES and order.options.result_serializers != NATIVE:
+        if size > MAX_PAYLOAD_BYTES and not self._is_native(order):
             return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
         return Done(
             order.task_id, started_at, ended_at, None, self._output() if order.options.keep_output else None
@@ -184,10 +193,18 @@ class Runner:
             del self._bodies[function_hash]
         return function
 
-    def _serialized(self, value: object, names: tuple[str, ...]) -> Sequence[Piece]:
-        if names == NATIVE:
+    def _reader(self, order: Order) -> Serializer:
+        """What reads the arguments of a task."""
+        return self._data_serializer if self._data_only or order.data_only else self._serializer
+
+    def _is_native(self, order: Order) -> bool:
+        """Whether the result is plain pickle, of any size."""
+        return self._native and order.options.result_serializers == NATIVE
+
+    def _serialized(self, value: object, order: Order) -> Sequence[Piece]:
+        if self._is_native(order):
             return (dump_native(value),)
-        return self._serializer.pieces(value, strategies=self._chosen(names))
+        return self._serializer.pieces(value, strategies=self._chosen(order.options.result_serializers))
 
     def _chosen(self, names: tuple[str, ...]) -> Sequence[Strategy] | None:
         """The strategies that a submitter asks for; None if it asks for none."""
@@ -198,7 +215,7 @@ class Runner:
     def _exception_data(self, order: Order, error: BaseException) -> str | None:
         """What a function raised, written as its submitter wants results; None if it asks for none of ours."""
         names = order.options.result_serializers
-        if not names or names == NATIVE:
+        if not names or self._is_native(order):
             return None
         if names == _BINARY:
             return pack_exception(error)

@@ -1,0 +1,42 @@
+"""Environment variables of workers: what tasks of the owner and of other submitters get."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from farcall_common.credentials import CLIENT_VARIABLES, VARIABLES
+
+SECRETS: Final = frozenset({VARIABLES["token"], *(secret for _, secret in CLIENT_VARIABLES)})
+"""Credentials of the agent: no manager, no scheduler and no task gets them."""
+
+PASSED: Final = (
+    *("PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "USER", "LOGNAME", "SHELL", "TERM", "COLUMNS", "LINES"),
+    *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "MANPATH", "PKG_CONFIG_PATH", "PYTHON*", "VIRTUAL_ENV*", "CONDA_*"),
+    *("MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_", "EBROOT*", "EBVERSION*", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("SLURM_*", "PBS_*", "LSB_*", "SGE_*", "PE_*", "JOB_ID", "NSLOTS", "_CONDOR_*", "HYDRA_*", "PMI*", "PALS_*"),
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "OMPI_*", "I_MPI_*", "MPICH_*", "UCX_*", "FI_*"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "ROCR_*", "ROCM_*", "HIP_*", "ZE_*", "XLA_*", "FARCALL_*", "COVERAGE_*"),
+)
+"""Variables that tasks of submitters other than the owner get."""
+_REFUSED: Final = ("*_JWT", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*CREDENTIAL*", "FARCALL_FLEET_*")
+"""Exceptions to :data:`PASSED`: ``SLURM_JWT``, for example, lets its holder submit jobs."""
+
+
+def for_submitter(environment: Mapping[str, str], *, passed: Collection[str] = ()) -> dict[str, str]:
+    """The variables for tasks of a submitter other than the owner.
+
+    :param passed: further names, in which ``*`` stands for any characters.
+    """
+    wanted, refused, chosen = (_pattern(names) for names in (PASSED, _REFUSED, passed))
+    return {
+        name: value
+        for name, value in environment.items()
+        if chosen.match(name) or (wanted.match(name) and not refused.match(name))
+    }
+
+
+def _pattern(names: Collection[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, names)) or "(?!)")

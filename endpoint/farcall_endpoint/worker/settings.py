@@ -1,0 +1,36 @@
+"""Settings of a worker, in one variable of its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+VARIABLE: Final = "FARCALL_WORKER_SETTINGS"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a manager decides for each of its workers.
+
+    ``sandboxed``: each task runs in a separate directory. ``allowed_serializers``: ids of the strategies that may be
+    read; none stands for the default, which is all, except that arguments must be JSON with ``data_only``, here or in
+    an order. ``native``: plain pickle is read and written on request; for an engine, whose tasks are its own user's.
+    ``writable``: with some, the worker reaches nothing but these directories and what is ``readable``.
+    """
+
+    sandboxed: bool = False
+    allowed_serializers: tuple[str, ...] = ()
+    data_only: bool = False
+    native: bool = False
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> WorkerSettings:
+        """The settings in an environment."""
+        return msgspec.json.decode(environ.get(VARIABLE, "{}"), type=cls)
+
+    def to_variables(self) -> dict[str, str]:
+        """The variables with these settings."""
+        return {VARIABLE: msgspec.json.encode(self).decode()}
