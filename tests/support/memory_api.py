@@ -45,9 +45,14 @@ class MemoryApi:
     """Calls the API as API Gateway would. Its stores are fakes unless others are given."""
 
     def __init__(
-        self, *, settings: ApiSettings | None = None, stores: Stores | None = None, fleet: Fleet | None = None
+        self,
+        *,
+        settings: ApiSettings | None = None,
+        stores: Stores | None = None,
+        fleet: Fleet | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.stores = stores or fake_stores(self.clock)
         self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet)
         self._one_at_a_time = threading.RLock()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from farcall_common.errors import Conflict
 from farcall_common.store.model import Function
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB, MemoryApi
-from tests.support.stores import FakeDatabase
+from tests.support.stores import FakeDatabase, fake_stores
 
 FIRST, SECOND = "10\n01\nversion1", "10\n01\nversion2"
 
@@ -103,18 +103,25 @@ def test_versions_have_a_quota_and_bodies_a_limit() -> None:
     assert (large.status, large.body["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_concurrent_updates_are_two_versions(api: MemoryApi, function_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = FakeDatabase.add_function
-    late = [SECOND]
+class RacedDatabase(FakeDatabase):
+    """Makes the calls in ``before_add``, each once, before it adds a function."""
 
-    def raced(records: FakeDatabase, function: Function) -> None:
-        if late:
-            monkeypatch.undo()
-            update(api, function_id, function_code=late.pop())
-            raise Conflict("version 2 is there already")
-        add(records, function)
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_add: list[Callable[[], object]] = []
 
-    monkeypatch.setattr(FakeDatabase, "add_function", raced)
+    def add_function(self, function: Function) -> None:
+        if self.before_add:
+            self.before_add.pop()()
+        super().add_function(function)
+
+
+def test_concurrent_updates_are_two_versions() -> None:
+    database = RacedDatabase()
+    api = MemoryApi(stores=fake_stores(database=database))
+    body = {"function_name": "f", "function_code": FIRST}
+    function_id = str(api.call("POST", "/v3/functions", body).body["function_uuid"])
+    database.before_add.append(lambda: update(api, function_id, function_code=SECOND))
     assert update(api, function_id, function_code="10\n01\nversion3") == 3
     assert code(api, function_id, "?version=2") == SECOND
 
