@@ -332,12 +332,15 @@ def test_a_configured_endpoint_needs_no_option(cloud: FakeCloud, script: str) ->
     assert farcall("run", f"{script}:half", "4", "-e", "fake").stdout == "2.0\n"
 
 
-def test_internal_errors_are_one_line_without_debug(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
+def test_internal_errors_are_one_line_without_debug(cloud: FakeCloud) -> None:
+    def broken(_request: httpx.Request) -> httpx.Response:
         raise KeyError("something")
 
-    monkeypatch.setattr("farcall._api.Api.page_of_tasks", broken)
-    farcall = Farcall(cloud)
+    class BrokenFarcall(Farcall):
+        def _connect(self, api_url: str | None, token: str | None) -> Client:
+            return Client("http://farcall.test", "token", transport=httpx.MockTransport(broken))
+
+    farcall = BrokenFarcall(cloud)
     result = farcall("tasks", "ls")
     assert result.exit_code == 70
     assert result.stderr.startswith("Error: [INTERNAL] KeyError: 'something'")
