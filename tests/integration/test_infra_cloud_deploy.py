@@ -115,7 +115,7 @@ def test_nothing_is_deployed_if_the_ca_bundle_cannot_be_downloaded(
 
 def test_a_failed_deployment_is_an_error(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
-    _set(aws, "data", "ROLLBACK_COMPLETE")
+    aws.set_status("data", "ROLLBACK_COMPLETE")
     failed = invoke(aws, "deploy", "--yes")
     assert isinstance(failed.exception, DeploymentFailed)
     assert "deploy again" in failed.exception.hint
@@ -131,7 +131,7 @@ def test_a_failed_rollback_has_a_hint(tmp_path: Path, monkeypatch: pytest.Monkey
     class StuckAws(FakeAws):
         def stack(self, name: str) -> Stack | None:
             if name == "farcall-api" and record.exists():
-                _set(self, "api", "UPDATE_ROLLBACK_FAILED", "the function does not settle")
+                self.set_status("api", "UPDATE_ROLLBACK_FAILED", "the function does not settle")
             return super().stack(name)
 
     failed = invoke(StuckAws(), "deploy", "--yes")
@@ -143,7 +143,7 @@ def test_a_deployment_is_refused_while_another_one_runs(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = install_cdk(tmp_path, monkeypatch)
-    _set(aws, "forwarder", "UPDATE_IN_PROGRESS")
+    aws.set_status("forwarder", "UPDATE_IN_PROGRESS")
     second = invoke(aws, "deploy", "--yes")
     assert isinstance(second.exception, DeploymentBusy)
     assert "farcall-forwarder is UPDATE_IN_PROGRESS" in str(second.exception)
@@ -195,8 +195,3 @@ def test_an_interrupted_destroy_has_a_message_and_a_hint() -> None:
     assert stopped.exit_code == 130
     assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
     assert "Run the command again" in stopped.stderr
-
-
-def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:
-    name = f"farcall-{part}"
-    aws.stacks[name] = dataclasses.replace(aws.stacks[name], status=status, reason=reason)

@@ -169,6 +169,10 @@ class FakeAws(Aws):
         del self.stacks[name]
         self.changes.append(f"{name} deleted")
 
+    def set_status(self, part: str, status: str, reason: str = "") -> None:
+        name = f"farcall-{part}"
+        self.stacks[name] = dataclasses.replace(self.stacks[name], status=status, reason=reason)
+
 
 class FakeEnvironment(CloudEnvironment, CommandEnvironment):
     """Environment of ``farcall cloud``, and of ``farcall``, with a fake account."""

@@ -327,7 +327,7 @@ def test_destroy_continues_after_an_interruption() -> None:
     aws = FakeAws()
     for part in ("forwarder", "api", "data"):
         del aws.stacks[f"farcall-{part}"]
-    _set(aws, "observability", "DELETE_IN_PROGRESS")
+    aws.set_status("observability", "DELETE_IN_PROGRESS")
     remains = destroy(aws, "farcall", echo=lambda _step: None)
     assert aws.stacks == {}
     # They are found although their stack was deleted.
@@ -341,15 +341,10 @@ def test_destroy_succeeds_without_permission_to_list_remains() -> None:
     assert aws.stacks == {}
 
 
-def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:
-    name = f"farcall-{part}"
-    aws.stacks[name] = dataclasses.replace(aws.stacks[name], status=status, reason=reason)
-
-
 @pytest.mark.parametrize("status", ["CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_IN_PROGRESS"])
 def test_a_busy_deployment_cannot_be_changed(status: str) -> None:
     aws = FakeAws()
-    _set(aws, "api", status)
+    aws.set_status("api", status)
     with pytest.raises(DeploymentBusy, match=f"farcall-api is {status}"):
         require_changeable(aws.stacks.values(), region=aws.region)
     with pytest.raises(DeploymentBusy):
@@ -366,7 +361,7 @@ def test_a_busy_deployment_cannot_be_changed(status: str) -> None:
 )
 def test_a_stuck_stack_has_a_hint(status: str, hint: str) -> None:
     aws = FakeAws()
-    _set(aws, "api", status, "a reason")
+    aws.set_status("api", status, "a reason")
     with pytest.raises(DeploymentStuck, match="a reason") as caught:
         require_changeable(aws.stacks.values(), region=aws.region)
     assert hint in caught.value.hint
@@ -375,7 +370,7 @@ def test_a_stuck_stack_has_a_hint(status: str, hint: str) -> None:
 @pytest.mark.parametrize("status", ["UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "REVIEW_IN_PROGRESS"])
 def test_stacks_that_can_be_updated_are_not_deleted(status: str) -> None:
     aws = FakeAws()
-    _set(aws, "api", status)
+    aws.set_status("api", status)
     require_changeable(aws.stacks.values(), region=aws.region)
     delete_unfinished(aws, aws.stacks, echo=pytest.fail)
     assert aws.changes == []
@@ -384,7 +379,7 @@ def test_stacks_that_can_be_updated_are_not_deleted(status: str) -> None:
 @pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"])
 def test_stacks_that_were_never_finished_are_deleted(status: str) -> None:
     aws, lines = FakeAws(), list[str]()
-    _set(aws, "data", status)
+    aws.set_status("data", status)
     require_changeable(aws.stacks.values(), region=aws.region)
     delete_unfinished(aws, dict(aws.stacks), echo=lines.append)
     # The CDK would fail because of the protection of its own unfinished stack.
@@ -623,7 +618,7 @@ def test_an_update_without_an_identity_provider_is_refused(aws: FakeAws) -> None
 
 
 def test_parameters_of_an_unfinished_stack_are_required_again(aws: FakeAws) -> None:
-    _set(aws, "api", "ROLLBACK_COMPLETE")  # its parameters are deleted with it
+    aws.set_status("api", "ROLLBACK_COMPLETE")  # its parameters are deleted with it
     stopped = invoke(aws, "deploy", "--yes", tools=_tools)
     assert isinstance(stopped.exception, ConfigurationError)
     assert "GlobusClientId" in str(stopped.exception)

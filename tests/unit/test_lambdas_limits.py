@@ -141,7 +141,7 @@ def test_queue_limit_is_per_endpoint() -> None:
     lab.submit()
     refused(lab.submit(), 429, "QUEUE_FULL")
 
-    lab.endpoint_id = lab.api.call("POST", "/v3/endpoints", {"endpoint_name": "cluster"}).body["endpoint_id"]
+    lab.endpoint_id = lab.api.endpoint(endpoint_name="cluster")
 
     assert lab.submit().status == 200
 

@@ -68,10 +68,8 @@ class Lab:
         self.api = MemoryApi(settings=settings, stores=stores, clock=clock)
         self.records = self.api.stores
         self.reconciler = self.api.application.services.reconciler
-        function = {"function_name": "f", "function_code": "4\n01\nf"}
-        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
-        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
-        self.endpoint_id: str = endpoint.body["endpoint_id"]
+        self.function_id = self.api.function()
+        self.endpoint_id = self.api.endpoint()
 
     def submit(self, count: int = 1, *, queued: bool = True) -> list[str]:
         self.queue.reachable = queued

@@ -40,12 +40,10 @@ class Lab:
         self.records = fake_stores(clock, database=self.database, queue=self.queue)
         self.api = MemoryApi(settings=settings, stores=self.records, clock=clock)
         self.function_id = self.function()
-        body = {"endpoint_name": "laptop", **endpoint}
-        self.endpoint_id: str = self.api.call("POST", "/v3/endpoints", body).body["endpoint_id"]
+        self.endpoint_id = self.api.endpoint(**endpoint)
 
     def function(self, **changes: Any) -> str:
-        body = {"function_name": "f", "function_code": "4\n01\nf", **changes}
-        return str(self.api.call("POST", "/v3/functions", body).body["function_uuid"])
+        return self.api.function(**changes)
 
     def submit(self, tasks: Mapping[str, Any] | None = None, *, caller: Any = ALICE, **fields: Any) -> Answer:
         body = {"tasks": tasks or {self.function_id: [PAYLOAD]}, **fields}

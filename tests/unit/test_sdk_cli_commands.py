@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -49,18 +48,6 @@ def script(tmp_path: Path) -> str:
     path = tmp_path / "calls.py"
     path.write_text(SCRIPT)
     return str(path)
-
-
-@pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def offline() -> Iterator[FakeCloud]:
-    with FakeCloud(workers=0) as cloud:
-        yield cloud
 
 
 # -- map ---------------------------------------------------------------------------------------------------------------
