@@ -10,7 +10,7 @@ import pytest
 
 from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.providers.batch import BatchBlock, BatchProvider, SchedulerError
-from tests.support.endpoint import wait_until
+from tests.waiting import wait_until
 
 
 class Moody:

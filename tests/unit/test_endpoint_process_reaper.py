@@ -12,8 +12,8 @@ import psutil
 
 from farcall_endpoint import process_reaper
 from farcall_endpoint.process_reaper import Process, descendants
-from tests.support.endpoint.endpoint_process import wait_gone, wait_until
-from tests.waiting import WAIT_S
+from tests.support.endpoint.endpoint_process import wait_gone
+from tests.waiting import WAIT_S, wait_until
 
 FAMILY = """
 import os, sys, time
