@@ -21,7 +21,7 @@ class EndpointCommand:
         self._directory = directory
 
     def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        """The finished command; ``changes`` are of its environment."""
+        """The finished command; ``changes`` go into its environment."""
         return subprocess.run(
             [PROGRAM, *arguments],
             env={**self.environment, **changes},
