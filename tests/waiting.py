@@ -13,9 +13,15 @@ WAIT_S: Final = 240.0
 _STEP_S: Final = 0.01
 
 
-def wait_until(condition: Callable[[], object], what: str = "what was waited for") -> None:
-    """Poll a condition; fail when it does not hold in time."""
-    deadline = time.monotonic() + WAIT_S
+def wait_until(
+    condition: Callable[[], object], what: str = "what was waited for", *, timeout_s: float = WAIT_S
+) -> None:
+    """Poll a condition.
+
+    :raises TimeoutError: if it does not hold in time.
+    """
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
         time.sleep(_STEP_S)

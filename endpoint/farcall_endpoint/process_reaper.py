@@ -18,7 +18,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 _STATE, _PPID, _START, _RSS = 0, 1, 19, 21
@@ -144,22 +144,27 @@ def _zombie_children() -> set[int]:
     return {pid for pid in children_of(os.getpid(), processes) if processes[pid].is_zombie}
 
 
-def kill_at_end(lines: Iterable[str]) -> None:
+def _start_of(pid: int) -> int | None:
+    process = read_process(pid)
+    return None if process is None else process.start
+
+
+def kill_at_end(
+    lines: Iterable[str],
+    *,
+    start_of: Callable[[int], int | None] = _start_of,
+    kill: Callable[[Collection[int]], object] = kill_trees,
+) -> None:
     """Keep a list of processes by the manager's lines; at the end of the lines, kill those still on it."""
     starts: dict[int, int | None] = {}
     for line in lines:
         pid = int(line[1:])
         if line.startswith("+"):
-            starts[pid] = _start_of(pid)
+            starts[pid] = start_of(pid)
         else:
             starts.pop(pid, None)
     # A process that has ended may have left members of its group. Another process that reuses its pid is spared.
-    kill_trees([pid for pid, start in starts.items() if _start_of(pid) in (start, None)])
-
-
-def _start_of(pid: int) -> int | None:
-    process = read_process(pid)
-    return None if process is None else process.start
+    kill([pid for pid, start in starts.items() if start_of(pid) in (start, None)])
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

@@ -23,14 +23,15 @@ import tempfile
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+Fetch = Callable[..., bytes]
 TIMEOUT_S = 60.0
 CREDENTIALS_HOST = "http://169.254.170.2"
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 
 
-def credentials(environ: Mapping[str, str]) -> tuple[str, str, str]:
+def credentials(environ: Mapping[str, str], fetch: Fetch) -> tuple[str, str, str]:
     """Access key id, secret and session token of this task."""
     relative = environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
     if relative is None:
@@ -81,7 +82,7 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> bytes:
     return body
 
 
-def public_address() -> str:
+def public_address(fetch: Fetch) -> str:
     """Our public IPv4 address. AWS maps it one to one, so peers can reach us under it."""
     return str(ipaddress.IPv4Address(fetch(ADDRESS_SERVICE).decode().strip()))
 
@@ -94,9 +95,9 @@ def own_address(endpoint: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def fetch_bundle(environ: Mapping[str, str]) -> str:
+def fetch_bundle(environ: Mapping[str, str], fetch: Fetch) -> str:
     """Download and unpack the code bundle; returns its directory."""
-    access_key, secret, token = credentials(environ)
+    access_key, secret, token = credentials(environ, fetch)
     url = object_url(environ, environ["FARCALL_BUNDLE_BUCKET"], environ["FARCALL_BUNDLE_KEY"])
     now = datetime.datetime.now(datetime.UTC)
     region = environ["AWS_REGION"]
@@ -107,14 +108,14 @@ def fetch_bundle(environ: Mapping[str, str]) -> str:
     return directory
 
 
-def main(command: list[str], environ: Mapping[str, str]) -> None:
+def main(command: list[str], environ: Mapping[str, str], fetch: Fetch = fetch) -> None:
     """Prepare the environment and replace this process by ``command``; never returns."""
     prepared = dict(environ)
     if "FARCALL_BUNDLE_BUCKET" in environ:
-        prepared["PYTHONPATH"] = fetch_bundle(environ)
+        prepared["PYTHONPATH"] = fetch_bundle(environ, fetch)
     if not environ.get("FARCALL_FORWARDER_ADVERTISE"):
         endpoint = environ.get("AWS_ENDPOINT_URL")
-        prepared["FARCALL_FORWARDER_ADVERTISE"] = own_address(endpoint) if endpoint else public_address()
+        prepared["FARCALL_FORWARDER_ADVERTISE"] = own_address(endpoint) if endpoint else public_address(fetch)
     os.execvpe(command[0], command, prepared)  # noqa: S606 - no shell is what we want
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, StatusCode
 
 import farcall
 from farcall_common.errors import TaskFailed
 from farcall_local.endpoint import LocalEndpoint
+from tests.support.spans import exporter, spans
 from tests.waiting import WAIT_S
+
+__all__ = ["exporter", "spans"]
 
 #: Times travel as floating-point seconds.
 _SLACK_NS: Final = 2_000
@@ -53,22 +55,6 @@ def untraced() -> tuple[bool, bool]:
 
 def nap(seconds: float) -> None:
     time.sleep(seconds)
-
-
-@pytest.fixture(scope="module")
-def exporter() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)  # once in a process; other modules' calls have spans from here on, too
-    yield exporter
-    provider.shutdown()
-
-
-@pytest.fixture
-def spans(exporter: InMemorySpanExporter) -> InMemorySpanExporter:
-    exporter.clear()
-    return exporter
 
 
 def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:

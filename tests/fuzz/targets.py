@@ -34,13 +34,13 @@ def _unpack(data: bytes) -> Iterator[bytes]:
         at += length
 
 
-def decode_and_encode(data: bytes) -> None:
+def decode_and_encode(data: bytes, *, decode: Callable[[Sequence[bytes]], wire.Envelope] = wire.decode) -> None:
     """What cannot be read is a ProtocolError and nothing else; what can be read is the same after writing it."""
     try:
-        envelope = wire.decode(list(_unpack(data)))
+        envelope = decode(list(_unpack(data)))
     except ProtocolError:
         return
-    again = wire.decode(wire.encode(envelope))
+    again = decode(wire.encode(envelope))
     assert again == envelope or "nan" in repr(envelope)
 
 

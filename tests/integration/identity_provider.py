@@ -39,6 +39,10 @@ class IdentityProvider:
     #: The status of all answers, with the body of a refusal; 0 for none.
     limited: int = 0
     keys: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    #: Published with the keys that sign.
+    other_keys: list[Json] = dataclasses.field(default_factory=list)
+    #: Changes of the discovery document.
+    described: Json = dataclasses.field(default_factory=dict)
     #: Requests by path.
     asked: list[str] = dataclasses.field(default_factory=list)
     grants: list[str] = dataclasses.field(default_factory=list)
@@ -83,7 +87,7 @@ class IdentityProvider:
             "revocation_endpoint": "/v2/oauth2/token/revoke",
             "jwks_uri": "/jwks",
         } | ({"device_authorization_endpoint": "/device"} if self.has_devices else {})
-        return {"issuer": self.issuer} | {name: self.issuer + path for name, path in addresses.items()}
+        return {"issuer": self.issuer} | {name: self.issuer + path for name, path in addresses.items()} | self.described
 
     def jwks(self) -> Json:
         found = []
@@ -92,7 +96,7 @@ class IdentityProvider:
             algorithm: Any = jwt.algorithms.ECAlgorithm if is_elliptic else jwt.algorithms.RSAAlgorithm
             public = algorithm.to_jwk(key.public_key(), as_dict=True)
             found.append(public | {"kid": kid, "use": "sig", "alg": "ES256" if is_elliptic else "RS256"})
-        return {"keys": found}
+        return {"keys": found + self.other_keys}
 
     def authorize(self, query: dict[str, str]) -> tuple[str, str | None]:
         """A code, and where to send the browser with it, if it has to go anywhere."""

@@ -38,9 +38,7 @@ def api(postgres_url: str, valkey: Valkey) -> Iterator[MemoryApi]:
 def test_a_batch_is_one_write_and_one_script(
     api: MemoryApi, valkey: Valkey, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    endpoint_id = api.call("POST", "/v3/endpoints", {"endpoint_name": "e"}).body["endpoint_id"]
-    function = {"function_name": "f", "function_code": "4\n01\nf"}
-    function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
+    endpoint_id, function_id = api.endpoint(), api.function()
     submit(api, endpoint_id, function_id, 1)  # scripts are loaded, statements are known
     statements = noted_statements(monkeypatch)
     with redis.Redis.from_url(valkey.url) as client:
@@ -61,9 +59,7 @@ def test_access_to_another_users_endpoint_is_decided_by_key_lookups(
     api: MemoryApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change between two ways of planning would be a round trip more, before each and after it."""
-    endpoint_id = api.call("POST", "/v3/endpoints", {"endpoint_name": "e"}).body["endpoint_id"]
-    function = {"function_name": "f", "function_code": "4\n01\nf"}
-    function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
+    endpoint_id, function_id = api.endpoint(), api.function()
     for shared in (endpoint_id, function_id):
         api.stores.endpoints.add_grant(BOB.identity_id, shared)
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)

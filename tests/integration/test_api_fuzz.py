@@ -43,6 +43,8 @@ from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
 from tests.integration.store_servers import Valkey
 from tests.support.memory_api import ALICE
+from tests.support.stores import fake_stores
+from tests.unit.test_lambdas_errors import BrokenDatabase
 
 BASE_URL: Final = "http://api.example.org"
 SCHEMA: Final = schemathesis.openapi.from_dict(json.loads(document()))
@@ -131,8 +133,8 @@ def test_every_route_is_tried() -> None:
     assert {(each.method, each.path) for each in OPERATIONS.values()} == described
 
 
-def test_a_server_error_would_be_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(world.application.services.results), "newest", _broken)
+def test_a_server_error_would_be_found() -> None:
+    world = _world(fake_stores(database=BrokenDatabase(RuntimeError("a bug"))))
 
     with pytest.raises(FailureGroup, match="Server error"):
         _fuzz(OPERATIONS["GET /v3/tasks"], schemathesis.GenerationMode.POSITIVE, world)
@@ -216,7 +218,3 @@ def _text_or_bytes(body: bytes) -> str | bytes:
         return body.decode()
     except UnicodeDecodeError:
         return body
-
-
-def _broken(*arguments: Any, **options: Any) -> Any:
-    raise RuntimeError("a bug")

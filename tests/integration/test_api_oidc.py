@@ -127,12 +127,10 @@ def test_forged_tokens(issuer: IdentityProvider, oidc: OidcProvider) -> None:
     assert oidc.authenticate(good).username == "ada@example.org"
 
 
-def test_a_published_symmetric_key_is_not_accepted(
-    issuer: IdentityProvider, oidc: OidcProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_symmetric_key_is_not_accepted(issuer: IdentityProvider, oidc: OidcProvider) -> None:
     secret = b"a secret of thirty-two bytes, all"
     octets = {"kty": "oct", "kid": "open", "alg": "HS256", "k": base64.urlsafe_b64encode(secret).decode().rstrip("=")}
-    monkeypatch.setattr(issuer, "jwks", lambda: {"keys": [octets]})
+    issuer.other_keys.append(octets)
     claims = jwt.decode(issuer.token(), options={"verify_signature": False})
     for header in ({"alg": "RS256", "kid": "open"}, {"alg": "HS256", "kid": "open"}):
         with pytest.raises(Unauthenticated):
@@ -175,10 +173,9 @@ def test_an_issuer_with_another_name_is_refused(issuer: IdentityProvider) -> Non
 
 @pytest.mark.parametrize("address", ["http://10.0.0.7/jwks", "file:///etc/passwd", "ftp://10.0.0.7/jwks", "/jwks", ""])
 def test_keys_are_fetched_over_a_secure_connection_only(
-    issuer: IdentityProvider, oidc: OidcProvider, monkeypatch: pytest.MonkeyPatch, address: str
+    issuer: IdentityProvider, oidc: OidcProvider, address: str
 ) -> None:
-    document = issuer.discovery() | {"jwks_uri": address}
-    monkeypatch.setattr(issuer, "discovery", lambda: document)
+    issuer.described["jwks_uri"] = address
     with pytest.raises(Unavailable, match="insecure address"):
         oidc.authenticate(issuer.token())
 

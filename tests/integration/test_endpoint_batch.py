@@ -10,7 +10,7 @@ import pytest
 
 from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.providers.batch import BatchBlock, BatchProvider, SchedulerError
-from tests.support.endpoint import wait_until
+from tests.waiting import wait_until
 
 
 class Moody:
@@ -49,9 +49,8 @@ def scheduler() -> Moody:
 
 
 @pytest.fixture
-def provider(scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchProvider]:
-    monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 0.02)
-    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=0.02)
+def provider(scheduler: Moody, tmp_path: Path) -> Iterator[BatchProvider]:
+    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, first_poll_s=0.02, poll_s=0.02)
     yield provider
     provider.close()
 
@@ -65,11 +64,8 @@ def has(block: BatchBlock, phase: Phase) -> Callable[[], bool]:
     return lambda: block.status().phase is phase
 
 
-def test_a_burst_of_blocks_does_not_query_the_scheduler_for_each_block(
-    scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 600.0)
-    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None)
+def test_a_burst_of_blocks_does_not_query_the_scheduler_for_each_block(scheduler: Moody, tmp_path: Path) -> None:
+    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, first_poll_s=600.0)
     blocks = [provider.start(["python", "manager"], block_id=str(number), environment={}) for number in range(50)]
     wait_until(lambda: len(scheduler.jobs) == 50)
     for block in blocks:
@@ -118,11 +114,10 @@ def test_a_refused_cancel_is_retried(scheduler: Moody, start: Callable[[str], Ba
     assert scheduler.calls.count("cancel") == 3
 
 
-def test_a_job_unknown_to_the_scheduler_has_ended(
-    scheduler: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("farcall_endpoint.providers.batch._FIRST_POLL_S", 0.02)
-    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=0.02, missing_limit_s=0.1)
+def test_a_job_unknown_to_the_scheduler_has_ended(scheduler: Moody, tmp_path: Path) -> None:
+    provider = BatchProvider(
+        scheduler, script_dir=tmp_path, walltime_s=None, first_poll_s=0.02, poll_s=0.02, missing_limit_s=0.1
+    )
     block = provider.start(["python", "manager"], block_id="block-1", environment={})
     wait_until(has(block, Phase.RUNNING))
     scheduler.jobs.clear()

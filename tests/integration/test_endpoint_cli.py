@@ -8,7 +8,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,39 +17,26 @@ import pytest
 
 from farcall_common.errors import ForwarderWaking
 from farcall_endpoint.directory import EndpointDirectory
-from tests.support.endpoint import FakeCloud, wait_gone, wait_until
+from tests.support.endpoint import FakeCloud, wait_gone
+from tests.support.endpoint.endpoint_command import PROGRAM, EndpointCommand
 from tests.support.endpoint.fake_http import ENDPOINT_ID
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 
-class Shell:
+class Shell(EndpointCommand):
     """Runs commands against a home directory and a fake cloud."""
 
     def __init__(self, home: Path, cloud: FakeCloud) -> None:
         self.home = home
         self.cloud = cloud
-        self.environment = {
+        environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("FARCALL_")},
             "FARCALL_HOME": str(home),
             "FARCALL_API_URL": cloud.http.url,
             "FARCALL_TOKEN": "test",
             "COLUMNS": "200",
         }
-
-    def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(Path(sys.executable).with_name("farcall-endpoint")), *arguments],
-            env={**self.environment, **changes},
-            text=True,
-            capture_output=True,
-            timeout=WAIT_S,
-            check=False,
-        )
-
-    def ok(self, *arguments: str, **changes: str) -> str:
-        finished = self.run(*arguments, **changes)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
+        super().__init__(environment, home)
 
     def directory(self, name: str = "default") -> EndpointDirectory:
         return EndpointDirectory.of(self.home, name)
@@ -216,7 +202,7 @@ def test_a_start_that_cannot_connect_in_time_leaves_nothing(shell: Shell) -> Non
 def test_a_start_that_is_interrupted_leaves_nothing(shell: Shell, number: signal.Signals, status: int) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.offline()
-    command = [str(Path(sys.executable).with_name("farcall-endpoint")), "start", "--detach"]
+    command = [PROGRAM, "start", "--detach"]
     starting = subprocess.Popen(command, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until(lambda: shell.directory().read_agent() is not None)
     agent = psutil.Process(shell.pid())
@@ -263,7 +249,7 @@ def test_an_old_copy_of_a_spool_is_refused_as_unusable_data(shell: Shell) -> Non
 
 def test_foreground_start_ends_on_ctrl_c(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
-    command = [str(Path(sys.executable).with_name("farcall-endpoint")), "start"]
+    command = [PROGRAM, "start"]
     process = subprocess.Popen(
         command, env=shell.environment, start_new_session=True, stderr=subprocess.PIPE, text=True
     )

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from farcall_common.wire import TaskState
-from tests.support.endpoint import EndpointProcess, running_endpoint, wait_gone, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint, wait_gone
+from tests.waiting import wait_until
 
 _FULL_BYTES = 4096
 """No file of the agent may grow beyond this: enough for its status, too little for its spool."""

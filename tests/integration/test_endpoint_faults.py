@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from farcall_common.wire import Redirect, TaskRef, TaskState
-from tests.support.endpoint import EndpointProcess, running_endpoint, wait_gone, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint, wait_gone
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from farcall_endpoint.config import KubernetesProviderConfig
 from farcall_endpoint.providers.base import Phase
 from farcall_endpoint.providers.batch import BatchProvider, SchedulerError
 from farcall_endpoint.providers.schedulers import make_scheduler
-from tests.support.endpoint import wait_until
+from tests.waiting import wait_until
 
 
 class Cluster:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.endpoint import EndpointProcess, running_endpoint, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.waiting import wait_until
 
 VALUE_BYTES = 4_000_000
 TASKS = 60

@@ -12,7 +12,8 @@ import pytest
 from farcall import MPIFunction
 from farcall._functions import registration
 from farcall_common.wire import TaskState
-from tests.support.endpoint import EndpointProcess, running_endpoint, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.waiting import wait_until
 
 LAUNCHER = f"""#!{sys.executable}
 import os, subprocess, sys

@@ -31,8 +31,8 @@ from farcall_endpoint.transport import (
     receive_frames,
     send_frames,
 )
-from tests.support.endpoint import FakeAgent, wait_until
-from tests.waiting import WAIT_S
+from tests.support.endpoint import FakeAgent
+from tests.waiting import WAIT_S, wait_until
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 

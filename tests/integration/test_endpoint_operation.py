@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.endpoint import running_endpoint, wait_until
-from tests.waiting import WAIT_S
+from tests.support.endpoint import running_endpoint
+from tests.support.endpoint.endpoint_command import PROGRAM, EndpointCommand
+from tests.waiting import WAIT_S, wait_until
 
 SYSTEMCTL = """\
 #!/bin/sh
@@ -22,7 +23,7 @@ echo "$@" >> "$SYSTEMCTL_LOG"
 """
 
 
-class Shell:
+class Shell(EndpointCommand):
     """Commands in a home of their own, with a systemctl that only writes down what it is asked."""
 
     def __init__(self, tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ class Shell:
         tools.mkdir()
         (tools / "systemctl").write_text(SYSTEMCTL)
         (tools / "systemctl").chmod(0o755)
-        self.environment = {
+        environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("FARCALL_", "XDG_"))},
             "HOME": str(tmp_path),
             "FARCALL_HOME": str(self.home),
@@ -40,23 +41,8 @@ class Shell:
             "SYSTEMCTL_LOG": str(self.asked),
             "COLUMNS": "200",
         }
+        super().__init__(environment, tmp_path)
         self.unit = tmp_path / ".config" / "systemd" / "user" / "farcall-endpoint-lab.service"
-
-    def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(Path(sys.executable).with_name("farcall-endpoint")), *arguments],
-            env={**self.environment, **changes},
-            cwd=self.home.parent,
-            text=True,
-            capture_output=True,
-            timeout=WAIT_S,
-            check=False,
-        )
-
-    def ok(self, *arguments: str, **changes: str) -> str:
-        finished = self.run(*arguments, **changes)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
 
 
 @pytest.fixture
@@ -124,8 +110,7 @@ def test_diagnose_of_an_endpoint_that_never_ran(shell: Shell) -> None:
 
 def test_status_and_diagnose_of_an_endpoint_that_runs(tmp_path: Path) -> None:
     with running_endpoint(tmp_path / "home", workers=1) as endpoint:
-        program = str(Path(sys.executable).with_name("farcall-endpoint"))
-        arguments = [program, "-c", str(endpoint.home), "status", "test", "--json"]
+        arguments = [PROGRAM, "-c", str(endpoint.home), "status", "test", "--json"]
         wait_until(lambda: endpoint.directory.read_status().get("workers") == 1)
         facts = json.loads(subprocess.run(arguments, capture_output=True, check=True, timeout=WAIT_S).stdout)
         assert facts["status"] == "Running"
@@ -135,7 +120,7 @@ def test_status_and_diagnose_of_an_endpoint_that_runs(tmp_path: Path) -> None:
         assert [block["state"] for block in facts["blocks"]] == ["running"]
 
         output = tmp_path / "report"
-        arguments = [program, "-c", str(endpoint.home), "diagnose", "test", "--output", str(output)]
+        arguments = [PROGRAM, "-c", str(endpoint.home), "diagnose", "test", "--output", str(output)]
         said = subprocess.run(
             arguments, env=endpoint.environment, capture_output=True, text=True, check=True, timeout=60
         ).stdout

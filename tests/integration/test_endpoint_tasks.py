@@ -17,7 +17,8 @@ import pytest
 from farcall_common.payload import BINARY_DATA
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
-from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone, wait_until
+from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ from farcall_common.wire import Envelope, Heartbeat
 from farcall_endpoint.agent.connection import Address
 from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.transport import new_curve_keys
-from tests.support.endpoint import wait_until
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 
 def test_a_protocol_error_does_not_block_the_connection_thread() -> None:

@@ -25,8 +25,8 @@ from farcall_common.errors import ConfigurationError, SerializationError, TaskEr
 from farcall_endpoint import Engine
 from farcall_endpoint.config import SlurmProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
-from tests.support.endpoint.endpoint_process import wait_gone, wait_until
-from tests.waiting import WAIT_S
+from tests.support.endpoint.endpoint_process import wait_gone
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 
 from farcall_common.wire import TaskState
 from farcall_endpoint import protocol
-from tests.support.endpoint import EndpointProcess, FakeAgent, running_endpoint, wait_gone, wait_until
-from tests.waiting import WAIT_S
+from tests.support.endpoint import EndpointProcess, FakeAgent, running_endpoint, wait_gone
+from tests.waiting import WAIT_S, wait_until
 
 # -- a manager, and an agent that falls silent -------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ import pytest
 from farcall_common.errors import ConfigurationError, TaskError
 from farcall_endpoint import Engine, protocol
 from farcall_endpoint.manager.node import discover_node
-from tests.support.endpoint.endpoint_process import running_endpoint, wait_gone, wait_until
+from tests.support.endpoint.endpoint_process import running_endpoint, wait_gone
 from tests.support.endpoint.fake_agent import FakeAgent
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 CORES = sorted(os.sched_getaffinity(0))

@@ -8,53 +8,34 @@ import datetime as dt
 import json
 import re
 import signal
-import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from farcall.cli._app import app as farcall
 from farcall_common.errors import ConfigurationError
 from farcall_common.exit_codes import raise_on_sigterm
 from farcall_infra.ca_bundle import CaBundle
 from farcall_infra.cloud.account import Stack
-from farcall_infra.cloud.cli import app
 from farcall_infra.cloud.errors import DeploymentBusy, DeploymentFailed, NotReady
 from tests.certificates import Authority
-from tests.unit.infra_account import SECRET, FakeAws, aws
-
-__all__ = ["aws"]
-
-_CDK = """#!{python}
-import json, os, sys
-if sys.argv[1:] == ["--version"]:
-    print("2.1148.1 (build fcf5e34)")
-else:
-    called = {{"arguments": sys.argv[1:], "region": os.environ["AWS_REGION"], "directory": os.getcwd()}}
-    open({record!r}, "w").write(json.dumps(called))
-    {then}
-"""
+from tests.unit.infra_account import SECRET, FakeAws, install_cdk, invoke
 
 
-def _install_cdk(directory: Path, monkeypatch: pytest.MonkeyPatch, *, then: str = "sys.exit(0)") -> Path:
-    record, program = directory / "called.json", directory / "cdk"
-    program.write_text(_CDK.format(python=sys.executable, record=str(record), then=then), encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("FARCALL_CDK", str(program))
-    return record
+@pytest.fixture
+def aws() -> FakeAws:
+    return FakeAws()
 
 
 def test_an_update_checks_prices_confirms_deploys_and_shows_the_status(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = _install_cdk(tmp_path, monkeypatch)
+    record = install_cdk(tmp_path, monkeypatch)
     Authority().write(tmp_path / "authorities.pem")
     monkeypatch.chdir(tmp_path)
     given = ["-c", "database.storage_gib=30", "-c", "database.authorities=authorities.pem"]
-    done = CliRunner().invoke(app, ["deploy", *given], input="y\n")
+    done = invoke(aws, "deploy", *given, input="y\n")
     assert done.exit_code == 0, done.output
     called = json.loads(record.read_text(encoding="utf-8"))
     assert called["arguments"][:2] == ["deploy", "--all"]
@@ -65,7 +46,7 @@ def test_an_update_checks_prices_confirms_deploys_and_shows_the_status(
     assert "profile=hobby" in called["arguments"]  # the deployed one
     assert "--parameters" not in called["arguments"]  # an update keeps the deployed ones
     assert called["region"] == aws.region
-    assert (Path(called["directory"]) / "cdk.json").exists()
+    assert called["has_app"]
     assert "bootstrap: version 30" in done.output
     assert "no e-mail address is set for alarms" in done.output
     assert "a month while idle" in done.output
@@ -75,38 +56,38 @@ def test_an_update_checks_prices_confirms_deploys_and_shows_the_status(
 def test_reverted_settings_are_shown_before_the_confirmation_without_which_nothing_is_deployed(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = _install_cdk(tmp_path, monkeypatch)
+    record = install_cdk(tmp_path, monkeypatch)
     deployed = {"Profile": "hobby", "SettingsDatabase": '{"storage_gib":50,"backup_days":5}'}
     data = aws.stacks["farcall-data"]
     aws.stacks["farcall-data"] = dataclasses.replace(data, outputs={**deployed, "Overrides": "database.storage_gib"})
-    refused = CliRunner().invoke(app, ["deploy", "--yes"])
+    refused = invoke(aws, "deploy", "--yes")
     assert isinstance(refused.exception, ConfigurationError)  # a disk does not shrink
     assert not record.exists()
     assert re.search(r"database\.backup_days\W+5\W+1\W", refused.output)
     assert re.search(r"database\.storage_gib\W+50\W+20\W", refused.output)
     assert "-c database.storage_gib=50, or permanently `storage_gib` in [hobby.database]" in refused.output
-    asked = CliRunner().invoke(app, ["deploy", "-c", "database.storage_gib=50"], input="n\n")
+    asked = invoke(aws, "deploy", "-c", "database.storage_gib=50", input="n\n")
     assert asked.exit_code == 1
     assert not record.exists()
     shown, _, _ = asked.output.partition("Continue?")
     assert "database.backup_days" in shown
     assert "database.storage_gib" not in shown
     kept = ["-c", "database.storage_gib=50", "-c", "database.backup_days=5"]
-    assert "Settings that change" not in CliRunner().invoke(app, ["deploy", "--yes", *kept]).output
+    assert "Settings that change" not in invoke(aws, "deploy", "--yes", *kept).output
     assert record.exists()
     mislaid = {"Profile": "hobby", "SettingsDatabase": '{"backup_days":5}'}
     aws.stacks["farcall-data"] = dataclasses.replace(data, outputs=mislaid)
-    assert "is the file with your profiles missing?" in CliRunner().invoke(app, ["deploy", "--yes"]).output
+    assert "is the file with your profiles missing?" in invoke(aws, "deploy", "--yes").output
 
 
 def test_the_cdk_gets_the_ca_bundle_the_concurrency_and_the_full_arn_of_the_globus_clients_secret(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = _install_cdk(tmp_path, monkeypatch)
+    record = install_cdk(tmp_path, monkeypatch)
     api = aws.stacks["farcall-api"]
     short = {**api.parameters, "GlobusCredentialsArn": SECRET.rpartition("-")[0]}
     aws.stacks["farcall-api"] = dataclasses.replace(api, parameters=short)
-    done = CliRunner().invoke(app, ["deploy", "--yes"])
+    done = invoke(aws, "deploy", "--yes")
     assert done.exit_code == 0, done.output
     assert "signed by one of 1 in https://truststore.pki.rds.amazonaws.com/global/global-bundle.pem" in done.output
     arguments = json.loads(record.read_text(encoding="utf-8"))["arguments"]
@@ -122,21 +103,20 @@ def test_nothing_is_deployed_if_the_ca_bundle_cannot_be_downloaded(
     def fail(url: str, _directory: Path, *, now: dt.datetime) -> CaBundle:
         raise ConfigurationError(f"cannot fetch {url} at {now:%H:%M}", hint="Pass a file.")
 
-    record = _install_cdk(tmp_path, monkeypatch)
-    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fail)
-    stopped = CliRunner().invoke(app, ["deploy", "--yes"])
+    record = install_cdk(tmp_path, monkeypatch)
+    stopped = invoke(aws, "deploy", "--yes", fetch=fail)
     assert isinstance(stopped.exception, NotReady)
     assert "Pass a file." in stopped.output
     assert not record.exists()
     # Without an explicit setting the certificate is checked.
-    assert CliRunner().invoke(app, ["deploy", "--yes", "-c", "database.authorities="]).exit_code == 0
+    assert invoke(aws, "deploy", "--yes", "-c", "database.authorities=").exit_code == 0
     assert record.exists()
 
 
 def test_a_failed_deployment_is_an_error(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
-    _set(aws, "data", "ROLLBACK_COMPLETE")
-    failed = CliRunner().invoke(app, ["deploy", "--yes"])
+    install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
+    aws.set_status("data", "ROLLBACK_COMPLETE")
+    failed = invoke(aws, "deploy", "--yes")
     assert isinstance(failed.exception, DeploymentFailed)
     assert "deploy again" in failed.exception.hint
     # Unfinished stacks of an earlier attempt were deleted first.
@@ -145,18 +125,16 @@ def test_a_failed_deployment_is_an_error(aws: FakeAws, tmp_path: Path, monkeypat
     assert "farcall-network CREATE_COMPLETE" in str(failed.exception)
 
 
-def test_a_failed_rollback_has_a_hint(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
-    seen = Counter[str]()
+def test_a_failed_rollback_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
 
-    def stack(name: str) -> Stack | None:
-        seen[name] += 1
-        if name == "farcall-api" and seen[name] == 2:  # after the CDK was called
-            _set(aws, "api", "UPDATE_ROLLBACK_FAILED", "the function does not settle")
-        return aws.stacks.get(name)
+    class StuckAws(FakeAws):
+        def stack(self, name: str) -> Stack | None:
+            if name == "farcall-api" and record.exists():
+                self.set_status("api", "UPDATE_ROLLBACK_FAILED", "the function does not settle")
+            return super().stack(name)
 
-    monkeypatch.setattr(aws, "stack", stack)
-    failed = CliRunner().invoke(app, ["deploy", "--yes"])
+    failed = invoke(StuckAws(), "deploy", "--yes")
     assert isinstance(failed.exception, DeploymentFailed)
     assert "continue-update-rollback --stack-name farcall-api" in failed.exception.hint
 
@@ -164,9 +142,9 @@ def test_a_failed_rollback_has_a_hint(aws: FakeAws, tmp_path: Path, monkeypatch:
 def test_a_deployment_is_refused_while_another_one_runs(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = _install_cdk(tmp_path, monkeypatch)
-    _set(aws, "forwarder", "UPDATE_IN_PROGRESS")
-    second = CliRunner().invoke(app, ["deploy", "--yes"])
+    record = install_cdk(tmp_path, monkeypatch)
+    aws.set_status("forwarder", "UPDATE_IN_PROGRESS")
+    second = invoke(aws, "deploy", "--yes")
     assert isinstance(second.exception, DeploymentBusy)
     assert "farcall-forwarder is UPDATE_IN_PROGRESS" in str(second.exception)
     assert not record.exists()
@@ -200,25 +178,20 @@ def test_an_interrupted_deployment_has_a_message_and_a_hint(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, status: int
 ) -> None:
     signalled = tmp_path / "signalled"
-    _install_cdk(tmp_path, monkeypatch, then=_INTERRUPTING.format(number=number, signalled=signalled))
-    stopped = CliRunner().invoke(farcall, ["cloud", "deploy", "--yes"])
+    install_cdk(tmp_path, monkeypatch, then=_INTERRUPTING.format(number=number, signalled=signalled))
+    stopped = invoke(aws, "cloud", "deploy", "--yes", app=farcall)
     assert signalled.exists() is (number == "SIGTERM")
     assert stopped.exit_code == status
     assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
     assert "farcall cloud status" in stopped.stderr
 
 
-def test_an_interrupted_destroy_has_a_message_and_a_hint(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    def delete_stack(_name: str, **_: int) -> None:
-        raise KeyboardInterrupt
+def test_an_interrupted_destroy_has_a_message_and_a_hint() -> None:
+    class InterruptedAws(FakeAws):
+        def delete_stack(self, name: str, *, poll_s: int = 15, timeout_s: int = 3600) -> None:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(aws, "delete_stack", delete_stack)
-    stopped = CliRunner().invoke(farcall, ["cloud", "destroy", "--yes", "farcall"])
+    stopped = invoke(InterruptedAws(), "cloud", "destroy", "--yes", "farcall", app=farcall)
     assert stopped.exit_code == 130
     assert "[DEPLOYMENT_INTERRUPTED]" in stopped.stderr
     assert "Run the command again" in stopped.stderr
-
-
-def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:
-    name = f"farcall-{part}"
-    aws.stacks[name] = dataclasses.replace(aws.stacks[name], status=status, reason=reason)

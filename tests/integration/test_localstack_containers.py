@@ -80,14 +80,14 @@ def _check_wheels(bundle: Path) -> None:
 
 
 class _LocalStack(http.server.BaseHTTPRequestHandler):
-    """The two URLs that are requested; ``python`` is the answer of our plugin, None without it."""
+    """The two URLs that are requested."""
 
-    python: str | None = None
+    server: _LocalStackServer
 
     def do_GET(self) -> None:
         body = {"/_localstack/health": {"edition": "pro"}}
-        if self.python is not None:
-            body["/_localstack/farcall"] = {"python": self.python}
+        if self.server.python is not None:
+            body["/_localstack/farcall"] = {"python": self.server.python}
         self.send_response(200 if self.path in body else 404)
         self.end_headers()
         self.wfile.write(json.dumps(body.get(self.path)).encode())
@@ -96,14 +96,25 @@ class _LocalStack(http.server.BaseHTTPRequestHandler):
         """No log: the tests' output is for failures."""
 
 
+class _LocalStackServer(http.server.ThreadingHTTPServer):
+    """``python`` is the answer of our plugin, None without it."""
+
+    python: str | None = None
+
+
 @pytest.fixture
-def endpoint_url() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _LocalStack) as server:
+def server() -> Iterator[_LocalStackServer]:
+    with _LocalStackServer(("127.0.0.1", 0), _LocalStack) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def endpoint_url(server: _LocalStackServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
 
 
 @pytest.mark.parametrize(("machine", "target"), [("aarch64", "arm64"), ("arm64", "arm64"), ("AMD64", "x86_64")])
@@ -130,13 +141,13 @@ def test_a_processor_without_a_lambda_image_is_an_error(endpoint_url: str, monke
 
 
 def test_with_our_plugin_bundles_have_this_pythons_wheels_or_an_error_says_why_not(
-    endpoint_url: str, monkeypatch: pytest.MonkeyPatch
+    server: _LocalStackServer, endpoint_url: str
 ) -> None:
-    monkeypatch.setattr(_LocalStack, "python", THIS_PYTHON)
+    server.python = THIS_PYTHON
     assert target_of(endpoint_url) == "localstack"
     with pytest.raises(ConfigurationError, match="need containers of Lambda's image"):
         target_of(endpoint_url, bundles="x86_64")
-    monkeypatch.setattr(_LocalStack, "python", "linux-x86_64-cpython-39")
+    server.python = "linux-x86_64-cpython-39"
     with pytest.raises(ConfigurationError, match="runs functions under linux-x86_64-cpython-39"):
         target_of(endpoint_url)
 

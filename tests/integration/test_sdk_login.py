@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import io
 import json
 import os
 import stat
@@ -12,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -22,6 +23,7 @@ from farcall import Client, Executor, Unauthenticated, Unavailable
 from farcall.cli import _oidc
 from farcall.testing import FakeCloud
 from farcall_common.credentials import Credentials
+from farcall_common.exit_codes import exit_code
 from farcall_common.login import KeptLogin, Login, keep, read
 from farcall_endpoint.cloud import Cloud
 from farcall_lambdas.auth import OidcProvider
@@ -230,17 +232,17 @@ def test_missing_login_options(
 def test_globus_login_with_a_pasted_code(
     provider: IdentityProvider, farcall: Farcall, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def paste(text: str, **_: Any) -> str:
-        address = shown[-1].split()[1]
-        with urllib.request.urlopen(address, timeout=WAIT_S) as answer:
+    def paste(_text: str, **_: Any) -> str:
+        shown = cast(io.BytesIO, sys.stderr.buffer).getvalue().decode()
+        addresses.append(shown.split()[1])
+        with urllib.request.urlopen(addresses[0], timeout=WAIT_S) as answer:
             return str(json.load(answer)["code"])
 
-    shown: list[str] = []
-    monkeypatch.setattr("farcall.cli._globus.typer.prompt", paste)
-    monkeypatch.setattr("farcall.cli._globus.typer.echo", lambda text, **_: shown.append(text))
+    addresses: list[str] = []
+    monkeypatch.setattr("typer.prompt", paste)
     result = farcall("login", "--provider", "globus", "--client-id", "a-client", "--scope", SCOPE)
     assert result.exit_code == 0, result.output
-    assert parse_qs(urlsplit(shown[0].split()[1]).query)["scope"] == [SCOPE]
+    assert parse_qs(urlsplit(addresses[0]).query)["scope"] == [SCOPE]
     kept = read(path)
     assert kept is not None
     assert (kept.provider, bool(kept.refresh_token)) == ("globus", True)
@@ -443,10 +445,12 @@ def test_a_malformed_login_file_is_reported(farcall: Farcall, path: Path) -> Non
     assert "login.json cannot be read" in result.stderr
 
 
-def test_waiting_for_the_browser_times_out(
-    provider: IdentityProvider, farcall: Farcall, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_oidc, "_LOGIN_TIMEOUT_S", 0.05)
+def test_waiting_for_the_browser_times_out(provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webbrowser.open", lambda _: True)
-    result = farcall("login", "--issuer", provider.issuer, "--client-id", "a-client", "--browser")
-    assert (result.exit_code, "no answer" in result.stderr) == (77, True)
+    found = _oidc.discovered(provider.issuer)
+    wanted = Login(
+        api_url=API_URL, provider="oidc", client_id="a-client", scope="openid", token_url=found["token_endpoint"]
+    )
+    with pytest.raises(Unauthenticated, match="no answer") as caught:
+        _oidc.tokens_by_browser(wanted, found, timeout_s=0.05)
+    assert exit_code(caught.value) == 77

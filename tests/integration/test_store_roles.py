@@ -10,7 +10,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from farcall_common.errors import ConfigurationError, Unavailable
-from farcall_common.store import Records, open_records, postgres
+from farcall_common.store import Records, open_records
+from farcall_common.store.postgres import PostgresDatabase
 from farcall_common.store.roles import connection_limit, prepare_roles
 from tests.integration.store_servers import PROGRAM_ROLES, execute
 from tests.unit.test_store_records import at, make_entry, make_function, make_task, make_task_result
@@ -120,16 +121,16 @@ def _answers(records: Records) -> bool:
     return True
 
 
-def test_a_late_refusal_ends_the_wait(urls: dict[str, str], postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_refusal_ends_the_wait(urls: dict[str, str], postgres_url: str) -> None:
     """A slow server refuses while a caller waits; by the time that the caller looks, the refusal is not recent."""
-    monkeypatch.setattr(postgres, "_REFUSED_S", 0.0)
     execute(postgres_url, f"ALTER ROLE farcall_api CONNECTION LIMIT {API_CONNECTIONS}")
     with contextlib.ExitStack() as storm:
         for _ in range(API_CONNECTIONS):
             storm.enter_context(opened(urls["farcall_api"])).database.ping()
-        late = storm.enter_context(opened(urls["farcall_api"]))
+        late = PostgresDatabase(urls["farcall_api"], max_connections=1, timeout_s=600, refused_s=0.0)
+        storm.callback(late.close)
         with pytest.raises(Unavailable, match="no connection left"):
-            late.database.ping()
+            late.ping()
 
 
 def test_a_new_password_is_read_from_its_source(urls: dict[str, str], postgres_url: str) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.endpoint import wait_until
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 _CONFIGURATION = """
 ClusterName=test

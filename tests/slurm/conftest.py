@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import SlurmCluster, running_cluster
-from tests.support.endpoint import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="session")

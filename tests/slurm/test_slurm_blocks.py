@@ -13,8 +13,7 @@ from farcall_common.errors import FarcallError, NodesUnavailable
 from farcall_endpoint import Engine
 from farcall_endpoint.config import SlurmProviderConfig, SrunLauncherConfig
 from tests.slurm.cluster import SlurmCluster
-from tests.support.endpoint import wait_until
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 LOOPBACK = "127.0.0.1"
 

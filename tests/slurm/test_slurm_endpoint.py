@@ -10,7 +10,8 @@ import pytest
 
 from farcall_common.wire import TaskState
 from tests.slurm.cluster import SlurmCluster
-from tests.support.endpoint import EndpointProcess, running_endpoint, wait_until
+from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.waiting import wait_until
 
 ENGINE = {
     "address": "127.0.0.1",

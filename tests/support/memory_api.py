@@ -45,9 +45,14 @@ class MemoryApi:
     """Calls the API as API Gateway would. Its stores are fakes unless others are given."""
 
     def __init__(
-        self, *, settings: ApiSettings | None = None, stores: Stores | None = None, fleet: Fleet | None = None
+        self,
+        *,
+        settings: ApiSettings | None = None,
+        stores: Stores | None = None,
+        fleet: Fleet | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.stores = stores or fake_stores(self.clock)
         self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet)
         self._one_at_a_time = threading.RLock()
@@ -68,3 +73,17 @@ class MemoryApi:
             answer = self.application.answer(event, LambdaContext())
         flat = {name: values[0] for name, values in answer["multiValueHeaders"].items()}
         return Answer(answer["statusCode"], json.loads(answer["body"]), flat)
+
+    def function(self, *, caller: Identity = ALICE, **fields: object) -> str:
+        """The id of a new function; ``fields`` are those of the request."""
+        body = {"function_name": "f", "function_code": "4\n01\nf", **fields}
+        return str(self._ok("/v3/functions", body, caller)["function_uuid"])
+
+    def endpoint(self, *, caller: Identity = ALICE, **fields: object) -> str:
+        """The id of a new endpoint; ``fields`` are those of the request."""
+        return str(self._ok("/v3/endpoints", {"endpoint_name": "laptop", **fields}, caller)["endpoint_id"])
+
+    def _ok(self, path: str, body: object, caller: Identity) -> Any:
+        answer = self.call("POST", path, body, caller=caller)
+        assert answer.status == 200, answer.body
+        return answer.body

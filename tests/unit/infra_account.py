@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer import Typer
+from typer.testing import CliRunner, Result
 
+from farcall.cli._connect import CommandEnvironment
 from farcall_infra.ca_bundle import CaBundle, read_ca_bundle
-from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Stack, Tasks
 from farcall_infra.cloud.aws import UNRESERVABLE, Aws
+from farcall_infra.cloud.cli import CloudEnvironment, app
 from farcall_infra.cloud.errors import AwsRefused
 from farcall_infra.deployment import STACKS
 from tests.certificates import Authority
@@ -164,12 +169,40 @@ class FakeAws(Aws):
         del self.stacks[name]
         self.changes.append(f"{name} deleted")
 
+    def set_status(self, part: str, status: str, reason: str = "") -> None:
+        name = f"farcall-{part}"
+        self.stacks[name] = dataclasses.replace(self.stacks[name], status=status, reason=reason)
 
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> FakeAws:
-    """The account that the command line uses."""
-    fake = FakeAws()
-    monkeypatch.setattr(account, "connect", lambda _region=None: fake)
-    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "")
-    monkeypatch.setattr("farcall_infra.cloud.cli.fetch_ca_bundle", fetch_ca_bundle)
-    return fake
+
+class FakeEnvironment(CloudEnvironment, CommandEnvironment):
+    """Environment of ``farcall cloud``, and of ``farcall``, with a fake account."""
+
+    def __init__(self, aws: FakeAws, **changes: Any) -> None:
+        fakes = {"account": lambda _region: aws, "fetch": fetch_ca_bundle, "probe": lambda _url: ""}
+        super().__init__(**(fakes | changes))
+
+
+def invoke(aws: FakeAws, *arguments: str, input: str | None = None, app: Typer = app, **changes: Any) -> Result:  # noqa: A002 - as the runner calls it
+    """Run a command of ``app`` with this account; ``changes`` are other fields of its environment."""
+    return CliRunner().invoke(app, arguments, input=input, obj=FakeEnvironment(aws, **changes))
+
+
+_CDK = """#!{python}
+import json, os, sys
+if sys.argv[1:] == ["--version"]:
+    print("2.1148.1 (build fcf5e34)")
+else:
+    has_app = os.path.exists("cdk.json")
+    called = {{"arguments": sys.argv[1:], "region": os.environ["AWS_REGION"], "has_app": has_app}}
+    open({record!r}, "w").write(json.dumps(called))
+    {then}
+"""
+
+
+def install_cdk(directory: Path, monkeypatch: pytest.MonkeyPatch, *, then: str = "sys.exit(0)") -> Path:
+    """Replace the CDK's command line by a program that writes a record of its call to the returned file."""
+    record, program = directory / "called.json", directory / "cdk"
+    program.write_text(_CDK.format(python=sys.executable, record=str(record), then=then), encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("FARCALL_CDK", str(program))
+    return record

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterator
 
 import psutil
-import pytest
 
 from farcall_endpoint import process_reaper
 from farcall_endpoint.process_reaper import Process, descendants
-from tests.support.endpoint.endpoint_process import wait_gone, wait_until
-from tests.waiting import WAIT_S
+from tests.support.endpoint.endpoint_process import wait_gone
+from tests.waiting import WAIT_S, wait_until
 
 FAMILY = """
 import os, sys, time
@@ -98,12 +97,11 @@ def test_the_reaper_kills_its_list_when_the_pipe_closes() -> None:
         assert all(each.is_running() for each in others)
 
 
-def test_a_process_that_reuses_a_pid_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_reuses_a_pid_is_spared() -> None:
     starts: dict[int, list[int | None]] = {41: [100, 100], 42: [100, 200], 43: [100, None]}
     killed: list[int] = []
-    monkeypatch.setattr(process_reaper, "_start_of", lambda pid: starts[pid].pop(0))
-    monkeypatch.setattr(process_reaper, "kill_trees", killed.extend)
-    process_reaper.kill_at_end(["+41\n", "+42\n", "+43\n"])
+    lines = ["+41\n", "+42\n", "+43\n"]
+    process_reaper.kill_at_end(lines, start_of=lambda pid: starts[pid].pop(0), kill=killed.extend)
     assert killed == [41, 43]
 
 

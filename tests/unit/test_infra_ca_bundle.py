@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -83,10 +84,13 @@ def test_bundles_contain_the_ca_bundle_and_their_digest_depends_on_it(
     assert len(digests) == 6  # the order of the certificates makes no difference
 
 
-class _Truststore(BaseHTTPRequestHandler):
-    """Serves ``pem`` at ``/bundle.pem``, and redirects ``/moved`` to a URL without TLS."""
+_RDS = Authority("rds")
 
-    pem = ""
+
+class _Truststore(BaseHTTPRequestHandler):
+    """Serves a CA bundle, and an empty file; redirects ``/moved`` to a URL without TLS."""
+
+    files: Final = {"/bundle.pem": _RDS.pem, "/empty.pem": ""}
 
     def do_GET(self) -> None:
         if self.path == "/moved":
@@ -94,9 +98,9 @@ class _Truststore(BaseHTTPRequestHandler):
             self.send_header("Location", f"http://{self.headers['Host']}/bundle.pem")
             self.end_headers()
             return
-        self.send_response(200 if self.path == "/bundle.pem" else 404)
+        self.send_response(200 if self.path in self.files else 404)
         self.end_headers()
-        self.wfile.write(self.pem.encode() if self.path == "/bundle.pem" else b"<html>")
+        self.wfile.write(self.files.get(self.path, "<html>").encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -119,11 +123,9 @@ def truststore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     thread.join()
 
 
-def test_the_ca_bundle_is_downloaded_over_tls(tmp_path: Path, truststore: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = Authority("rds")
-    monkeypatch.setattr(_Truststore, "pem", ours.pem)
+def test_the_ca_bundle_is_downloaded_over_tls(tmp_path: Path, truststore: str) -> None:
     found = fetch_ca_bundle(f"{truststore}/bundle.pem", tmp_path, now=NOW)
-    assert found.pem == ours.pem
+    assert found.pem == _RDS.pem
     assert found.path.parent == tmp_path
 
 
@@ -138,7 +140,7 @@ def test_a_ca_bundle_from_an_untrusted_server_is_refused(
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("/other", "Not Found"), ("/moved", "cannot download"), ("/bundle.pem", "cannot read")],
+    [("/other", "Not Found"), ("/moved", "cannot download"), ("/empty.pem", "cannot read")],
     ids=["absent", "redirect without TLS", "no PEM"],
 )
 def test_a_failed_download_is_an_error(tmp_path: Path, truststore: str, path: str, said: str) -> None:

@@ -37,12 +37,15 @@ from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
 from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
 from farcall_infra.release import this_release
-from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, aws
-
-__all__ = ["aws"]
+from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, install_cdk, invoke
 
 _CA_BUNDLE = CaBundle(Path("/etc/authorities.pem"), pem="", valid=3, expires_at=NOW)
 _CLIENT = GlobusClient(GLOBUS["GlobusClientId"], GLOBUS["GlobusScope"], SECRET)
+
+
+@pytest.fixture
+def aws() -> FakeAws:
+    return FakeAws()
 
 
 def _tools(*, node: str = "v24.19.0", cdk: str = "2.1148.1 (build fcf5e34)", python: str = "/usr/bin/python") -> Tools:
@@ -324,7 +327,7 @@ def test_destroy_continues_after_an_interruption() -> None:
     aws = FakeAws()
     for part in ("forwarder", "api", "data"):
         del aws.stacks[f"farcall-{part}"]
-    _set(aws, "observability", "DELETE_IN_PROGRESS")
+    aws.set_status("observability", "DELETE_IN_PROGRESS")
     remains = destroy(aws, "farcall", echo=lambda _step: None)
     assert aws.stacks == {}
     # They are found although their stack was deleted.
@@ -338,15 +341,10 @@ def test_destroy_succeeds_without_permission_to_list_remains() -> None:
     assert aws.stacks == {}
 
 
-def _set(aws: FakeAws, part: str, status: str, reason: str = "") -> None:
-    name = f"farcall-{part}"
-    aws.stacks[name] = dataclasses.replace(aws.stacks[name], status=status, reason=reason)
-
-
 @pytest.mark.parametrize("status", ["CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_IN_PROGRESS"])
 def test_a_busy_deployment_cannot_be_changed(status: str) -> None:
     aws = FakeAws()
-    _set(aws, "api", status)
+    aws.set_status("api", status)
     with pytest.raises(DeploymentBusy, match=f"farcall-api is {status}"):
         require_changeable(aws.stacks.values(), region=aws.region)
     with pytest.raises(DeploymentBusy):
@@ -363,7 +361,7 @@ def test_a_busy_deployment_cannot_be_changed(status: str) -> None:
 )
 def test_a_stuck_stack_has_a_hint(status: str, hint: str) -> None:
     aws = FakeAws()
-    _set(aws, "api", status, "a reason")
+    aws.set_status("api", status, "a reason")
     with pytest.raises(DeploymentStuck, match="a reason") as caught:
         require_changeable(aws.stacks.values(), region=aws.region)
     assert hint in caught.value.hint
@@ -372,7 +370,7 @@ def test_a_stuck_stack_has_a_hint(status: str, hint: str) -> None:
 @pytest.mark.parametrize("status", ["UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "REVIEW_IN_PROGRESS"])
 def test_stacks_that_can_be_updated_are_not_deleted(status: str) -> None:
     aws = FakeAws()
-    _set(aws, "api", status)
+    aws.set_status("api", status)
     require_changeable(aws.stacks.values(), region=aws.region)
     delete_unfinished(aws, aws.stacks, echo=pytest.fail)
     assert aws.changes == []
@@ -381,7 +379,7 @@ def test_stacks_that_can_be_updated_are_not_deleted(status: str) -> None:
 @pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"])
 def test_stacks_that_were_never_finished_are_deleted(status: str) -> None:
     aws, lines = FakeAws(), list[str]()
-    _set(aws, "data", status)
+    aws.set_status("data", status)
     require_changeable(aws.stacks.values(), region=aws.region)
     delete_unfinished(aws, dict(aws.stacks), echo=lines.append)
     # The CDK would fail because of the protection of its own unfinished stack.
@@ -393,7 +391,7 @@ def test_stacks_that_were_never_finished_are_deleted(status: str) -> None:
 
 
 def test_status_prints_text_or_json(aws: FakeAws) -> None:
-    people = CliRunner().invoke(app, ["status"])
+    people = invoke(aws, "status")
     assert people.exit_code == 0
     assert "export FARCALL_API_URL=https://api.example/api" in people.output
     for said in (
@@ -410,7 +408,7 @@ def test_status_prints_text_or_json(aws: FakeAws) -> None:
     ):
         assert said in people.output
     aws.firing = ("farcall-api-errors",)
-    programs = CliRunner().invoke(app, ["status", "--json"])
+    programs = invoke(aws, "status", "--json")
     assert programs.exit_code == 3
     found = json.loads(programs.output)
     assert found["alarms"] == ["farcall-api-errors"]
@@ -426,25 +424,25 @@ def _set_outputs(aws: FakeAws, outputs: Mapping[str, Mapping[str, str]]) -> None
         aws.stacks[stack.name] = dataclasses.replace(stack, outputs={**stack.outputs, **more})
 
 
-def _output(command: str = "status") -> str:
-    return " ".join(CliRunner().invoke(app, [command]).output.split())
+def _output(aws: FakeAws, command: str = "status") -> str:
+    return " ".join(invoke(aws, command).output.split())
 
 
 def test_status_shows_deployed_and_installed_release(aws: FakeAws) -> None:
     version, _, sources = this_release().partition("+")
-    assert f"an older release; this installation is {this_release()}: `farcall cloud deploy`" in _output()
+    assert f"an older release; this installation is {this_release()}: `farcall cloud deploy`" in _output(aws)
 
     _set_outputs(aws, {part: {"Release": this_release()} for part in STACKS})
-    assert f"Release {this_release()}, same as this installation" in _output()
-    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
+    assert f"Release {this_release()}, same as this installation" in _output(aws)
+    found = json.loads(invoke(aws, "status", "--json").output)
     assert (found["is_current"], found["installed"]) == (True, this_release())
 
     other = f"{version}+{sources[::-1]}"
     _set_outputs(aws, {"forwarder": {"Release": other}})
-    said = _output()
+    said = _output(aws)
     assert f"{other} (farcall-forwarder); this installation is {this_release()}: `farcall cloud deploy`" in said
     assert "if the deployment is the newer one" in said
-    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)
+    found = json.loads(invoke(aws, "status", "--json").output)
     assert found["is_current"] is False
     assert found["releases"]["farcall-forwarder"] == other
 
@@ -452,7 +450,7 @@ def test_status_shows_deployed_and_installed_release(aws: FakeAws) -> None:
 @pytest.mark.parametrize(("version", "way"), [("0.0.9", "farcall cloud deploy"), ("999.0.0", "git pull && make setup")])
 def test_status_compares_release_versions(aws: FakeAws, version: str, way: str) -> None:
     _set_outputs(aws, {part: {"Release": f"{version}+0123456789ab"} for part in STACKS})
-    assert f"Release {version}+0123456789ab; this installation is {this_release()}: `{way}` updates" in _output()
+    assert f"Release {version}+0123456789ab; this installation is {this_release()}: `{way}` updates" in _output(aws)
 
 
 def _settings(**sections: Mapping[str, object]) -> dict[str, str]:
@@ -464,8 +462,8 @@ def _settings(**sections: Mapping[str, object]) -> dict[str, str]:
 
 def test_status_shows_the_deployed_settings(aws: FakeAws) -> None:
     _set_outputs(aws, {"data": {**_settings(database={"storage_gib": 50}), "Overrides": "database.storage_gib"}})
-    assert "Settings profile hobby, with -c database.storage_gib=50" in _output()
-    found = json.loads(CliRunner().invoke(app, ["status", "--json"]).output)["settings"]
+    assert "Settings profile hobby, with -c database.storage_gib=50" in _output(aws)
+    found = json.loads(invoke(aws, "status", "--json").output)["settings"]
     assert found["profile"] == "hobby"
     assert found["overrides"] == ["database.storage_gib"]
     assert found["values"]["database.storage_gib"] == "50"
@@ -575,23 +573,20 @@ def test_another_profile_is_a_separate_change() -> None:
     assert Change("forwarder.idle_minutes", "15", "0") in others
 
 
-def test_status_shows_sleeping_forwarders_failed_starts_and_an_unreachable_api(
-    aws: FakeAws, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_shows_sleeping_forwarders_failed_starts_and_an_unreachable_api(aws: FakeAws) -> None:
     aws.tasks_found = Tasks(desired=0, running=0, may_sleep=True)
-    assert "asleep until a client or endpoint connects" in CliRunner().invoke(app, ["status"]).output
+    assert "asleep until a client or endpoint connects" in invoke(aws, "status").output
     aws.tasks_found = Tasks(desired=1, running=0, last_event="unable to place a task")
-    monkeypatch.setattr("farcall_infra.cloud.cli.unreachable_reason", lambda _url: "timed out")
-    said = CliRunner().invoke(app, ["status"]).output
+    said = invoke(aws, "status", probe=lambda _url: "timed out").output
     assert "0 of 1 forwarders run; last event of ECS: unable to place a task" in said
     assert "the API does not answer from here: timed out" in said
 
 
 def test_destroy_asks_for_the_name(aws: FakeAws) -> None:
-    refused = CliRunner().invoke(app, ["destroy"], input="yes\n")
+    refused = invoke(aws, "destroy", input="yes\n")
     assert isinstance(refused.exception, ConfigurationError)
     assert aws.changes == []
-    done = CliRunner().invoke(app, ["destroy"], input="farcall\n")
+    done = invoke(aws, "destroy", input="farcall\n")
     assert done.exit_code == 0, done.output
     assert aws.stacks == {}
     # 20 GiB of a snapshot at 9.5 cents, and the other resources that are still billed.
@@ -600,57 +595,47 @@ def test_destroy_asks_for_the_name(aws: FakeAws) -> None:
     assert f"delete-secret --secret-id {SECRET}" in done.output
 
 
-def test_deploy_stops_if_a_check_fails(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farcall_infra.cloud.cli.Tools", _tools)
+def test_deploy_stops_if_a_check_fails(aws: FakeAws) -> None:
     aws.bootstrap = None
-    stopped = CliRunner().invoke(app, ["deploy", "--yes"])
+    stopped = invoke(aws, "deploy", "--yes", tools=_tools)
     assert isinstance(stopped.exception, NotReady)
     assert "bootstrap" in stopped.output
 
 
-def test_a_first_deployment_needs_the_globus_client(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farcall_infra.cloud.cli.Tools", _tools)
+def test_a_first_deployment_needs_the_globus_client(aws: FakeAws) -> None:
     given = ["--globus-client-id", GLOBUS["GlobusClientId"]]
-    stopped = CliRunner().invoke(app, ["deploy", "--name", "physics", "--yes", *given])
+    stopped = invoke(aws, "deploy", "--name", "physics", "--yes", *given, tools=_tools)
     assert isinstance(stopped.exception, ConfigurationError)
     assert "GlobusScope, GlobusCredentialsArn missing" in str(stopped.exception)
     assert "FARCALL_GLOBUS_SCOPE" in stopped.exception.hint
 
 
-def test_an_update_without_an_identity_provider_is_refused(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farcall_infra.cloud.cli.Tools", _tools)
+def test_an_update_without_an_identity_provider_is_refused(aws: FakeAws) -> None:
     aws.stacks["farcall-api"] = dataclasses.replace(aws.stacks["farcall-api"], parameters={})  # as with an OIDC issuer
-    stopped = CliRunner().invoke(app, ["deploy", "--yes"])
+    stopped = invoke(aws, "deploy", "--yes", tools=_tools)
     assert isinstance(stopped.exception, ConfigurationError)
     assert "-c profiles=" in stopped.exception.hint
 
 
-def test_parameters_of_an_unfinished_stack_are_required_again(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farcall_infra.cloud.cli.Tools", _tools)
-    _set(aws, "api", "ROLLBACK_COMPLETE")  # its parameters are deleted with it
-    stopped = CliRunner().invoke(app, ["deploy", "--yes"])
+def test_parameters_of_an_unfinished_stack_are_required_again(aws: FakeAws) -> None:
+    aws.set_status("api", "ROLLBACK_COMPLETE")  # its parameters are deleted with it
+    stopped = invoke(aws, "deploy", "--yes", tools=_tools)
     assert isinstance(stopped.exception, ConfigurationError)
     assert "GlobusClientId" in str(stopped.exception)
     assert aws.changes == []
 
 
-def test_bootstrap_creates_missing_roles(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    called = list[str]()
-
-    def run(arguments: Sequence[str], _region: str, *, directory: Path) -> int:
-        assert not (directory / "cdk.json").exists()
-        called.extend(arguments)
-        return status
-
-    status = 0
-    monkeypatch.setattr("farcall_infra.cloud.cli._run_cdk", run)
+def test_bootstrap_creates_missing_roles(aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = install_cdk(tmp_path, monkeypatch)
     aws.roles = False
-    done = CliRunner().invoke(app, ["bootstrap"])
+    done = invoke(aws, "bootstrap")
     assert done.exit_code == 0, done.output
-    assert called == ["bootstrap", "aws://123456789012/eu-central-1"]
+    called = json.loads(record.read_text(encoding="utf-8"))
+    assert called["arguments"] == ["bootstrap", "aws://123456789012/eu-central-1"]
+    assert not called["has_app"]
     assert aws.changes == [f"role of {service}" for service in SERVICE_ROLES.values()]
-    status = 1
-    assert isinstance(CliRunner().invoke(app, ["bootstrap"]).exception, DeploymentFailed)
+    install_cdk(tmp_path, monkeypatch, then="sys.exit(1)")
+    assert isinstance(invoke(aws, "bootstrap").exception, DeploymentFailed)
 
 
 def test_an_invalid_setting_is_refused_first() -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -56,7 +57,7 @@ def test_the_object_is_in_the_tasks_region_or_at_the_endpoint(boot: ModuleType) 
     assert boot.object_url({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "b", "k.zip") == "http://127.0.0.1:9/b/k.zip"
 
 
-def test_credentials_come_from_the_container_endpoint(boot: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_come_from_the_container_endpoint(boot: ModuleType) -> None:
     answer = {"AccessKeyId": "AKID", "SecretAccessKey": "SECRET", "Token": "TOKEN"}
     asked = []
 
@@ -64,8 +65,7 @@ def test_credentials_come_from_the_container_endpoint(boot: ModuleType, monkeypa
         asked.append(url)
         return json.dumps(answer).encode()
 
-    monkeypatch.setattr(boot, "fetch", fetch)
-    given = boot.credentials({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/1"})
+    given = boot.credentials({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/1"}, fetch)
     assert given == ("AKID", "SECRET", "TOKEN")
     assert asked == ["http://169.254.170.2/v2/credentials/1"]
 
@@ -90,9 +90,16 @@ class _Became(Exception):
         self.environment = environment
 
 
+class Cloud(dict[str, bytes]):
+    """The answer of each URL."""
+
+    def fetch(self, url: str, _headers: Mapping[str, str] | None = None) -> bytes:
+        return self[url]
+
+
 @pytest.fixture
-def cloud(boot: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
-    """The answer of each URL; replacing the process raises an exception."""
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
+    """A cloud in which replacing the process raises an exception."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as bundle:
         bundle.writestr("farcall_forwarder/__main__.py", "")
@@ -104,46 +111,41 @@ def cloud(boot: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     def become(program: str, command: list[str], environment: dict[str, str]) -> None:
         raise _Became(program, command, environment)
 
-    monkeypatch.setattr(boot, "fetch", lambda url, _headers=None: answers[url])
     monkeypatch.setattr(os, "execvpe", become)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return answers
+    return Cloud(answers)
 
 
-@pytest.mark.usefixtures("cloud")
-def test_boot_starts_the_command_with_bundle_and_address(boot: ModuleType) -> None:
+def test_boot_starts_the_command_with_bundle_and_address(boot: ModuleType, cloud: Cloud) -> None:
     with pytest.raises(_Became) as caught:
-        boot.main(["python", "-m", "farcall_forwarder"], _task_environment())
+        boot.main(["python", "-m", "farcall_forwarder"], _task_environment(), cloud.fetch)
     assert caught.value.command == ["python", "-m", "farcall_forwarder"]
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "198.51.100.7"
     assert (Path(caught.value.environment["PYTHONPATH"]) / "farcall_forwarder" / "__main__.py").exists()
 
 
-@pytest.mark.usefixtures("cloud")
-def test_an_image_with_the_code_needs_no_bundle(boot: ModuleType) -> None:
+def test_an_image_with_the_code_needs_no_bundle(boot: ModuleType, cloud: Cloud) -> None:
     environment = {name: value for name, value in _task_environment().items() if "BUNDLE" not in name}
     with pytest.raises(_Became) as caught:
-        boot.main(["python", "-m", "farcall_forwarder"], environment)
+        boot.main(["python", "-m", "farcall_forwarder"], environment, cloud.fetch)
     assert caught.value.environment == {**environment, "FARCALL_FORWARDER_ADVERTISE": "198.51.100.7"}
 
 
-@pytest.mark.usefixtures("cloud")
-def test_address_outside_of_aws_is_that_of_the_route(boot: ModuleType, cloud: dict[str, bytes]) -> None:
+def test_address_outside_of_aws_is_that_of_the_route(boot: ModuleType, cloud: Cloud) -> None:
     endpoint = "http://127.0.0.1:4566"
     cloud[f"{endpoint}/assets/bundle.zip"] = cloud["https://assets.s3.us-east-1.amazonaws.com/bundle.zip"]
     with pytest.raises(_Became) as caught:
-        boot.main(["true"], _task_environment(AWS_ENDPOINT_URL=endpoint))
+        boot.main(["true"], _task_environment(AWS_ENDPOINT_URL=endpoint), cloud.fetch)
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "127.0.0.1"
 
 
-@pytest.mark.usefixtures("cloud")
-def test_a_given_address_is_kept(boot: ModuleType) -> None:
+def test_a_given_address_is_kept(boot: ModuleType, cloud: Cloud) -> None:
     with pytest.raises(_Became) as caught:
-        boot.main(["true"], _task_environment(FARCALL_FORWARDER_ADVERTISE="127.0.0.1"))
+        boot.main(["true"], _task_environment(FARCALL_FORWARDER_ADVERTISE="127.0.0.1"), cloud.fetch)
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "127.0.0.1"
 
 
-def test_an_invalid_address_stops_the_task(boot: ModuleType, cloud: dict[str, bytes]) -> None:
+def test_an_invalid_address_stops_the_task(boot: ModuleType, cloud: Cloud) -> None:
     cloud["https://checkip.amazonaws.com"] = b"<html>come back later</html>"
     with pytest.raises(ValueError, match="come back later"):
-        boot.main(["true"], _task_environment())
+        boot.main(["true"], _task_environment(), cloud.fetch)

@@ -3,10 +3,11 @@ real stores."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pytest
@@ -65,6 +66,26 @@ class Person:
     def submit(self, count: int = 1, *, endpoint_id: str = "", function: str = "", **fields: Any) -> Answer:
         body = {"tasks": {function or self.function_id: [PAYLOAD] * count}, **fields}
         return self.call("POST", f"/v3/endpoints/{endpoint_id or self.endpoint_id}/submit", body)
+
+
+class WatchedStore:
+    """A store, real or fake: ``before`` is called with the first argument of each call of ``method``."""
+
+    def __init__(self, store: object, method: str, before: Callable[[Any], object]) -> None:
+        self._store = store
+        self._method = method
+        self._before = before
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name != self._method:
+            return found
+
+        def watched(wanted: Any, **options: Any) -> Any:
+            self._before(wanted)
+            return found(wanted, **options)
+
+        return watched
 
 
 class AbuseSuite:
@@ -165,24 +186,22 @@ class AbuseSuite:
         person.refused(422, "INVALID_REQUEST", "PUT", f"/v3/endpoints/{person.endpoint_id}", body)
 
     @pytest.mark.parametrize("change", ["private", "gone"])
-    def test_connecting_agent_reverts_no_change(
-        self, person: Person, change: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        other, endpoints = Person(person.api), person.api.stores.endpoints
+    def test_connecting_agent_reverts_no_change(self, person: Person, change: str) -> None:
+        other = Person(person.api)
         path = f"/v3/endpoints/{person.endpoint_id}"
         person.ok("PUT", path, {"public": True})
-        find = endpoints.find_endpoints_by_key
 
-        def meanwhile(public_keys: Sequence[str]) -> Mapping[str, str]:
-            monkeypatch.undo()
+        def meanwhile(_keys: Sequence[str]) -> None:
             if change == "private":
                 person.ok("PUT", path, {"public": False})
             else:
                 person.ok("DELETE", path.replace("v3", "v2"))
-            return find(public_keys)
 
-        monkeypatch.setattr(endpoints, "find_endpoints_by_key", meanwhile)  # the last read of a connect
-        person.call("POST", f"{path}/connect", {"public_key": new_key(), "python_version": "3.12.1"})
+        # The last read of a connect.
+        endpoints: Any = WatchedStore(person.api.stores.endpoints, "find_endpoints_by_key", meanwhile)
+        raced = MemoryApi(stores=dataclasses.replace(person.api.stores, endpoints=endpoints))
+        agent = {"public_key": new_key(), "python_version": "3.12.1"}
+        raced.call("POST", f"{path}/connect", agent, caller=person.identity)
 
         assert other.call("GET", path.replace("v3", "v2")).status == {"private": 403, "gone": 404}[change]
 
@@ -246,24 +265,20 @@ class AbuseSuite:
 
         assert [each["http_status_code"] for each in results] == [404, 404, 404, 429]
 
-    def test_results_that_do_not_fit_are_not_read(self, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-        person = Person(make_api(max_response_bytes=10_000))
-        [ids] = person.submit(100).body["tasks"].values()
-        records, asked = person.api.stores, []
-        get_tasks = records.tasks.get_tasks
+    def test_results_that_do_not_fit_are_not_read(self, person: Person) -> None:
+        [ids] = person.submit(1000).body["tasks"].values()
+        asked: list[int] = []
+        tasks: Any = WatchedStore(person.api.stores.tasks, "get_tasks", lambda task_ids: asked.append(len(task_ids)))
+        stores = dataclasses.replace(person.api.stores, tasks=tasks)
+        small = MemoryApi(stores=stores, settings=ApiSettings(max_response_bytes=10_000))
 
-        def noted(task_ids: Sequence[str], **options: Any) -> Any:
-            asked.append(len(task_ids))
-            return get_tasks(task_ids, **options)
+        answer = small.call("POST", "/v2/batch_status", {"task_ids": ids}, caller=person.identity)
 
-        monkeypatch.setattr(records.tasks, "get_tasks", noted)
-        monkeypatch.setattr("farcall_lambdas.services.results._READ_AT_ONCE", 10)
-
-        views = person.ok("POST", "/v2/batch_status", {"task_ids": ids})["results"]
+        views = answer.body["results"]
 
         assert 1 <= len(views) <= 5
         assert set(views) == set(ids[: len(views)])
-        assert asked == [10]
+        assert asked == [500]
 
     # what is kept, and shown in lists
 

@@ -38,9 +38,7 @@ def api() -> MemoryApi:
 
 def submit(api: MemoryApi, group_id: str, count: int, *, caller: Identity = ALICE) -> Any:
     api.clock.now += 1
-    code = {"function_name": "f", "function_code": "x"}
-    function_id = api.call("POST", "/v3/functions", code, caller=caller).body["function_uuid"]
-    endpoint_id = api.call("POST", "/v3/endpoints", {"endpoint_name": "e"}, caller=caller).body["endpoint_id"]
+    function_id, endpoint_id = api.function(caller=caller), api.endpoint(caller=caller)
     body = {"tasks": {function_id: ["p"] * count}, "task_group_id": group_id}
     answer = api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body, caller=caller)
     return answer.body["tasks"][function_id]

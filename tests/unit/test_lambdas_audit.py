@@ -132,11 +132,8 @@ def test_source_address_is_in_audit_and_access_log(caplog: pytest.LogCaptureFixt
 
 def test_source_address_of_others_is_hidden() -> None:
     api = MemoryApi()
-    function_id = api.call("POST", "/v3/functions", {"function_name": "f", "function_code": "c"}, caller=BOB).body[
-        "function_uuid"
-    ]
-    endpoint = {"endpoint_name": "shared", "public": True}
-    endpoint_id = api.call("POST", "/v3/endpoints", endpoint).body["endpoint_id"]
+    function_id = api.function(caller=BOB)
+    endpoint_id = api.endpoint(public=True)
     body = f'{{"tasks": {{"{function_id}": ["p"]}}}}'
     event = proxy_event("POST", f"/v3/endpoints/{endpoint_id}/submit", body, caller=BOB)
     event["requestContext"]["identity"] = {"sourceIp": "192.0.2.7"}

@@ -23,10 +23,8 @@ class Lab:
         assert isinstance(self.api.stores.queue, FakeQueue)
         self.queue = self.api.stores.queue
         self.records = self.api.stores
-        function = {"function_name": "f", "function_code": "4\n01\nf"}
-        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
-        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
-        self.endpoint_id: str = endpoint.body["endpoint_id"]
+        self.function_id = self.api.function()
+        self.endpoint_id = self.api.endpoint()
         self.fence = single.claim(self.queue, self.endpoint_id, "fwd-1", ttl_s=1e9)
         single.mark_restored(self.queue, self.endpoint_id, self.fence)
 

@@ -29,8 +29,8 @@ class Lab:
         self.queue = self.api.stores.queue
         self.endpoint_id = self.endpoint()
 
-    def endpoint(self, **fields: object) -> str:
-        return str(self.api.call("POST", "/v3/endpoints", {"endpoint_name": "x", **fields}).body["endpoint_id"])
+    def endpoint(self, **fields: Any) -> str:
+        return self.api.endpoint(**fields)
 
     def announce(self, *forwarders: ForwarderInfo) -> None:
         for each in forwarders:

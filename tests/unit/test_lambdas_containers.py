@@ -75,11 +75,9 @@ def test_invalid_container_is_refused(api: MemoryApi, change: dict[str, str]) ->
 
 
 def submit(api: MemoryApi, container: str, runs: object = None) -> Answer:
-    function = {"function_name": "f", "function_code": "x"}
-    function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
+    function_id = api.function()
     metadata = {} if runs is None else {"runtime": {"containers": runs}}
-    endpoint = {"endpoint_name": "e", "metadata": metadata}
-    endpoint_id = api.call("POST", "/v3/endpoints", endpoint).body["endpoint_id"]
+    endpoint_id = api.endpoint(endpoint_name="e", metadata=metadata)
     body = {"tasks": {function_id: ["p"]}, "container": container}
     return api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body)
 

@@ -17,14 +17,8 @@ def api() -> MemoryApi:
     return MemoryApi()
 
 
-def register(api: MemoryApi, **fields: Any) -> str:
-    answer = api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop", **fields})
-    assert answer.status == 200, answer.body
-    return str(answer.body["endpoint_id"])
-
-
 def test_a_registered_endpoint_belongs_to_the_caller(api: MemoryApi) -> None:
-    endpoint_id = register(api, display_name="My laptop", public=True, description="at home")
+    endpoint_id = api.endpoint(display_name="My laptop", public=True, description="at home")
 
     stored = api.stores.endpoints.get_endpoint(endpoint_id)
     assert stored is not None
@@ -33,7 +27,7 @@ def test_a_registered_endpoint_belongs_to_the_caller(api: MemoryApi) -> None:
 
 
 def test_update_changes_only_the_sent_fields(api: MemoryApi) -> None:
-    endpoint_id = register(api, display_name="Old", metadata={"hostname": "h1", "endpoint_version": "1"})
+    endpoint_id = api.endpoint(display_name="Old", metadata={"hostname": "h1", "endpoint_version": "1"})
 
     answer = api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"display_name": "New", "metadata": {"hostname": "h2"}})
 
@@ -45,7 +39,7 @@ def test_update_changes_only_the_sent_fields(api: MemoryApi) -> None:
 
 def test_an_allow_list_is_set_and_cleared(api: MemoryApi) -> None:
     function_id = str(uuid.uuid4())
-    endpoint_id = register(api, allowed_functions=[function_id.upper()])
+    endpoint_id = api.endpoint(allowed_functions=[function_id.upper()])
     path = f"/v3/endpoints/{endpoint_id}/allowed_functions"
     restricted = {"endpoint_id": endpoint_id, "restricted": True, "functions": [function_id]}
     assert api.call("GET", path).body == restricted
@@ -56,7 +50,7 @@ def test_an_allow_list_is_set_and_cleared(api: MemoryApi) -> None:
 
 
 def test_endpoints_are_listed_by_role(api: MemoryApi) -> None:
-    mine = register(api)
+    mine = api.endpoint()
     public = api.call("POST", "/v3/endpoints", {"endpoint_name": "open", "public": True}, caller=BOB).body
     granted = api.call("POST", "/v3/endpoints", {"endpoint_name": "lab"}, caller=BOB).body
     api.call("POST", "/v3/endpoints", {"endpoint_name": "private"}, caller=BOB)
@@ -71,7 +65,7 @@ def test_endpoints_are_listed_by_role(api: MemoryApi) -> None:
 
 
 def test_endpoint_is_online_while_heartbeats_arrive(api: MemoryApi) -> None:
-    endpoint_id = register(api)
+    endpoint_id = api.endpoint()
     path = f"/v2/endpoints/{endpoint_id}/status"
     assert api.call("GET", path).body["status"] == "offline"
 
@@ -89,7 +83,7 @@ def test_endpoint_is_online_by_the_database_clock(hours: int) -> None:
     database_s = [1_700_000_000.0]
     api = MemoryApi(stores=fake_stores(lambda: database_s[0]))
     api.clock.now = database_s[0] + 3600 * hours
-    endpoint_id = register(api)
+    endpoint_id = api.endpoint()
     path = f"/v2/endpoints/{endpoint_id}/status"
     api.stores.endpoints.set_presence([Presence(endpoint_id, True, EndpointStatus(managers=1))])
     assert api.call("GET", path).body["status"] == "online"
@@ -99,7 +93,7 @@ def test_endpoint_is_online_by_the_database_clock(hours: int) -> None:
 
 @pytest.mark.parametrize("path", ["", "/status"])
 def test_private_endpoint_is_usable_by_owner_and_grantees(api: MemoryApi, path: str) -> None:
-    endpoint_id = register(api)
+    endpoint_id = api.endpoint()
     refused = api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB)
     assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
 
@@ -109,7 +103,7 @@ def test_private_endpoint_is_usable_by_owner_and_grantees(api: MemoryApi, path: 
 
 
 def test_only_the_owner_updates_and_deletes(api: MemoryApi) -> None:
-    endpoint_id = register(api, public=True)
+    endpoint_id = api.endpoint(public=True)
     assert api.call("PUT", f"/v3/endpoints/{endpoint_id}", {"public": False}, caller=BOB).status == 403
     assert api.call("DELETE", f"/v2/endpoints/{endpoint_id}", caller=BOB).status == 403
 
@@ -136,6 +130,6 @@ def test_id_that_is_not_a_uuid_is_refused(api: MemoryApi) -> None:
 
 
 def test_endpoint_is_found_by_any_spelling_of_its_id(api: MemoryApi) -> None:
-    endpoint_id = register(api)
+    endpoint_id = api.endpoint()
 
     assert api.call("GET", f"/v2/endpoints/{endpoint_id.upper()}").body["uuid"] == endpoint_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
@@ -14,6 +14,7 @@ from farcall_lambdas.answers import status_of
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, MemoryApi
+from tests.support.stores import FakeDatabase, fake_stores
 
 SHAPE = {
     "code", "message", "hint", "fault", "retryable", "status", "http_status_code", "reason", "error_args", "request_id",
@@ -23,6 +24,21 @@ SHAPE = {
 @pytest.fixture
 def api() -> MemoryApi:
     return MemoryApi()
+
+
+class BrokenDatabase(FakeDatabase):
+    """Lists no tasks: it raises ``error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def list_tasks(self, *_: object, **__: object) -> NoReturn:
+        raise self._error
+
+
+def broken_api(error: Exception) -> MemoryApi:
+    return MemoryApi(stores=fake_stores(database=BrokenDatabase(error)))
 
 
 def check(answer: Any, status: int, code: str) -> None:
@@ -94,13 +110,8 @@ def test_a_validation_error_never_shows_the_value(api: MemoryApi) -> None:
     assert "sesame" not in json.dumps(answer.body)
 
 
-def test_bug_is_logged_and_not_shown(
-    api: MemoryApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def bug(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("the inside of the machine")
-
-    monkeypatch.setattr(api.stores.tasks, "list_tasks", bug)
+def test_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    api = broken_api(ZeroDivisionError("the inside of the machine"))
 
     with caplog.at_level(logging.ERROR):
         answer = api.call("GET", "/v3/tasks")
@@ -113,11 +124,8 @@ def test_bug_is_logged_and_not_shown(
     assert getattr(record, "request_id", None) == answer.body["request_id"]
 
 
-def test_internal_errors_are_not_shown_to_callers(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fenced(*_: object, **__: object) -> None:
-        raise errors.Fenced("stale owner")
-
-    monkeypatch.setattr(api.stores.tasks, "list_tasks", fenced)
+def test_internal_errors_are_not_shown_to_callers() -> None:
+    api = broken_api(errors.Fenced("stale owner"))
 
     check(api.call("GET", "/v3/tasks"), 500, "INTERNAL")
 

@@ -20,9 +20,7 @@ def api() -> MemoryApi:
 
 
 def register(api: MemoryApi, **changes: Any) -> str:
-    answer = api.call("POST", "/v3/functions", {"function_name": "f", "function_code": CODE, **changes})
-    assert answer.status == 200, answer.body
-    return str(answer.body["function_uuid"])
+    return api.function(**{"function_code": CODE, **changes})
 
 
 @pytest.mark.parametrize("version", ["v2", "v3"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from farcall_common import errors
+from farcall_common.store.model import TokensTaken
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.models import fields
 from farcall_lambdas.services.limits import RateLimit
@@ -66,18 +66,16 @@ def test_processes_share_one_bucket() -> None:
     assert sum(map(spend_all, processes)) == 50
 
 
-def test_tokens_are_prefetched_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    queue = FakeQueue(clock)
+def test_tokens_are_prefetched_and_expire() -> None:
     asked: list[int] = []
-    take = queue.take_tokens
 
-    def counted(bucket: str, tokens: int, **options: Any) -> Any:
-        asked.append(tokens)
-        return take(bucket, tokens, **options)
+    class CountedQueue(FakeQueue):
+        def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
+            asked.append(tokens)
+            return super().take_tokens(bucket, tokens, rate_per_s=rate_per_s, burst=burst)
 
-    monkeypatch.setattr(queue, "take_tokens", counted)
-    limit = RateLimit(queue, ApiSettings(rate_per_s=100), clock=clock)
+    clock = Clock()
+    limit = RateLimit(CountedQueue(clock), ApiSettings(rate_per_s=100), clock=clock)
     for _ in range(20):
         limit.spend(ALICE)
     assert asked == [10, 10]
@@ -143,7 +141,7 @@ def test_queue_limit_is_per_endpoint() -> None:
     lab.submit()
     refused(lab.submit(), 429, "QUEUE_FULL")
 
-    lab.endpoint_id = lab.api.call("POST", "/v3/endpoints", {"endpoint_name": "cluster"}).body["endpoint_id"]
+    lab.endpoint_id = lab.api.endpoint(endpoint_name="cluster")
 
     assert lab.submit().status == 200
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -13,13 +13,14 @@ import pytest
 
 from farcall_common.errors import Unavailable
 from farcall_common.store import Stores
+from farcall_common.store.model import Task
 from farcall_lambdas.auth import DevProvider
 from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.local import THREADS, LocalResolver
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB
-from tests.support.stores import fake_stores
+from tests.support.stores import FakeDatabase, fake_stores
 from tests.waiting import WAIT_S
 
 BEARER = {"Authorization": "Bearer alice-token"}
@@ -35,7 +36,9 @@ def stores() -> Stores:
 def make(stores: Stores) -> Iterator[Callable[..., LocalResolver]]:
     made = []
 
-    def build(provider: IdentityProvider = DEV, settings: ApiSettings | None = None) -> LocalResolver:
+    def build(
+        provider: IdentityProvider = DEV, settings: ApiSettings | None = None, stores: Stores = stores
+    ) -> LocalResolver:
         settings = settings or ApiSettings()
         made.append(LocalResolver(Services.over(stores, settings), settings, Authorizer(provider)))
         return made[-1]
@@ -159,17 +162,16 @@ def test_disconnected_client_is_not_answered(make: Callable[..., LocalResolver],
     assert answers == []
 
 
-def test_slow_stores_do_not_hold_up_other_requests(
-    make: Callable[..., LocalResolver], stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resolver, go_on, stuck = make(), threading.Event(), threading.Semaphore(0)
+def test_slow_stores_do_not_hold_up_other_requests(make: Callable[..., LocalResolver]) -> None:
+    go_on, stuck = threading.Event(), threading.Semaphore(0)
 
-    def slow(*_: object, **__: object) -> list[object]:
-        stuck.release()
-        assert go_on.wait(WAIT_S)
-        return []
+    class SlowDatabase(FakeDatabase):
+        def list_tasks(self, *_: object, **__: object) -> Sequence[Task]:
+            stuck.release()
+            assert go_on.wait(WAIT_S)
+            return []
 
-    monkeypatch.setattr(stores.tasks, "list_tasks", slow)
+    resolver = make(stores=fake_stores(database=SlowDatabase()))
 
     async def work(client: httpx.AsyncClient) -> httpx.Response:
         waiting = [asyncio.create_task(client.get("/v3/tasks", headers=BEARER)) for _ in range(THREADS - 1)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -14,25 +13,63 @@ from farcall_common.store.model import OpenTask, QueueState, Task, TaskEvent, Ta
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.services.reconcile import Reconciled
 from farcall_lambdas.settings import ApiSettings
-from tests.support.memory_api import ALICE, MemoryApi
-from tests.support.stores import FakeQueue, single
+from tests.support.memory_api import ALICE, Clock, MemoryApi
+from tests.support.stores import FakeDatabase, FakeQueue, fake_stores, single
 
 DAY_S = 86_400.0
+
+
+class WatchedQueue(FakeQueue):
+    """Calls ``on_find_missing`` after each comparison."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.on_find_missing: Callable[[], object] = lambda: None
+
+    def find_missing(self, task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+        found = super().find_missing(task_ids)
+        self.on_find_missing()
+        return found
+
+
+class WatchedDatabase(FakeDatabase):
+    """Calls ``on_call`` with the name of a method and the number of tasks that are read, or may be purged."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.on_call: Callable[[str, int], None] = lambda _method, _count: None
+
+    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+        self.on_call("get_tasks", len(task_ids))
+        return super().get_tasks(task_ids, with_bodies=with_bodies)
+
+    def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
+        found = super().list_open_tasks(endpoint_id, after=after, limit=limit)
+        self.on_call("list_open_tasks", len(found))
+        return found
+
+    def list_open_ids(self, *, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Sequence[OpenTask]:
+        found = super().list_open_ids(after=after, limit=limit)
+        self.on_call("list_open_ids", len(found))
+        return found
+
+    def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
+        self.on_call("purge_tasks", limit)
+        return super().purge_tasks(ended_before=ended_before, limit=limit)
 
 
 class Lab:
     """An API whose queue can be away while tasks are submitted."""
 
     def __init__(self, settings: ApiSettings | None = None) -> None:
-        self.api = MemoryApi(settings=settings)
-        assert isinstance(self.api.stores.queue, FakeQueue)
-        self.queue = self.api.stores.queue
+        clock = Clock()
+        self.queue, self.database = WatchedQueue(clock), WatchedDatabase(clock)
+        stores = fake_stores(clock, database=self.database, queue=self.queue)
+        self.api = MemoryApi(settings=settings, stores=stores, clock=clock)
         self.records = self.api.stores
         self.reconciler = self.api.application.services.reconciler
-        function = {"function_name": "f", "function_code": "4\n01\nf"}
-        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
-        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
-        self.endpoint_id: str = endpoint.body["endpoint_id"]
+        self.function_id = self.api.function()
+        self.endpoint_id = self.api.endpoint()
 
     def submit(self, count: int = 1, *, queued: bool = True) -> list[str]:
         self.queue.reachable = queued
@@ -189,21 +226,15 @@ def test_waiting_tasks_are_queued_again_after_a_wipe(lab: Lab) -> None:
     assert [each.task.task_id for each in leased] == task_ids
 
 
-def test_wipe_during_a_run_is_repaired_by_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wipe_during_a_run_is_repaired_by_the_next(lab: Lab) -> None:
     lab.submit(3)
     for _ in range(3):
         lab.api.clock.now += 60
         lab.reconciler.run()
-    find_missing = lab.queue.find_missing
 
-    def wiped_after_the_look(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
-        found = find_missing(task_ids)
-        lab.queue.wipe()
-        return found
-
-    monkeypatch.setattr(lab.queue, "find_missing", wiped_after_the_look)
+    lab.queue.on_find_missing = lab.queue.wipe
     assert lab.reconciler.run().offered == 0
-    monkeypatch.undo()
+    lab.queue.on_find_missing = lambda: None
 
     assert lab.reconciler.run().offered == 3
 
@@ -222,38 +253,35 @@ def test_single_lost_task_is_found_by_the_sweep(lab: Lab) -> None:
     assert lab.queue.depth([lab.endpoint_id]) == 2500
 
 
-def test_run_stops_at_its_time_limit_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_stops_at_its_time_limit_and_the_next_continues() -> None:
     lab = Lab(ApiSettings(repair_until_s=1.5))
     lab.submit(10, queued=False)
     lab.submit(5000, queued=False)
     lab.api.clock.now += 60
     lab.reconciler.run()
     lab.queue.wipe()
-    find_missing = lab.queue.find_missing
 
-    def slow(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    def slow() -> None:
         lab.api.clock.now += 1.0
-        return find_missing(task_ids)
 
-    monkeypatch.setattr(lab.queue, "find_missing", slow)
+    lab.queue.on_find_missing = slow
     offered = [lab.reconciler.run().offered for _ in range(8)]
 
     assert sum(offered) == 5010
     assert max(offered) <= 3000, "two pages, and one of the sweep"
 
 
-def test_run_on_a_slow_disk_ends_in_time_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_a_slow_disk_ends_in_time_and_the_next_continues() -> None:
     settings = ApiSettings(repair_until_s=45.0)
     lab = Lab(settings)
     lab.submit(3000, queued=False)  # one transaction
     lab.api.clock.now += 60
-    get_tasks = lab.records.tasks.get_tasks
 
-    def slow(task_ids: Sequence[str], **options: bool) -> Mapping[str, Task]:
-        lab.api.clock.now += 0.02 * len(task_ids)
-        return get_tasks(task_ids, **options)
+    def slow(method: str, count: int) -> None:
+        if method == "get_tasks":
+            lab.api.clock.now += 0.02 * count
 
-    monkeypatch.setattr(lab.records.tasks, "get_tasks", slow)
+    lab.database.on_call = slow
     offered: list[int] = []
     while not offered or offered[-1]:
         began_at = lab.api.clock.now
@@ -265,31 +293,23 @@ def test_run_on_a_slow_disk_ends_in_time_and_the_next_continues(monkeypatch: pyt
     assert offered[0] > 2000
 
 
-def test_tasks_of_one_transaction_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_one_transaction_are_compared_once() -> None:
     lab = Lab(ApiSettings(repair_until_s=1.5))
     lab.submit(10_000, queued=False)
     lab.api.clock.now += 60
-    find_missing = lab.queue.find_missing
 
-    def slow(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    def slow() -> None:
         lab.api.clock.now += 0.4  # three or four pages in a round
-        return find_missing(task_ids)
 
-    monkeypatch.setattr(lab.queue, "find_missing", slow)
+    lab.queue.on_find_missing = slow
     assert sum(lab.reconciler.run().offered for _ in range(4)) == 10_000
 
 
-def test_concurrent_run_is_skipped(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_run_is_skipped(lab: Lab) -> None:
     lab.submit(queued=False)
     lab.api.clock.now += 60
     second: list[Reconciled] = []
-    find_missing = lab.queue.find_missing
-
-    def overlapping(task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
-        second.append(lab.reconciler.run())
-        return find_missing(task_ids)
-
-    monkeypatch.setattr(lab.queue, "find_missing", overlapping)
+    lab.queue.on_find_missing = lambda: second.append(lab.reconciler.run())
 
     assert lab.reconciler.run().offered == 1
     assert set(second) == {Reconciled(skipped=1)}
@@ -309,7 +329,7 @@ def test_old_tasks_are_purged_while_the_queue_is_unavailable(lab: Lab) -> None:
     assert len(lab.records.tasks.list_open_ids()) == 1
 
 
-def test_work_of_a_run_is_independent_of_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_a_run_is_independent_of_the_backlog() -> None:
     def read_in_a_round(backlog: int) -> list[int]:
         """Rows that each statement of a round returned."""
         lab = Lab()
@@ -319,16 +339,13 @@ def test_work_of_a_run_is_independent_of_the_backlog(monkeypatch: pytest.MonkeyP
             lab.api.clock.now += 60
             lab.reconciler.run()
         read: list[int] = []
-        list_open_ids = lab.records.tasks.list_open_ids
 
-        def counted(**wanted: Any) -> Sequence[OpenTask]:
-            found = list_open_ids(**wanted)
-            read.append(len(found))
-            return found
+        def counted(method: str, count: int) -> None:
+            assert method in ("list_open_ids", "purge_tasks"), "no bodies are read"
+            if method == "list_open_ids":
+                read.append(count)
 
-        monkeypatch.setattr(lab.records.tasks, "list_open_ids", counted)
-        monkeypatch.setattr(lab.records.tasks, "list_open_tasks", None)
-        monkeypatch.setattr(lab.records.tasks, "get_tasks", None)
+        lab.database.on_call = counted
         assert lab.reconciler.run().tasks_waiting == backlog
         return read
 
@@ -401,19 +418,18 @@ def test_open_task_is_never_purged(lab: Lab) -> None:
     assert lab.records.tasks.get_tasks([task_id])
 
 
-def test_tasks_are_purged_in_batches_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_purged_in_batches_within_the_time_limit() -> None:
     lab = Lab(ApiSettings(purge_batch=2, purge_until_s=2.5))
     end(lab, lab.submit(7))
     lab.api.clock.now += 31 * DAY_S
     limits: list[int] = []
-    purge = lab.records.tasks.purge_tasks
 
-    def noted(*, ended_before: dt.datetime, limit: int) -> int:
-        limits.append(limit)
-        lab.api.clock.now += 1.0
-        return purge(ended_before=ended_before, limit=limit)
+    def noted(method: str, limit: int) -> None:
+        if method == "purge_tasks":
+            limits.append(limit)
+            lab.api.clock.now += 1.0
 
-    monkeypatch.setattr(lab.records.tasks, "purge_tasks", noted)
+    lab.database.on_call = noted
 
     assert [lab.reconciler.run().purged for _ in range(3)] == [6, 1, 0]
     assert limits == [2] * 5

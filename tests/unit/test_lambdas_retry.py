@@ -26,10 +26,8 @@ class Lab:
     def __init__(self, settings: ApiSettings | None = None) -> None:
         self.api = MemoryApi(settings=settings)
         self.records = self.api.stores
-        function = {"function_name": "f", "function_code": "4\n01\nf", "public": True, "memoize": True}
-        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
-        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop", "public": True})
-        self.endpoint_id: str = endpoint.body["endpoint_id"]
+        self.function_id = self.api.function(public=True, memoize=True)
+        self.endpoint_id = self.api.endpoint(public=True)
 
     def submit(self, count: int = 1, *, caller: Identity = ALICE, **options: Any) -> list[str]:
         body = {"tasks": {self.function_id: ["p"] * count}, "memoize": False, **options}

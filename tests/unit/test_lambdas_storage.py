@@ -21,8 +21,7 @@ class Lab:
         self.api = MemoryApi(settings=settings or ApiSettings(database_bytes=1000))
         assert isinstance(self.api.stores.database, FakeDatabase)
         self.records, self.database = self.api.stores, self.api.stores.database
-        self.function_id: str = self.api.call("POST", "/v3/functions", FUNCTION).body["function_uuid"]
-        self.endpoint_id: str = self.api.call("POST", "/v3/endpoints", ENDPOINT).body["endpoint_id"]
+        self.function_id, self.endpoint_id = self.api.function(), self.api.endpoint()
         self.submit = f"/v3/endpoints/{self.endpoint_id}/submit"
         self.tasks = {"tasks": {self.function_id: ["p"]}}
 

@@ -6,38 +6,44 @@ import base64
 import hashlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from farcall_common.store.model import BlobRef, ForwarderInfo, TaskResult
+from farcall_common.store.model import BlobRef, ForwarderInfo, Task, TaskResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.settings import ApiSettings
-from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
-from tests.support.stores import FakeBlobs, FakeDatabase, FakeQueue, single
+from tests.support.memory_api import ALICE, BOB, Answer, Clock, MemoryApi
+from tests.support.stores import FakeBlobs, FakeDatabase, FakeQueue, fake_stores, single
 
 PAYLOAD = "5\n00\nxx5\n00\nyy"
+
+
+class LateDatabase(FakeDatabase):
+    """Returns no tasks while ``late``, as to a reader that came before the writer."""
+
+    late = False
+
+    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+        return {} if self.late else super().get_tasks(task_ids, with_bodies=with_bodies)
 
 
 class Lab:
     """An API with one endpoint and one function."""
 
     def __init__(self, settings: ApiSettings | None = None, **endpoint: Any) -> None:
-        self.api = MemoryApi(settings=settings)
-        assert isinstance(self.api.stores.queue, FakeQueue)
-        assert isinstance(self.api.stores.database, FakeDatabase)
-        self.queue = self.api.stores.queue
-        self.records, self.database = self.api.stores, self.api.stores.database
+        clock = Clock()
+        self.queue, self.database = FakeQueue(clock), LateDatabase(clock)
+        self.records = fake_stores(clock, database=self.database, queue=self.queue)
+        self.api = MemoryApi(settings=settings, stores=self.records, clock=clock)
         self.function_id = self.function()
-        body = {"endpoint_name": "laptop", **endpoint}
-        self.endpoint_id: str = self.api.call("POST", "/v3/endpoints", body).body["endpoint_id"]
+        self.endpoint_id = self.api.endpoint(**endpoint)
 
     def function(self, **changes: Any) -> str:
-        body = {"function_name": "f", "function_code": "4\n01\nf", **changes}
-        return str(self.api.call("POST", "/v3/functions", body).body["function_uuid"])
+        return self.api.function(**changes)
 
     def submit(self, tasks: Mapping[str, Any] | None = None, *, caller: Any = ALICE, **fields: Any) -> Answer:
         body = {"tasks": tasks or {self.function_id: [PAYLOAD]}, **fields}
@@ -211,12 +217,11 @@ class TestRepeats:
         assert first["task_group_id"] == again["task_group_id"]
         assert (lab.count(), lab.queue.depth([lab.endpoint_id])) == (2, 2)
 
-    def test_concurrent_equal_submits_get_the_same_answer(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_concurrent_equal_submits_get_the_same_answer(self, lab: Lab) -> None:
         task_ids = {lab.function_id: [new_task_id(), new_task_id()]}
         tasks = {lab.function_id: [PAYLOAD, "a"]}
         first = lab.submit(tasks, task_ids=task_ids).body
-        # The second looked before the first had written.
-        monkeypatch.setattr(lab.records.tasks, "get_tasks", lambda _: {})
+        lab.database.late = True
 
         second = lab.submit(tasks, task_ids=task_ids).body
         clash = lab.submit({lab.function_id: [PAYLOAD, "b"]}, task_ids=task_ids)

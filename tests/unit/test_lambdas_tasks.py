@@ -24,10 +24,8 @@ class Lab:
 
     def __init__(self, settings: ApiSettings | None = None) -> None:
         self.api = MemoryApi(settings=settings)
-        function = {"function_name": "f", "function_code": "4\n01\nf"}
-        self.function_id: str = self.api.call("POST", "/v3/functions", function).body["function_uuid"]
-        endpoint = self.api.call("POST", "/v3/endpoints", {"endpoint_name": "laptop"})
-        self.endpoint_id: str = endpoint.body["endpoint_id"]
+        self.function_id = self.api.function()
+        self.endpoint_id = self.api.endpoint()
         self.group_id = str(uuid.uuid4())
 
     def submit(self, count: int = 1) -> list[str]:

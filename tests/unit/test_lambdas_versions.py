@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from farcall_common.errors import Conflict
 from farcall_common.store.model import Function
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB, MemoryApi
-from tests.support.stores import FakeDatabase
+from tests.support.stores import FakeDatabase, fake_stores
 
 FIRST, SECOND = "10\n01\nversion1", "10\n01\nversion2"
 
@@ -24,8 +24,7 @@ def api() -> MemoryApi:
 
 @pytest.fixture
 def function_id(api: MemoryApi) -> str:
-    body = {"function_name": "f", "function_code": FIRST, "description": "first", "meta": {"a": 1}}
-    return str(api.call("POST", "/v3/functions", body).body["function_uuid"])
+    return api.function(function_code=FIRST, description="first", meta={"a": 1})
 
 
 def update(api: MemoryApi, function_id: str, **changes: Any) -> int:
@@ -40,7 +39,7 @@ def code(api: MemoryApi, function_id: str, query: str = "") -> Any:
 
 
 def submit(api: MemoryApi, reference: str, **options: Any) -> Any:
-    endpoint_id = api.call("POST", "/v3/endpoints", {"endpoint_name": "e"}).body["endpoint_id"]
+    endpoint_id = api.endpoint()
     return api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {reference: ["4\n11\n1"]}, **options})
 
 
@@ -94,8 +93,7 @@ def test_only_its_owner_changes_a_function(api: MemoryApi, function_id: str) -> 
 
 def test_versions_have_a_quota_and_bodies_a_limit() -> None:
     api = MemoryApi(settings=ApiSettings(max_versions=2, max_payload_bytes=20))
-    body = {"function_name": "f", "function_code": FIRST}
-    function_id = str(api.call("POST", "/v3/functions", body).body["function_uuid"])
+    function_id = api.function(function_code=FIRST)
     update(api, function_id, function_code=SECOND)
     over = api.call("PUT", f"/v3/functions/{function_id}", {"function_code": "x"})
     assert (over.status, over.body["code"]) == (429, "QUOTA_EXCEEDED")
@@ -103,18 +101,24 @@ def test_versions_have_a_quota_and_bodies_a_limit() -> None:
     assert (large.status, large.body["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_concurrent_updates_are_two_versions(api: MemoryApi, function_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = FakeDatabase.add_function
-    late = [SECOND]
+class RacedDatabase(FakeDatabase):
+    """Makes the calls in ``before_add``, each once, before it adds a function."""
 
-    def raced(records: FakeDatabase, function: Function) -> None:
-        if late:
-            monkeypatch.undo()
-            update(api, function_id, function_code=late.pop())
-            raise Conflict("version 2 is there already")
-        add(records, function)
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_add: list[Callable[[], object]] = []
 
-    monkeypatch.setattr(FakeDatabase, "add_function", raced)
+    def add_function(self, function: Function) -> None:
+        if self.before_add:
+            self.before_add.pop()()
+        super().add_function(function)
+
+
+def test_concurrent_updates_are_two_versions() -> None:
+    database = RacedDatabase()
+    api = MemoryApi(stores=fake_stores(database=database))
+    function_id = api.function(function_code=FIRST)
+    database.before_add.append(lambda: update(api, function_id, function_code=SECOND))
     assert update(api, function_id, function_code="10\n01\nversion3") == 3
     assert code(api, function_id, "?version=2") == SECOND
 
@@ -140,8 +144,7 @@ def test_a_task_records_the_version_that_it_runs(api: MemoryApi, function_id: st
 
 
 def test_allow_list_covers_all_versions_of_a_function(api: MemoryApi, function_id: str) -> None:
-    allowed = {"endpoint_name": "e", "allowed_functions": [function_id]}
-    endpoint_id = api.call("POST", "/v3/endpoints", allowed).body["endpoint_id"]
+    endpoint_id = api.endpoint(allowed_functions=[function_id])
     answer = api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {f"{function_id}@1": ["x"]}})
     assert answer.status == 200
 

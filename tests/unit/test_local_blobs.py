@@ -16,7 +16,7 @@ import pytest
 
 from farcall_common.errors import StorageLow, Unavailable
 from farcall_common.store import BlobRef
-from farcall_common.store.blobs_files import FileBlobs, NewBlob
+from farcall_common.store.blobs_files import FileBlobs
 from farcall_local.blobs import BlobServer
 from tests.unit.test_store_blobs import DATA, REF, BlobsSuite
 
@@ -139,10 +139,10 @@ def test_a_new_blob_is_not_renewed(blobs: FileBlobs) -> None:
 def test_a_full_disk_is_reported_to_the_client_and_logged_once_a_minute(
     blobs: FileBlobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    def full(_blob: NewBlob, _data: bytes) -> None:
+    def full(_file: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(NewBlob, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageLow):
         blobs.write(REF.blob_key, DATA)
     now = 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -49,18 +48,6 @@ def script(tmp_path: Path) -> str:
     path = tmp_path / "calls.py"
     path.write_text(SCRIPT)
     return str(path)
-
-
-@pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def offline() -> Iterator[FakeCloud]:
-    with FakeCloud(workers=0) as cloud:
-        yield cloud
 
 
 # -- map ---------------------------------------------------------------------------------------------------------------
@@ -332,12 +319,15 @@ def test_a_configured_endpoint_needs_no_option(cloud: FakeCloud, script: str) ->
     assert farcall("run", f"{script}:half", "4", "-e", "fake").stdout == "2.0\n"
 
 
-def test_internal_errors_are_one_line_without_debug(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
+def test_internal_errors_are_one_line_without_debug(cloud: FakeCloud) -> None:
+    def broken(_request: httpx.Request) -> httpx.Response:
         raise KeyError("something")
 
-    monkeypatch.setattr("farcall._api.Api.page_of_tasks", broken)
-    farcall = Farcall(cloud)
+    class BrokenFarcall(Farcall):
+        def _connect(self, api_url: str | None, token: str | None) -> Client:
+            return Client("http://farcall.test", "token", transport=httpx.MockTransport(broken))
+
+    farcall = BrokenFarcall(cloud)
     result = farcall("tasks", "ls")
     assert result.exit_code == 70
     assert result.stderr.startswith("Error: [INTERNAL] KeyError: 'something'")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -35,18 +34,6 @@ def divide(a: int, b: int = 1) -> float:
 
 def repeat(text: str, times: int) -> str:
     return text * times
-
-
-@pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def client(cloud: FakeCloud) -> Iterator[Client]:
-    with cloud.client() as client:
-        yield client
 
 
 def spied(cloud: FakeCloud, seen: list[httpx.Request]) -> Client:

@@ -86,12 +86,6 @@ def double(x: int) -> int:
 
 
 @pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
 def bodies() -> list[dict[str, Any]]:
     return []
 

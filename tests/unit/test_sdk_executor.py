@@ -46,18 +46,6 @@ def repeat(text: str, times: int) -> str:
 
 
 @pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def offline() -> Iterator[FakeCloud]:
-    with FakeCloud(workers=0) as cloud:
-        yield cloud
-
-
-@pytest.fixture
 def executor(cloud: FakeCloud) -> Iterator[Executor]:
     with cloud.client() as client, Executor(cloud.endpoint_id, client=client) as executor:
         yield executor

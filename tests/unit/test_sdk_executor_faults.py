@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -33,12 +33,6 @@ class ExitsWhenShown(Exception):
 class ExitsWhenRead:
     def __reduce__(self) -> Any:
         return sys.exit, (1,)
-
-
-@pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
 
 
 def executor_of(cloud: FakeCloud, answer: Answer) -> Executor:

@@ -13,12 +13,6 @@ from tests.waiting import WAIT_S
 
 
 @pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
 def executor(cloud: FakeCloud) -> Iterator[Executor]:
     with cloud.client() as client, Executor(cloud.endpoint_id, client=client, label="a <b>") as executor:
         yield executor

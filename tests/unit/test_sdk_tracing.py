@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from farcall import Executor, TaskFailed
@@ -20,28 +18,15 @@ from farcall._future import record_of
 from farcall._tracing import Hop, hops, traceparent
 from farcall.testing import FakeCloud
 from farcall_common.task_options import TaskOptions
+from tests.support.spans import exporter, spans
 from tests.waiting import WAIT_S
+
+__all__ = ["exporter", "spans"]
 
 CLIENT: Final = {"client_submitted_at": 100.0, "client_accepted_at": 100.2, "client_received_at": 110.0}
 CLOUD: Final = {"submitted_at": 100.1, "enqueued_at": 100.3, "leased_at": 100.4, "accepted_at": 100.5}
 END: Final = {"returned_at": 109.0, "recorded_at": 109.5}
 WORKER: Final = {"started_at": 101.0, "ended_at": 108.0}
-
-
-@pytest.fixture(scope="module")
-def exporter() -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)  # once in a process; from here on the others' calls have spans, too
-    yield exporter
-    provider.shutdown()
-
-
-@pytest.fixture
-def spans(exporter: InMemorySpanExporter) -> InMemorySpanExporter:
-    exporter.clear()
-    return exporter
 
 
 def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:

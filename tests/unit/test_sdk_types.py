@@ -48,18 +48,6 @@ def named(name: str, *, times: int = 1) -> str:
     return name * times
 
 
-@pytest.fixture
-def cloud() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
-        yield cloud
-
-
-@pytest.fixture
-def client(cloud: FakeCloud) -> Iterator[Client]:
-    with cloud.client() as client:
-        yield client
-
-
 def test_a_future_has_the_return_type_of_the_function(cloud: FakeCloud, client: Client) -> None:
     with Executor(cloud.endpoint_id, client) as executor:
         future = executor.submit(cube, 2)

@@ -39,9 +39,7 @@ _SET_PLANS: Final = b"SELECT set_config('plan_cache_mode', %s, false), set_confi
 _TIMEOUT: Final = "-c statement_timeout=28000"
 
 
-#: For so long after the server has refused a connection because there are too many, in seconds, none is tried again:
-#: each attempt costs the server a process and the check of a password. The error names when to retry.
-_REFUSED_S: Final = 1.0
+#: When to retry after the server has refused a connection because there are too many.
 _RETRY_AFTER_S: Final = 2.0
 
 #: Messages of the server then, and for a wrong password.
@@ -64,6 +62,7 @@ _DISTRUST: Final = re.compile(r".* failed: (.*(?:certificate|does not support SS
 class _Attempts:
     """The failure of the newest attempt to connect, if it failed: the pool reports only that it has waited."""
 
+    refused_s: float
     failure: psycopg.OperationalError | None = None
     #: When the server last had too many connections of ours, in monotonic seconds.
     refused_at: float = float("-inf")
@@ -71,7 +70,7 @@ class _Attempts:
     @property
     def is_refused(self) -> bool:
         """Whether that was so shortly before that the server is not asked for another connection."""
-        return self.refused_since(time.monotonic() - _REFUSED_S)
+        return self.refused_since(time.monotonic() - self.refused_s)
 
     def refused_since(self, instant: float) -> bool:
         return self.refused_at > instant
@@ -128,6 +127,8 @@ class PostgresDatabase:
     :param conninfo: a libpq connection string or URL, or its source.
     :param min_connections: kept open while idle.
     :param max_connections: lent at once; further callers wait up to ``timeout_s`` seconds, then get Unavailable.
+    :param refused_s: for so long after the server has refused a connection because there are too many, none is tried
+        again: each attempt costs the server a process and the check of a password.
     """
 
     def __init__(
@@ -137,8 +138,9 @@ class PostgresDatabase:
         min_connections: int = 1,
         max_connections: int = 4,
         timeout_s: float = 10.0,
+        refused_s: float = 1.0,
     ) -> None:
-        self._attempts = _Attempts()
+        self._attempts = _Attempts(refused_s)
         self._timeout_s = timeout_s
         self._pool: ConnectionPool[_Connection] = ConnectionPool(
             "",

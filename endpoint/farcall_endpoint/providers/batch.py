@@ -23,7 +23,6 @@ from farcall_endpoint.providers.base import BlockStatus, Phase
 
 _logger = logging.getLogger(__name__)
 
-_FIRST_POLL_S: Final = 1.0
 _CANCEL_TRIES: Final = 5
 
 
@@ -83,7 +82,8 @@ class BatchProvider:
 
     :param script_dir: private, on a file system that the nodes share; for scripts and the jobs' output.
     :param worker_init: shell lines to run on each node before the manager.
-    :param poll_s: seconds between two polls of the jobs' statuses.
+    :param first_poll_s: seconds from the newest block to the first poll of the jobs' statuses.
+    :param poll_s: maximum seconds between two polls; at first they are closer together.
     :param missing_limit_s: a job that the scheduler does not know for so long has ended.
     """
 
@@ -94,6 +94,7 @@ class BatchProvider:
         script_dir: Path,
         walltime_s: float | None,
         worker_init: str = "",
+        first_poll_s: float = 1.0,
         poll_s: float = 5.0,
         missing_limit_s: float = 30.0,
     ) -> None:
@@ -101,6 +102,7 @@ class BatchProvider:
         self._scheduler = scheduler
         self._script_dir = script_dir
         self._worker_init = worker_init
+        self._first_poll_s = first_poll_s
         self._poll_s = poll_s
         self._missing_limit_s = missing_limit_s
         self._journal = script_dir / "jobs.json"
@@ -109,7 +111,7 @@ class BatchProvider:
         self._changes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake = threading.Event()
         self._closed = False
-        self._wait_s = _FIRST_POLL_S
+        self._wait_s = first_poll_s
         self._poll_at = 0.0
         script_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._work, name="farcall-scheduler", daemon=True)
@@ -171,8 +173,8 @@ class BatchProvider:
         while not self._new.empty():
             block = self._new.get()
             self._blocks.append(block)
-            self._wait_s = _FIRST_POLL_S
-            self._poll_at = time.monotonic() + _FIRST_POLL_S
+            self._wait_s = self._first_poll_s
+            self._poll_at = time.monotonic() + self._first_poll_s
             self._submit(block)
         is_time = time.monotonic() >= self._poll_at
         self._cancel_unwanted(again=is_time)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +22,8 @@ from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.exit_codes import UNHEALTHY, Terminated
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
-from farcall_infra.cloud import aws as account
 from farcall_infra.cloud.account import Stack
-from farcall_infra.cloud.aws import Aws
+from farcall_infra.cloud.aws import Aws, connect
 from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, run_checks
 from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
 from farcall_infra.cloud.lifecycle import (
@@ -69,6 +68,16 @@ GlobusSecretOption = Annotated[
 ]
 
 
+@dataclasses.dataclass(frozen=True)
+class CloudEnvironment:
+    """Environment of the commands: the account, programs and servers that they use."""
+
+    account: Callable[[str | None], Aws] = connect
+    tools: Callable[[], Tools] = Tools
+    fetch: Callable[..., CaBundle] = fetch_ca_bundle
+    probe: Callable[[str], str] = unreachable_reason
+
+
 @app.command()
 def doctor(
     ctx: typer.Context,
@@ -85,7 +94,7 @@ def doctor(
     it would fail."""
     deployment, _ = _deployment(name, profile, context)
     globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
-    findings = _run_checks(deployment, _ca_bundle(ctx, deployment), region, globus, quiet=as_json)
+    findings = _run_checks(ctx, deployment, _ca_bundle(ctx, deployment), region, globus, quiet=as_json)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings]))
     if any(finding.outcome is Outcome.FAILED for finding in findings):
@@ -120,16 +129,18 @@ def cost(
 
 
 @app.command()
-def bootstrap(region: RegionOption = None) -> None:
+def bootstrap(ctx: typer.Context, region: RegionOption = None) -> None:
     """Prepare the account, once in each region: the CDK's bootstrap stack, and the service-linked roles."""
-    aws = account.connect(region)
+    environment = ctx.ensure_object(CloudEnvironment)
+    aws = environment.account(region)
     number = aws.caller().account
     for role, service in SERVICE_ROLES.items():
         if not aws.has_role(role):
             aws.make_service_role(service)
             echo(f"created the role of {service}")
     with tempfile.TemporaryDirectory(prefix="farcall-bootstrap-") as empty:  # in the clone, the CDK would run the app
-        status = _run_cdk(["bootstrap", f"aws://{number}/{aws.region}"], aws.region, directory=Path(empty))
+        arguments = ["bootstrap", f"aws://{number}/{aws.region}"]
+        status = _run_cdk(environment.tools(), arguments, aws.region, directory=Path(empty))
     if status != 0:
         raise DeploymentFailed(
             f"account {number} is not bootstrapped in {aws.region}",
@@ -152,16 +163,17 @@ def deploy(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Create or update a deployment. With Globus Auth, the first deployment needs the options of the Globus client."""
+    environment = ctx.ensure_object(CloudEnvironment)
     if not profile:
-        data = account.connect(region).stack(stack_name(name, "data"))
+        data = environment.account(region).stack(stack_name(name, "data"))
         profile = data.outputs.get("Profile", "lab") if data else "lab"
     deployment, arguments = _deployment(name, profile, context)
     globus = GlobusClient(globus_client_id, globus_scope, globus_credentials_arn)
     ca_bundle = _ca_bundle(ctx, deployment)
-    findings = _run_checks(deployment, ca_bundle, region, globus, quiet=False)
+    findings = _run_checks(ctx, deployment, ca_bundle, region, globus, quiet=False)
     if isinstance(ca_bundle, FarcallError) or any(finding.outcome is Outcome.FAILED for finding in findings):
         raise NotReady("a deployment would fail", hint="Fix the problems marked as failed above.")
-    aws = account.connect(region)
+    aws = environment.account(region)
     stacks = _stacks(aws, name)
     require_changeable(stacks.values(), region=aws.region)
     deployment = dataclasses.replace(deployment, ca_bundle=ca_bundle)
@@ -185,15 +197,19 @@ def deploy(
         typer.confirm("Continue?", abort=True)
     with _interruptible(_RETRY_HINT):
         delete_unfinished(aws, stacks, echo=echo)
-    if _run_cdk(cdk_arguments(arguments, name, parameters), aws.region) != 0:
+    if _run_cdk(environment.tools(), cdk_arguments(arguments, name, parameters), aws.region) != 0:
         raise _failure(aws, name)
-    show_status(name, read_status(aws, name, now=dt.datetime.now(dt.UTC), probe=unreachable_reason))
+    show_status(name, read_status(aws, name, now=dt.datetime.now(dt.UTC), probe=environment.probe))
 
 
 @app.command()
-def status(name: NameOption = "farcall", region: RegionOption = None, as_json: JsonOption = False) -> None:
+def status(
+    ctx: typer.Context, name: NameOption = "farcall", region: RegionOption = None, as_json: JsonOption = False
+) -> None:
     """Show the status of a deployment. Exits with 3 if it is unhealthy."""
-    found = read_status(account.connect(region), name, now=dt.datetime.now(dt.UTC), probe=unreachable_reason)
+    environment = ctx.ensure_object(CloudEnvironment)
+    aws = environment.account(region)
+    found = read_status(aws, name, now=dt.datetime.now(dt.UTC), probe=environment.probe)
     if as_json:
         summary = {
             "healthy": found.healthy,
@@ -211,6 +227,7 @@ def status(name: NameOption = "farcall", region: RegionOption = None, as_json: J
 
 @app.command(name="destroy")
 def destroy_command(
+    ctx: typer.Context,
     name: NameOption = "farcall",
     region: RegionOption = None,
     yes: Annotated[
@@ -218,7 +235,7 @@ def destroy_command(
     ] = "",
 ) -> None:
     """Delete a deployment. A final snapshot of the database and the bucket remain; the command shows their cost."""
-    aws = account.connect(region)
+    aws = ctx.ensure_object(CloudEnvironment).account(region)
     stacks = find_stacks(aws, name)
     echo(f"This deletes {', '.join(stack.name for stack in stacks.values())} in {aws.region}.")
     echo("Endpoints lose their connection. Unfinished tasks remain only in the snapshot.")
@@ -246,12 +263,11 @@ def cdk_arguments(context: Mapping[str, str], name: str, parameters: Mapping[str
     ]
 
 
-def _run_cdk(arguments: list[str], region: str, *, directory: Path = WORKSPACE) -> int:
+def _run_cdk(tools: Tools, arguments: list[str], region: str, *, directory: Path = WORKSPACE) -> int:
     """Run the CDK's command line, and return its exit status.
 
     :raises DeploymentInterrupted: on Ctrl-C or SIGTERM.
     """
-    tools = Tools()
     environment = {**tools.environment(), "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
     with (
         _interruptible(_RETRY_HINT),
@@ -337,8 +353,9 @@ def _ca_bundle(context: typer.Context, deployment: Deployment) -> CaBundle | Far
     if deployment.ca_bundle or not deployment.verifies_database:
         return deployment.ca_bundle
     directory = context.with_resource(tempfile.TemporaryDirectory(prefix="farcall-ca-bundle-"))
+    environment, url = context.ensure_object(CloudEnvironment), deployment.profile.database.authorities
     try:
-        return fetch_ca_bundle(deployment.profile.database.authorities, Path(directory), now=dt.datetime.now(dt.UTC))
+        return environment.fetch(url, Path(directory), now=dt.datetime.now(dt.UTC))
     except FarcallError as error:
         return error
 
@@ -384,6 +401,7 @@ def _synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[s
 
 
 def _run_checks(
+    context: typer.Context,
     deployment: Deployment,
     ca_bundle: CaBundle | FarcallError | None,
     region: str | None,
@@ -391,11 +409,12 @@ def _run_checks(
     *,
     quiet: bool,
 ) -> list[Finding]:
+    environment = context.ensure_object(CloudEnvironment)
     findings = []
     for finding in run_checks(
         deployment.profile,
-        lambda: account.connect(region),
-        Tools(),
+        lambda: environment.account(region),
+        environment.tools(),
         ca_bundle=ca_bundle,
         globus=globus,
     ):

@@ -94,7 +94,7 @@ def tokens_by_device(login: Login, provider: Json) -> Json:
     raise Unauthenticated("the code was not confirmed in time", hint="Run the command again.")
 
 
-def tokens_by_browser(login: Login, provider: Json) -> Json:
+def tokens_by_browser(login: Login, provider: Json, *, timeout_s: float = _LOGIN_TIMEOUT_S) -> Json:
     """Open a browser on this machine, which is redirected here with a code.
 
     :raises Unauthenticated: if the login is refused, or takes too long.
@@ -119,7 +119,7 @@ def tokens_by_browser(login: Login, provider: Json) -> Json:
         address = f"{provider['authorization_endpoint']}?{urlencode(given)}"
         typer.echo(f"Open {address} in a browser on this machine, if it does not open automatically.", err=True)
         webbrowser.open(address)
-        found = listener.wait(_LOGIN_TIMEOUT_S)
+        found = listener.wait(timeout_s)
     if "code" not in found or not secrets.compare_digest(found.get("state", ""), state):
         raise Unauthenticated(f"the login was not completed: {found.get('error', 'no answer')}")
     form = {

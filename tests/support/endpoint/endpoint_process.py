@@ -6,8 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -16,9 +15,7 @@ import yaml
 from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
 from tests.support.endpoint.fake_cloud import FakeCloud
-from tests.waiting import WAIT_S
-
-_STEP_S = 0.02
+from tests.waiting import WAIT_S, wait_until
 
 
 class EndpointProcess:
@@ -157,15 +154,3 @@ def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def wait_until(condition: Callable[[], object], *, timeout_s: float = WAIT_S) -> None:
-    """Wait for something in the outside world that cannot tell when it happens.
-
-    :raises TimeoutError: if it is not so in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not so within {timeout_s} s")
-        time.sleep(_STEP_S)

@@ -11,6 +11,7 @@ from typing import Any
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store.model import Endpoint, Presence, SpoolMark
 from tests.support.stores.functions import FakeFunctions
+from tests.support.stores.reach import moment
 
 
 class FakeEndpoints(FakeFunctions):
@@ -62,7 +63,7 @@ class FakeEndpoints(FakeFunctions):
                 if endpoint.owner_id == owner_id
                 or (role == "any" and (endpoint.public or (owner_id, endpoint.endpoint_id) in self._grants))
             ]
-        newest = sorted(found, key=lambda e: (_moment(e.created_at), e.endpoint_id), reverse=True)[:limit]
+        newest = sorted(found, key=lambda e: (moment(e.created_at), e.endpoint_id), reverse=True)[:limit]
         return [
             Endpoint(e.endpoint_id, e.owner_id, e.name, display_name=e.display_name, created_at=e.created_at)
             for e in newest
@@ -128,7 +129,3 @@ class FakeEndpoints(FakeFunctions):
     def add_grant(self, identity_id: str, object_id: str) -> None:
         with self._call():
             self._grants.add((identity_id, object_id))
-
-
-def _moment(at: dt.datetime | None) -> dt.datetime:
-    return at or dt.datetime.min.replace(tzinfo=dt.UTC)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from farcall_common.errors import Conflict, FunctionUnknown
 from farcall_common.store.model import Container, Function, FunctionAlias
 from tests.support.stores.audit import FakeAudit
+from tests.support.stores.reach import moment
 
 
 class FakeFunctions(FakeAudit):
@@ -68,7 +69,7 @@ class FakeFunctions(FakeAudit):
                 if function.owner_id == owner_id
                 and search.lower() in f"{function.name}\n{function.description or ''}".lower()
             ]
-        newest = sorted(found, key=lambda f: (_moment(f.created_at), f.function_id), reverse=True)[:limit]
+        newest = sorted(found, key=lambda f: (moment(f.created_at), f.function_id), reverse=True)[:limit]
         return [dataclasses.replace(function, body=b"") for function in newest]
 
     def count_functions(self, owner_id: str, *, limit: int) -> int:
@@ -121,7 +122,7 @@ class FakeFunctions(FakeAudit):
     def list_containers(self, owner_id: str, *, limit: int = 100) -> Sequence[Container]:
         with self._call():
             found = [each for each in self._containers.values() if each.owner_id == owner_id]
-        return sorted(found, key=lambda c: (_moment(c.created_at), c.container_id), reverse=True)[:limit]
+        return sorted(found, key=lambda c: (moment(c.created_at), c.container_id), reverse=True)[:limit]
 
     def count_containers(self, owner_id: str, *, limit: int) -> int:
         return len(self.list_containers(owner_id, limit=limit))
@@ -145,7 +146,3 @@ def _newest(versions: Mapping[int, Function]) -> Function:
 
 def _key(function: Function) -> tuple[str, str]:
     return function.function_id, function.body_hash
-
-
-def _moment(at: dt.datetime | None) -> dt.datetime:
-    return at or dt.datetime.min.replace(tzinfo=dt.UTC)

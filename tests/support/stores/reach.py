@@ -1,8 +1,9 @@
-"""What the fakes share: one lock, and a switch that cuts them off."""
+"""What the fakes share: one lock, a switch that cuts them off, and the order of instants."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import threading
 from collections.abc import Iterator
 
@@ -29,3 +30,8 @@ class Reach:
             if not self.reachable:
                 raise Unavailable(f"{type(self).__name__} was cut off")
             yield
+
+
+def moment(at: dt.datetime | None) -> dt.datetime:
+    """An instant to compare; None is before all others."""
+    return at or dt.datetime.min.replace(tzinfo=dt.UTC)

@@ -24,6 +24,7 @@ from farcall_common.store.model import (
 )
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores.endpoints import FakeEndpoints
+from tests.support.stores.reach import moment
 
 
 class FakeTasks(FakeEndpoints):
@@ -57,9 +58,7 @@ class FakeTasks(FakeEndpoints):
                 new = transitions.as_received(task, memoized, now=dt.datetime.now(dt.UTC))
                 self._tasks[task.task_id] = new
                 self._added_in[task.task_id] = self._transaction
-                self._events.append(
-                    TaskEvent(task.task_id, TaskState.RECEIVED, Reporter.API, _moment(new.submitted_at))
-                )
+                self._events.append(TaskEvent(task.task_id, TaskState.RECEIVED, Reporter.API, moment(new.submitted_at)))
                 if new.finished_at is not None:
                     self._events.append(TaskEvent(task.task_id, new.state, Reporter.API, new.finished_at))
             if audit is not None and (added := len({task.task_id for task in tasks} - known.keys())):
@@ -79,7 +78,7 @@ class FakeTasks(FakeEndpoints):
                 for task in self._tasks.values()
                 if task.owner_id == owner_id and task.memo_key in memo_keys and task.state is TaskState.SUCCESS
             )
-            newest = sorted(found, key=lambda task: _moment(task.finished_at))
+            newest = sorted(found, key=lambda task: moment(task.finished_at))
         return {task.memo_key: task for task in newest if task.memo_key is not None}
 
     def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
@@ -106,8 +105,8 @@ class FakeTasks(FakeEndpoints):
                 and endpoint_id in (None, task.endpoint_id)
                 and state in (None, task.state)
                 and (state is not TaskState.DEAD_LETTERED or task.task_id in self._dead_letters)
-                and (since is None or _moment(task.submitted_at) >= since)
-                and (until is None or _moment(task.submitted_at) < until)
+                and (since is None or moment(task.submitted_at) >= since)
+                and (until is None or moment(task.submitted_at) < until)
                 and (before is None or _by_submission(task) < before)
             ]
         return [_light(task) for task in sorted(found, key=_by_submission, reverse=True)[:limit]]
@@ -139,7 +138,7 @@ class FakeTasks(FakeEndpoints):
         for task in tasks:
             members.setdefault(task.task_group_id, []).append(task)
         groups = [
-            TaskGroup(id_, min(_moment(task.submitted_at) for task in each), collections.Counter(t.state for t in each))
+            TaskGroup(id_, min(moment(task.submitted_at) for task in each), collections.Counter(t.state for t in each))
             for id_, each in members.items()
         ]
         groups.sort(key=lambda group: (group.created_at, group.task_group_id), reverse=True)
@@ -167,7 +166,7 @@ class FakeTasks(FakeEndpoints):
             )
             tasks = [(number, self._tasks[task_id]) for number, task_id in found if (number, task_id) > after]
         return [
-            OpenTask(task.task_id, task.endpoint_id, number, task.state, task.attempt, _moment(task.submitted_at))
+            OpenTask(task.task_id, task.endpoint_id, number, task.state, task.attempt, moment(task.submitted_at))
             for number, task in tasks[:limit]
         ]
 
@@ -200,7 +199,7 @@ class FakeTasks(FakeEndpoints):
     def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:
         with self._call():
             ended = [t for t in self._tasks.values() if t.finished_at is not None and t.finished_at < ended_before]
-            gone = {task.task_id for task in sorted(ended, key=lambda task: _moment(task.finished_at))[:limit]}
+            gone = {task.task_id for task in sorted(ended, key=lambda task: moment(task.finished_at))[:limit]}
             self._tasks = {task_id: task for task_id, task in self._tasks.items() if task_id not in gone}
             self._events = [event for event in self._events if event.task_id not in gone]
             self._dead_letters -= gone
@@ -219,12 +218,8 @@ class FakeTasks(FakeEndpoints):
         }
 
 
-def _moment(at: dt.datetime | None) -> dt.datetime:
-    return at or dt.datetime.min.replace(tzinfo=dt.UTC)
-
-
 def _by_submission(task: Task) -> tuple[dt.datetime, str]:
-    return _moment(task.submitted_at), task.task_id
+    return moment(task.submitted_at), task.task_id
 
 
 def _light(task: Task) -> Task:
