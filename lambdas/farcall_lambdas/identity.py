@@ -15,7 +15,8 @@ class Identity:
 
     What the caller makes belongs to ``identity_id``; what any identity of the set owns, the caller owns.
     ``expires_at`` (epoch seconds) is when the token expires, None if unknown. ``provider`` names the identity
-    provider. ``source_ip`` is the client's address, if API Gateway reports it.
+    provider. ``is_admin`` tells the administrators of the deployment. ``source_ip`` is the client's address, if API
+    Gateway reports it.
     """
 
     identity_id: str
@@ -23,6 +24,7 @@ class Identity:
     identity_set: Set[str] = frozenset()
     expires_at: float | None = None
     provider: str = ""
+    is_admin: bool = False
     source_ip: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -39,6 +41,7 @@ class Identity:
             "username": self.username,
             "identity_set": " ".join(sorted(self.identity_set)),
             "provider": self.provider,
+            "is_admin": "true" if self.is_admin else "",
             "expires_at": "" if self.expires_at is None else f"{self.expires_at:.0f}",
         }
 
@@ -57,6 +60,7 @@ class Identity:
             identities,
             expires_at=float(context["expires_at"]) if context.get("expires_at") else None,
             provider=str(context.get("provider", "")),
+            is_admin=context.get("is_admin") == "true",
             source_ip=source_ip,
         )
 
@@ -68,6 +72,7 @@ class IdentityProvider(Protocol):
         """The identity behind a token.
 
         :raises Unauthenticated: when the token is not valid (any more).
+        :raises UserNotAllowed: when it is valid, but its identity may not use the deployment.
         :raises Unavailable: when the provider is unavailable.
         """
 
@@ -82,6 +87,7 @@ class Authorizer:
         """The identity behind ``Bearer <token>``.
 
         :raises Unauthenticated: without a token, or with one that is not accepted.
+        :raises UserNotAllowed: if the identity may not use the deployment.
         :raises Unavailable: when the provider is unavailable.
         """
         scheme, _, token = (authorization or "").strip().partition(" ")

@@ -72,6 +72,7 @@ def runtime(postgres_url: str, valkey: Valkey, s3_environment: None) -> Iterator
             "FARCALL_TICKET_KEY": "k" * 32,
             "FARCALL_AUTH_PROVIDER": "dev",
             "FARCALL_DEV_TOKENS": json.dumps({"sesame": {"identity_id": ALICE.identity_id, "username": "alice"}}),
+            "FARCALL_ALLOWED_IDENTITIES": "*",
         }
     )
     yield runtime

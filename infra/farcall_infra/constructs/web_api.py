@@ -13,7 +13,7 @@ from aws_cdk import aws_apigateway as apigateway
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from farcall_common.errors import FarcallError, Fault, Forbidden, LimitExceeded, Unauthenticated, Unavailable
+from farcall_common.errors import FarcallError, Fault, LimitExceeded, Unauthenticated, Unavailable, UserNotAllowed
 from farcall_common.http_errors import status_of
 from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.profiles import ApiSize
@@ -64,13 +64,13 @@ class WebApi(Construct):
         )
         api.root.add_proxy(any_method=True)  # and the root itself
         _accept_findings(api)
-        for response, error in _GATEWAY_ANSWERS:
+        for response, error, message in _GATEWAY_ANSWERS:
             status = status_of(error)
             api.add_gateway_response(
                 response.response_type,
                 type=response,
                 status_code=str(status),
-                templates={"application/json": _error_body(error, status)},
+                templates={"application/json": _error_body(error, status, message)},
             )
         self.api = api
         self.url = api.url
@@ -100,22 +100,26 @@ def _accept_findings(api: apigateway.RestApi) -> None:
     suppress(
         api,
         "COG4",
-        "Users come from Globus Auth, not from Cognito. Every method has a Lambda authorizer, and a test checks that.",
+        "Users come from Globus Auth or another issuer, not from Cognito. Every method has a Lambda authorizer, and a "
+        "test checks that.",
     )
 
 
-_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError]], ...] = (
-    (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated),
-    (apigateway.ResponseType.ACCESS_DENIED, Forbidden),
-    (apigateway.ResponseType.THROTTLED, LimitExceeded),
-    (apigateway.ResponseType.QUOTA_EXCEEDED, LimitExceeded),
-    (apigateway.ResponseType.DEFAULT_5_XX, Unavailable),
+#: The gateway's own message; it comes with quotes.
+_MESSAGE = "$context.error.messageString"
+#: The authorizer's message, as the inside of a text of JSON.
+_REFUSAL = "$context.authorizer.refusal"
+_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError], str], ...] = (
+    (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated, _MESSAGE),
+    (apigateway.ResponseType.ACCESS_DENIED, UserNotAllowed, _REFUSAL),
+    (apigateway.ResponseType.THROTTLED, LimitExceeded, _MESSAGE),
+    (apigateway.ResponseType.QUOTA_EXCEEDED, LimitExceeded, _MESSAGE),
+    (apigateway.ResponseType.DEFAULT_5_XX, Unavailable, _MESSAGE),
 )
 
 
-def _error_body(error: type[FarcallError], status: int) -> str:
-    """The body of the gateway's own response. The gateway fills in ``$context…``, including the quotes."""
-    message = "$context.error.messageString"
+def _error_body(error: type[FarcallError], status: int, message: str) -> str:
+    """The body of the gateway's own response. The gateway fills in ``$context…``."""
     body = {
         "status": "Failed",
         "code": error.code,
@@ -127,4 +131,4 @@ def _error_body(error: type[FarcallError], status: int) -> str:
         "reason": message,
         "error_args": [],
     }
-    return json.dumps(body).replace(f'"{message}"', message)
+    return json.dumps(body).replace(f'"{_MESSAGE}"', _MESSAGE)

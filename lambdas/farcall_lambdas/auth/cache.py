@@ -8,13 +8,15 @@ import hashlib
 import threading
 from collections.abc import Callable
 
-from farcall_common.errors import Unauthenticated
+from farcall_common.errors import ErrorRecord, Unauthenticated, UserNotAllowed, error_from_record
 from farcall_lambdas.identity import Identity, IdentityProvider
 
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-    identity: Identity | None
+    """An identity, or the record of a refusal."""
+
+    outcome: Identity | ErrorRecord
     good_until: float
 
 
@@ -50,15 +52,15 @@ class CachedProvider:
         if decision is None:
             decision = self._decide(token)
             self._keep(key, decision)
-        if decision.identity is None:
-            raise Unauthenticated("The token is not accepted.")
-        return decision.identity
+        if isinstance(decision.outcome, ErrorRecord):
+            raise error_from_record(decision.outcome)
+        return decision.outcome
 
     def _decide(self, token: str) -> _Decision:
         try:
             identity = self._provider.authenticate(token)
-        except Unauthenticated:
-            return _Decision(None, self._clock() + self._refusal_ttl_s)
+        except (Unauthenticated, UserNotAllowed) as refusal:
+            return _Decision(refusal.record, self._clock() + self._refusal_ttl_s)
         good_until = self._clock() + self._ttl_s
         if identity.expires_at is not None:
             good_until = min(good_until, identity.expires_at)

@@ -7,20 +7,33 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import globus_sdk
+from globus_sdk.transport import RequestsTransport, RetryConfig
 
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth.cache import CachedProvider
 from farcall_lambdas.auth.oidc import OidcProvider
 from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
 
+#: Seconds. An authorizer that waits for longer is ended, and keeps others from being run meanwhile.
+_TIMEOUT_S: Final = 4.0
+#: Whoever asked tries again.
+_ONE_ATTEMPT: Final = RetryConfig(max_retries=0)
+
+
+def _transport() -> RequestsTransport:
+    return RequestsTransport(http_timeout=_TIMEOUT_S)
+
 
 class DevProvider:
     """Accepts configured tokens. For tests and for local deployments."""
 
-    def __init__(self, identities: Mapping[str, Identity]) -> None:
+    def __init__(self, identities: Mapping[str, Identity], *, allowed: AllowedUsers) -> None:
+        self._allowed = allowed
         # A lookup by digest: its time reveals nothing about the token.
         self._identities = {_digest(token): identity for token, identity in identities.items()}
 
@@ -28,14 +41,16 @@ class DevProvider:
         identity = self._identities.get(_digest(token))
         if identity is None:
             raise Unauthenticated("The token is not accepted.")
-        return identity
+        return self._allowed.require(identity, names=[identity.username])
 
 
 class GlobusProvider:
     """Introspects tokens with Globus Auth, by the client that ``client`` returns.
 
     The token must be active, meant for this service (its client id is in ``aud``), carry the service's scope and not
-    have expired. An answer other than a decision (an error, no network) is :class:`Unavailable`, never a refusal.
+    have expired, and its user must be among ``allowed``. Globus Auth verifies user names; if a group decides, Globus
+    Groups is asked for the user's groups, with a token that depends on this one. An answer other than a decision (an
+    error, no network) is :class:`Unavailable`, never a refusal.
     """
 
     def __init__(
@@ -44,9 +59,11 @@ class GlobusProvider:
         *,
         client_id: str,
         scope: str,
+        allowed: AllowedUsers,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
+        self._allowed = allowed
         self._client_id = client_id
         self._scope = scope
         self._clock = clock
@@ -65,13 +82,44 @@ class GlobusProvider:
         expires_at = float(answer.get("exp", 0))
         if expires_at <= self._clock():
             raise Unauthenticated("The token has expired: log in again.")
-        return Identity(
+        username = str(answer.get("username") or "")
+        identity = Identity(
             identity_id=str(answer["sub"]),
-            username=str(answer.get("username", "")),
+            username=username,
             identity_set=frozenset(map(str, answer.get("identity_set") or ())),
             expires_at=expires_at,
             provider="globus",
         )
+        return self._allowed.require(identity, names=[username], groups=lambda: self._groups(token))
+
+    def _groups(self, token: str) -> list[str]:
+        """The ids of the groups in which the token's user is an active member.
+
+        :raises Unauthenticated: if the user has not consented to that.
+        :raises Unavailable: if Globus does not answer, or the service's scope does not depend on that of Globus Groups.
+        """
+        try:
+            answer = self._client().oauth2_get_dependent_tokens(token)
+        except globus_sdk.AuthAPIError as error:
+            if error.http_status in (400, 403):
+                raise Unauthenticated("The token does not permit to read your groups: log in again.") from error
+            raise Unavailable("Globus Auth is unavailable.", retry_after_s=5.0) from error
+        except globus_sdk.GlobusError as error:
+            raise Unavailable("Globus Auth is unavailable.", retry_after_s=5.0) from error
+        try:
+            dependent = answer.by_resource_server.get(globus_sdk.GroupsClient.resource_server)
+            if dependent is None:
+                raise Unavailable("The deployment's scope in Globus Auth does not include Globus Groups.")
+            authorizer = globus_sdk.AccessTokenAuthorizer(dependent["access_token"])
+            client = globus_sdk.GroupsClient(authorizer=authorizer, transport=_transport(), retry_config=_ONE_ATTEMPT)
+            found = list(client.get_my_groups())
+        except globus_sdk.GlobusError as error:
+            raise Unavailable("Globus Groups is unavailable.", retry_after_s=5.0) from error
+        return [
+            str(group["id"])
+            for group in found
+            if any(membership.get("status") == "active" for membership in group.get("my_memberships", ()))
+        ]
 
 
 def provider_from_settings(
@@ -80,13 +128,20 @@ def provider_from_settings(
     """The provider that the settings name, with a cache in front of it where a call is expensive. A secret from Secrets
     Manager is read again when it is ``secret_max_age_s`` old."""
     if settings.provider == "dev":
-        return DevProvider(settings.dev_identities)
+        return DevProvider(settings.dev_identities, allowed=settings.allowed)
     if settings.provider == "oidc":
-        return OidcProvider(settings.oidc_issuer, audience=settings.oidc_audience)
+        return OidcProvider(
+            settings.oidc_issuer,
+            audience=settings.oidc_audience,
+            allowed=settings.allowed,
+            clients=settings.oidc_clients,
+            scope=settings.oidc_scope,
+        )
     globus = GlobusProvider(
         _globus_client(settings, secret_max_age_s),
         client_id=settings.globus_client_id,
         scope=settings.globus_scope,
+        allowed=settings.allowed,
         clock=clock,
     )
     return CachedProvider(globus, clock=clock)
@@ -95,7 +150,12 @@ def provider_from_settings(
 def _globus_client(settings: AuthSettings, secret_max_age_s: int) -> Callable[[], globus_sdk.ConfidentialAppAuthClient]:
     """Makes the client, and makes another one when the secret has changed in Secrets Manager."""
     client = functools.lru_cache(maxsize=1)(
-        functools.partial(globus_sdk.ConfidentialAppAuthClient, settings.globus_client_id)
+        functools.partial(
+            globus_sdk.ConfidentialAppAuthClient,
+            settings.globus_client_id,
+            transport=_transport(),
+            retry_config=_ONE_ATTEMPT,
+        )
     )
     if not settings.globus_secret_arn:
         return lambda: client(settings.globus_client_secret)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from aws_lambda_powertools import Logger
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import Unauthenticated
+from farcall_common.errors import Unauthenticated, UserNotAllowed
 from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.identity import Authorizer, Identity
-from farcall_lambdas.logs import configure
+from farcall_lambdas.logs import SERVICE, configure
 from farcall_lambdas.settings import AuthSettings
+
+logger = Logger(service=SERVICE, child=True)
 
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
@@ -23,6 +27,9 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]: 
     except Unauthenticated:
         # API Gateway answers 401 to exactly this text, and 500 to any other.
         raise PermissionError("Unauthorized") from None
+    except UserNotAllowed as error:
+        logger.warning("user refused", reason=error.record.message)
+        return refusal(error, event["methodArn"])
     return policy(identity, event["methodArn"])
 
 
@@ -31,14 +38,24 @@ def policy(identity: Identity, method_arn: str) -> dict[str, Any]:
 
     API Gateway caches the answer by token alone, so it allows the whole stage and never only the path at hand.
     """
+    return _answer("Allow", identity.identity_id, identity.to_context(), method_arn)
+
+
+def refusal(error: UserNotAllowed, method_arn: str) -> dict[str, Any]:
+    """The answer for a valid token whose user may not use the deployment. API Gateway answers 403, with the context's
+    ``refusal`` inside a text of JSON."""
+    return _answer("Deny", "refused", {"refusal": json.dumps(error.record.message)[1:-1]}, method_arn)
+
+
+def _answer(effect: str, principal_id: str, context: dict[str, str], method_arn: str) -> dict[str, Any]:
     stage_arn = "/".join(method_arn.split("/")[:2])
     return {
-        "principalId": identity.identity_id,
+        "principalId": principal_id,
         "policyDocument": {
             "Version": "2012-10-17",
-            "Statement": [{"Action": "execute-api:Invoke", "Effect": "Allow", "Resource": f"{stage_arn}/*"}],
+            "Statement": [{"Action": "execute-api:Invoke", "Effect": effect, "Resource": f"{stage_arn}/*"}],
         },
-        "context": identity.to_context(),
+        "context": context,
     }
 
 
