@@ -42,6 +42,8 @@ _CONNECTION_KIB: Final = 90
 SPARE_CONNECTIONS: Final = 10
 #: The API's share of the remaining connections.
 API_CONNECTION_SHARE: Final = 0.6
+#: The reserved concurrency of the reconciler, where the API has one.
+RECONCILER_CONCURRENCY: Final = 1
 #: Among the allowed identities: everyone.
 EVERYONE: Final = "*"
 # Lambda allows 4 KiB for all environment variables of a function.
@@ -176,15 +178,22 @@ class ApiSize(_Section):
     """API Gateway's limits and the API function's size. API Gateway's default time limit is 29 s.
 
     ``concurrency`` is the function's reserved concurrency: the number of requests that it handles at once, each with a
-    database connection. The reconciler reserves 1 more. With 0 nothing is reserved.
+    database connection. The reconciler reserves 1 more, and the authorizer ``authorizer_concurrency``: so many tokens
+    are checked at once, however many unknown ones arrive. With 0 ``concurrency`` nothing is reserved.
     """
 
     memory_mib: Annotated[int, Field(ge=128, le=10240)]
     timeout_s: Annotated[int, Field(ge=1, le=29)]
     concurrency: Annotated[int, Field(ge=0)]
+    authorizer_concurrency: Positive
     throttle_rate_per_s: Positive
     throttle_burst: Positive
     authorizer_cache_s: Annotated[int, Field(ge=0, le=3600)]
+
+    @property
+    def reserved_concurrency(self) -> int:
+        """The concurrency that is reserved for all functions; 0 if none is."""
+        return self.concurrency and self.concurrency + self.authorizer_concurrency + RECONCILER_CONCURRENCY
 
 
 class ForwarderSize(_Section):

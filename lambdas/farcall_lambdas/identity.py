@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Set
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from urllib.parse import quote, unquote
 
 from farcall_common.errors import Unauthenticated
+
+#: Characters of a user name that a context has as they are: printable ASCII but the percent sign.
+_PLAIN: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +39,11 @@ class Identity:
         return owner_id in self.identity_set
 
     def to_context(self) -> dict[str, str]:
-        """The identity as an authorizer's context: API Gateway passes flat strings only."""
+        """The identity as an authorizer's context: API Gateway passes flat strings only. They are ASCII: it is not
+        documented how others pass, and they are signed."""
         return {
             "identity_id": self.identity_id,
-            "username": self.username,
+            "username": quote(self.username, safe=_PLAIN),
             "identity_set": " ".join(sorted(self.identity_set)),
             "provider": self.provider,
             "is_admin": "true" if self.is_admin else "",
@@ -56,7 +61,7 @@ class Identity:
         identities = frozenset(str(context.get("identity_set", "")).split())
         return cls(
             str(context["identity_id"]),
-            str(context.get("username", "")),
+            unquote(str(context.get("username", ""))),
             identities,
             expires_at=float(context["expires_at"]) if context.get("expires_at") else None,
             provider=str(context.get("provider", "")),

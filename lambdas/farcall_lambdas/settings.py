@@ -19,6 +19,10 @@ variable                                meaning (default)
 ``FARCALL_ALLOWED_DOMAINS``             domains of verified user names (none),
 ``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim ``groups`` (none),
 ``FARCALL_ADMINS``                      and administrators, by identity id or verified user name (none)
+``FARCALL_CALLER_SECRET_ARN``           a secret with ``{"key": …}``: the authorizer signs callers with it, and the
+                                        API's function verifies that; for the canary's function, its own; or instead:
+``FARCALL_CALLER_KEY``                  the key, at least 32 characters
+``FARCALL_CANARY_SECRET_ARN``           the canary's key, for the API's function (no canary)
 ``FARCALL_MAX_PAYLOAD_BYTES``           of one payload or function (10 MiB)
 ``FARCALL_MAX_INLINE_BYTES``            of a payload in the database (64 KiB)
 ``FARCALL_MAX_REQUEST_BYTES``           of a request (4 MiB)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
+import jwt
 import pytest
 
+from farcall_infra.profiles import Profile
 from tests.contract.templates import TARGETS, Templates, function_of
 
 
@@ -27,6 +30,20 @@ def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[st
         "FARCALL_ADMINS": "ada@example.org",
     }
     assert not any("Globus" in name for name in template.get("Parameters", {}))
+    [gateway] = [each for each in template["Resources"].values() if each["Type"] == "AWS::ApiGateway::Authorizer"]
+    admitted = re.compile(gateway["Properties"]["IdentityValidationExpression"])
+    token = jwt.encode({"sub": "ada"}, "k" * 32, algorithm="HS256")
+    assert admitted.fullmatch(f"Bearer {token}")
+    for other in ("x" * 40, token.replace(".", "~"), f"{token}.x", f"{token}=", token.rpartition(".")[0]):
+        assert not admitted.fullmatch(f"Bearer {other}"), "not a JWT, so the function is not called"
+
+
+def test_the_authorizer_has_a_concurrency_of_its_own(aws: Templates, size: Profile) -> None:
+    """A flood of unknown tokens takes no capacity from the API, and asks the identity provider so often at once."""
+    reserved = {
+        name: function_of(aws, f"{name}.handle").get("ReservedConcurrentExecutions") for name in ("authorizer", "api")
+    }
+    assert reserved == {"authorizer": size.api.authorizer_concurrency, "api": size.api.concurrency}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -185,6 +185,7 @@ def test_budget_and_reservation_are_optional(synthesized: Callable[[str, str], T
 def test_the_api_leaves_database_connections_for_other_programs(aws: Templates, size: Profile) -> None:
     assert _reserved(aws) == {
         "farcall_lambdas.handlers.api.handle": size.api.concurrency,
+        "farcall_lambdas.handlers.authorizer.handle": size.api.authorizer_concurrency,
         "farcall_lambdas.handlers.reconciler.handle": 1,
     }
     limit = int(the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]["max_connections"])

@@ -91,10 +91,11 @@ def test_a_budget_of_zero_is_no_budget() -> None:
     assert load_profile("lab", overrides={"budget.monthly_usd": "0"}).budget.monthly_usd == 0
 
 
-@pytest.mark.parametrize(("reservable", "reserved"), [(None, 50), (51, 50), (50, 0), (0, 0)])
+@pytest.mark.parametrize(("reservable", "reserved"), [(None, 50), (61, 50), (60, 0), (0, 0)])
 def test_concurrency_is_reserved_where_the_account_has_enough(reservable: int | None, reserved: int) -> None:
     context = {} if reservable is None else {"reservable_concurrency": str(reservable)}
-    assert deployment_from_context(context).api_concurrency == reserved
+    deployment = deployment_from_context(context)
+    assert (deployment.api_concurrency, deployment.authorizer_concurrency) == (reserved, 10 if reserved else 0)
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:

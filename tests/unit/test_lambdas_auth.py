@@ -24,6 +24,7 @@ from farcall_lambdas.handlers import authorizer as authorizer_handler
 from farcall_lambdas.handlers.authorizer import policy
 from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
+from farcall_lambdas.signed_caller import CallerKey
 from tests.support.memory_api import ALICE, Clock
 
 PUBLISHED = cast(
@@ -40,6 +41,7 @@ DEPENDENT = cast(
 )
 GROUPS = cast(RegisteredResponse, get_response_set(globus_sdk.GroupsClient.get_my_groups).lookup("default"))
 GROUP_ID = str(GROUPS.metadata["group_ids"][1])
+KEY = CallerKey(lambda: "k" * 32)
 METHOD_ARN = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/v1/GET/v3/tasks"
 
 
@@ -58,7 +60,7 @@ class TestAuthorizer:
             Authorizer(DevProvider({"sesame": ALICE}, allowed=EVERYONE)).identify(header)
 
     def test_the_policy_allows_the_stage_because_it_is_cached_by_token(self) -> None:
-        answer = policy(ALICE, METHOD_ARN)
+        answer = policy(ALICE, METHOD_ARN, key=KEY)
 
         [statement] = answer["policyDocument"]["Statement"]
         stage = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/v1"
@@ -67,10 +69,11 @@ class TestAuthorizer:
         assert all(isinstance(value, str) for value in answer["context"].values())
 
     def test_the_context_survives_api_gateway(self) -> None:
-        linked = Identity("id-1", "alice", frozenset({"id-2", "id-3"}), is_admin=True)
+        linked = Identity("id-1", "Älice 100%", frozenset({"id-2", "id-3"}), is_admin=True)
 
-        context = json.loads(json.dumps(policy(linked, METHOD_ARN)["context"]))
+        context = json.loads(json.dumps(policy(linked, METHOD_ARN, key=KEY)["context"]))
 
+        assert all(value.isascii() for value in context.values())
         assert Identity.from_context({"principalId": "id-1", "integrationLatency": 3, **context}) == linked
 
     @pytest.mark.parametrize("context", [None, {}, {"principalId": "x"}, {"identity_id": ""}])
@@ -84,6 +87,8 @@ class TestHandler:
     def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         authorizer_handler._authorizer.cache_clear()
         tokens = {"sesame": {"identity_id": ALICE.identity_id, "username": "alice"}}
+        authorizer_handler._key.cache_clear()
+        monkeypatch.setenv("FARCALL_CALLER_KEY", "k" * 32)
         monkeypatch.setenv("FARCALL_AUTH_PROVIDER", "dev")
         monkeypatch.setenv("FARCALL_DEV_TOKENS", json.dumps(tokens))
         monkeypatch.setenv("FARCALL_ALLOWED_IDENTITIES", "alice")
@@ -95,6 +100,7 @@ class TestHandler:
         answer = authorizer_handler.handle(self.event("sesame"), LambdaContext())
 
         assert answer["context"]["identity_id"] == ALICE.identity_id
+        assert KEY.has_signed(answer["context"])
 
     def test_invalid_token_is_refused_as_api_gateway_expects(self) -> None:
         with pytest.raises(PermissionError, match=r"^Unauthorized$"):
@@ -183,7 +189,7 @@ class TestGlobus:
         *,
         scope: str = SCOPE,
         client_id: str = CLIENT_ID,
-        now: float | None = None,
+        clock: Clock | None = None,
         allowed: AllowedUsers = EVERYONE,
     ) -> GlobusProvider:
         # One attempt: the library's own retries sleep.
@@ -191,8 +197,8 @@ class TestGlobus:
             CLIENT_ID, "secret", transport=globus_sdk.transport.RequestsTransport(),
             retry_config=globus_sdk.transport.RetryConfig(max_retries=0),
         )  # fmt: skip
-        moment = float(ANSWER["exp"]) - 3600 if now is None else now
-        return GlobusProvider(lambda: client, client_id=client_id, scope=scope, allowed=allowed, clock=Clock(moment))
+        clock = clock or Clock(float(ANSWER["exp"]) - 3600)
+        return GlobusProvider(lambda: client, client_id=client_id, scope=scope, allowed=allowed, clock=clock)
 
     def answer(self, mocked: responses.RequestsMock, **changes: Any) -> None:
         mocked.post(
@@ -342,6 +348,26 @@ class TestGlobus:
         with pytest.raises(Unavailable):
             self.provider().authenticate("token")
 
+    @pytest.mark.parametrize(
+        ("header", "pause_s"), [({"Retry-After": "30"}, 30), ({"Retry-After": "9999"}, 60), ({}, 10)]
+    )
+    def test_globus_is_not_asked_again_while_it_limits_us(
+        self, mocked: responses.RequestsMock, header: dict[str, str], pause_s: int
+    ) -> None:
+        clock = Clock(float(ANSWER["exp"]) - 3600)
+        provider = self.provider(clock=clock)
+        mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json={}, status=429, headers=header)
+        for asked_after_s in (0.0, pause_s / 2, pause_s / 4):
+            clock.now += asked_after_s
+            with pytest.raises(Unavailable) as caught:
+                provider.authenticate("token")
+            assert 0 < (caught.value.record.retry_after_s or 0) <= pause_s
+        assert len(mocked.calls) == 1
+
+        clock.now += pause_s / 4
+        mocked.replace(responses.POST, "https://auth.globus.org/v2/oauth2/token/introspect", json=ANSWER)
+        assert provider.authenticate("token").username == "kingfish@globus.org"
+
     def test_network_failure_is_not_a_refusal(self, mocked: responses.RequestsMock) -> None:
         mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", body=requests.ConnectionError("no route"))
 
@@ -477,6 +503,16 @@ class TestCache:
 
         cached.authenticate("b")
         assert provider.asked == 4
+
+    def test_a_flood_of_refused_tokens_displaces_no_accepted_one(self) -> None:
+        cached, provider, _ = self.cached(lambda token: ALICE if token == "good" else refuse(token), size=2)
+        cached.authenticate("good")
+        for number in range(10):
+            with pytest.raises(Unauthenticated):
+                cached.authenticate(f"bad {number}")
+        cached.authenticate("good")
+
+        assert provider.asked == 11
 
     def test_cache_holds_no_tokens(self) -> None:
         cached, _, _ = self.cached(lambda _: ALICE)

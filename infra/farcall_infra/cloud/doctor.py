@@ -16,7 +16,6 @@ from farcall_infra.bundles import ARM64
 from farcall_infra.ca_bundle import CA_BUNDLE_FILE, FETCH_CA_BUNDLE, CaBundle, is_https_url
 from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
-from farcall_infra.deployment import RECONCILER_CONCURRENCY
 from farcall_infra.profiles import IdentitySource, Profile
 
 #: The version of the bootstrap stack that the templates and the CDK's command line need.
@@ -242,8 +241,8 @@ def _concurrency(aws: Aws, profile: Profile) -> Finding:
     if limit < _MIN_CONCURRENCY:
         message = f"{limit} at once, the limit of a new account: the API will throttle busy clients"
         return Finding(what, Outcome.WARNING, message, hint)
-    wanted = profile.api.concurrency + RECONCILER_CONCURRENCY
-    if profile.api.concurrency and limit < wanted + UNRESERVABLE:
+    wanted = profile.api.reserved_concurrency
+    if wanted and limit < wanted + UNRESERVABLE:
         message = f"{limit} at once: too few to reserve any for the API, so its functions have no limit of their own"
         return Finding(what, Outcome.WARNING, message, hint)
     return Finding(what, Outcome.FINE, f"{limit} at once")

@@ -24,9 +24,11 @@ class CachedProvider:
     """An LRU of decisions in front of another provider.
 
     A token that was accepted is accepted for ``ttl_s`` (or until it expires, if that is sooner): for this time a
-    revoked token still works. A refusal is kept for ``refusal_ttl_s``. Outages are never kept: a decision that is
-    cached is served until it is too old, after that the provider's ``Unavailable`` reaches the caller. Tokens are kept
-    as SHA-256 only.
+    revoked token still works. A refusal is kept for ``refusal_ttl_s``, apart from the others: a flood of refused tokens
+    does not displace those that are accepted. ``size`` bounds the number of each.
+
+    Outages are never kept: a decision that is cached is served until it is too old, after that the provider's
+    ``Unavailable`` reaches the caller. Tokens are kept as SHA-256 only.
     """
 
     def __init__(
@@ -43,7 +45,8 @@ class CachedProvider:
         self._ttl_s = ttl_s
         self._refusal_ttl_s = refusal_ttl_s
         self._size = size
-        self._decisions: collections.OrderedDict[bytes, _Decision] = collections.OrderedDict()
+        self._accepted: collections.OrderedDict[bytes, _Decision] = collections.OrderedDict()
+        self._refused: collections.OrderedDict[bytes, _Decision] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def authenticate(self, token: str) -> Identity:
@@ -68,15 +71,19 @@ class CachedProvider:
 
     def _read(self, key: bytes) -> _Decision | None:
         with self._lock:
-            decision = self._decisions.get(key)
-            if decision is None or decision.good_until <= self._clock():
-                return None
-            self._decisions.move_to_end(key)
-            return decision
+            for decisions in (self._accepted, self._refused):
+                decision = decisions.get(key)
+                if decision is not None and decision.good_until > self._clock():
+                    decisions.move_to_end(key)
+                    return decision
+            return None
 
     def _keep(self, key: bytes, decision: _Decision) -> None:
+        is_refusal = isinstance(decision.outcome, ErrorRecord)
         with self._lock:
-            self._decisions[key] = decision
-            self._decisions.move_to_end(key)
-            while len(self._decisions) > self._size:
-                self._decisions.popitem(last=False)
+            decisions, others = (self._refused, self._accepted) if is_refusal else (self._accepted, self._refused)
+            others.pop(key, None)
+            decisions[key] = decision
+            decisions.move_to_end(key)
+            while len(decisions) > self._size:
+                decisions.popitem(last=False)

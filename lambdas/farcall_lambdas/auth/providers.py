@@ -12,15 +12,20 @@ from typing import Final
 import globus_sdk
 from globus_sdk.transport import RequestsTransport, RetryConfig
 
-from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
+from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth.cache import CachedProvider
 from farcall_lambdas.auth.oidc import OidcProvider
+from farcall_lambdas.aws_secret import MAX_AGE_S, secret_field
 from farcall_lambdas.identity import Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
 
 #: Seconds. An authorizer that waits for longer is ended, and keeps others from being run meanwhile.
 _TIMEOUT_S: Final = 4.0
+_RETRY_S: Final = 5.0
+#: How long Globus is not asked after it has limited us, if it does not say so, and at most.
+_PAUSE_S: Final = 10.0
+_MAX_PAUSE_S: Final = 60.0
 #: Whoever asked tries again.
 _ONE_ATTEMPT: Final = RetryConfig(max_retries=0)
 
@@ -67,12 +72,15 @@ class GlobusProvider:
         self._client_id = client_id
         self._scope = scope
         self._clock = clock
+        self._limited_until = 0.0
 
     def authenticate(self, token: str) -> Identity:
+        if (wait_s := self._limited_until - self._clock()) > 0:
+            raise Unavailable("Globus limits the requests of this service.", retry_after_s=wait_s)
         try:
             answer = self._client().oauth2_token_introspect(token, include="identity_set").data
         except globus_sdk.GlobusError as error:
-            raise Unavailable("Globus Auth is unavailable.", retry_after_s=5.0) from error
+            raise self._outage(error) from error
         if not answer.get("active"):
             raise Unauthenticated("The token is not active: log in again.")
         if self._client_id not in answer.get("aud", ()):
@@ -103,9 +111,9 @@ class GlobusProvider:
         except globus_sdk.AuthAPIError as error:
             if error.http_status in (400, 403):
                 raise Unauthenticated("The token does not permit to read your groups: log in again.") from error
-            raise Unavailable("Globus Auth is unavailable.", retry_after_s=5.0) from error
+            raise self._outage(error) from error
         except globus_sdk.GlobusError as error:
-            raise Unavailable("Globus Auth is unavailable.", retry_after_s=5.0) from error
+            raise self._outage(error) from error
         try:
             dependent = answer.by_resource_server.get(globus_sdk.GroupsClient.resource_server)
             if dependent is None:
@@ -114,16 +122,25 @@ class GlobusProvider:
             client = globus_sdk.GroupsClient(authorizer=authorizer, transport=_transport(), retry_config=_ONE_ATTEMPT)
             found = list(client.get_my_groups())
         except globus_sdk.GlobusError as error:
-            raise Unavailable("Globus Groups is unavailable.", retry_after_s=5.0) from error
+            raise self._outage(error) from error
         return [
             str(group["id"])
             for group in found
             if any(membership.get("status") == "active" for membership in group.get("my_memberships", ()))
         ]
 
+    def _outage(self, error: globus_sdk.GlobusError) -> Unavailable:
+        """What an error means for the caller. If Globus limits us, it is not asked again for as long as it says."""
+        retry_after_s = _RETRY_S
+        if isinstance(error, globus_sdk.GlobusAPIError) and error.http_status == 429:
+            wanted = str(error.headers.get("Retry-After", ""))
+            retry_after_s = min(float(wanted), _MAX_PAUSE_S) if wanted.isdecimal() else _PAUSE_S
+            self._limited_until = self._clock() + retry_after_s
+        return Unavailable("Globus is unavailable.", retry_after_s=retry_after_s)
+
 
 def provider_from_settings(
-    settings: AuthSettings, *, clock: Callable[[], float] = time.time, secret_max_age_s: int = 300
+    settings: AuthSettings, *, clock: Callable[[], float] = time.time, secret_max_age_s: int = MAX_AGE_S
 ) -> IdentityProvider:
     """The provider that the settings name, with a cache in front of it where a call is expensive. A secret from Secrets
     Manager is read again when it is ``secret_max_age_s`` old."""
@@ -159,25 +176,8 @@ def _globus_client(settings: AuthSettings, secret_max_age_s: int) -> Callable[[]
     )
     if not settings.globus_secret_arn:
         return lambda: client(settings.globus_client_secret)
-    # Imported here because only this case needs boto3, which is slow to import. The stores' own reader of secrets would
-    # import their drivers, too.
-    from aws_lambda_powertools.utilities.parameters import SecretsProvider
-    from aws_lambda_powertools.utilities.parameters.exceptions import GetParameterError, TransformParameterError
-    from botocore.config import Config
-
-    secrets = SecretsProvider(boto_config=Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2}))
-
-    def current() -> globus_sdk.ConfidentialAppAuthClient:
-        arn = settings.globus_secret_arn
-        try:
-            secret = secrets.get(arn, max_age=secret_max_age_s, transform="json")
-        except (GetParameterError, TransformParameterError) as error:
-            raise Unavailable(f"the secret {arn} cannot be read: {type(error.__cause__ or error).__name__}") from error
-        if not isinstance(secret, dict) or not secret.get("client_secret"):
-            raise ConfigurationError(f"the secret {arn} has no client_secret")
-        return client(str(secret["client_secret"]))
-
-    return current
+    secret = secret_field(settings.globus_secret_arn, "client_secret", max_age_s=secret_max_age_s)
+    return lambda: client(secret())
 
 
 def _digest(token: str) -> bytes:

@@ -16,6 +16,7 @@ from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.identity import Authorizer, Identity
 from farcall_lambdas.logs import SERVICE, configure
 from farcall_lambdas.settings import AuthSettings
+from farcall_lambdas.signed_caller import CallerKey
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -30,15 +31,15 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]: 
     except UserNotAllowed as error:
         logger.warning("user refused", reason=error.record.message)
         return refusal(error, event["methodArn"])
-    return policy(identity, event["methodArn"])
+    return policy(identity, event["methodArn"], key=_key())
 
 
-def policy(identity: Identity, method_arn: str) -> dict[str, Any]:
-    """The answer of a TOKEN authorizer: the caller may call the API; the identity is its context.
+def policy(identity: Identity, method_arn: str, *, key: CallerKey) -> dict[str, Any]:
+    """The answer of a TOKEN authorizer: the caller may call the API; the identity, signed, is its context.
 
     API Gateway caches the answer by token alone, so it allows the whole stage and never only the path at hand.
     """
-    return _answer("Allow", identity.identity_id, identity.to_context(), method_arn)
+    return _answer("Allow", identity.identity_id, key.sign(identity.to_context()), method_arn)
 
 
 def refusal(error: UserNotAllowed, method_arn: str) -> dict[str, Any]:
@@ -63,3 +64,8 @@ def _answer(effect: str, principal_id: str, context: dict[str, str], method_arn:
 def _authorizer() -> Authorizer:
     configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
     return Authorizer(provider_from_settings(AuthSettings.from_environment(os.environ)))
+
+
+@functools.cache
+def _key() -> CallerKey:
+    return CallerKey.from_environment(os.environ)
