@@ -3,7 +3,6 @@
 #   make check   format, lint, types, imports      make bench, bench-engine*  the figures of benchmarks/README.md
 
 PYTHON ?= python3
-UV_VERSION := 0.13.8
 SLURM := slurmctld slurmd slurm-client munge
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 
@@ -27,7 +26,7 @@ help:
 		{ echo "Farcall needs Python >= 3.11 (this is $$($(PYTHON) -V)); name another: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv .tools || \
 		{ rm -rf .tools; echo "Python cannot make virtual environments; 'sudo make setup-system' installs what is missing."; exit 1; }
-	@.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@.tools/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r uv-requirements.txt
 
 # The stamp is inside the environment: remove the one and the other is gone too.
 .venv/.synced: uv.lock pyproject.toml $(wildcard */pyproject.toml) | $(filter .tools/%,$(UV))

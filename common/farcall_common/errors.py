@@ -221,6 +221,13 @@ class Forbidden(FarcallError):
     default_hint = "Only the owner has access, unless it is public: ask the owner to make it public."
 
 
+class UserNotAllowed(Forbidden):
+    code = "USER_NOT_ALLOWED"
+    default_hint = (
+        "Ask the administrator of the deployment to allow you, and send this message along: it has your identity."
+    )
+
+
 class FunctionNotPermitted(Forbidden):
     code = "FUNCTION_NOT_PERMITTED"
     default_hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."

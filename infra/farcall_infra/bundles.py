@@ -164,6 +164,13 @@ FORWARDER: Final = Bundle(
 )
 
 
+def content_digest(directory: Path) -> str:
+    """The SHA-256 of a built bundle's contents, as ``runtime/fargate_boot.py`` makes it of the archive."""
+    files = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
+    lines = [f"{hashlib.sha256(files[name].read_bytes()).hexdigest()}  {name}\n" for name in sorted(files)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def find_python(version: str) -> str | None:
     """The interpreter of a CPython of that version, None if there is none. uv finds it, and downloads one unless
     ``UV_PYTHON_DOWNLOADS`` forbids that."""
@@ -177,7 +184,11 @@ def find_python(version: str) -> str | None:
 def _compile(directory: Path, python: str) -> None:
     """Add byte code for this Python; it is the same on every processor. Programs then start in half the time. Python
     does not compare it with the sources, because a bundle never changes. Files that are not Python are skipped."""
-    command = [python, "-I", "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", str(directory)]
+    # Without the directory's path, the same sources have the same byte code everywhere.
+    command = [
+        python, "-I", "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash", "-s", str(directory),
+        str(directory),
+    ]  # fmt: skip
     subprocess.run(command, check=False)
 
 

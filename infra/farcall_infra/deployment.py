@@ -31,8 +31,6 @@ OVERRIDES_OUTPUT: Final = "Overrides"
 #: Settings that are paths, which `farcall cloud deploy` overrides with absolute ones.
 _PATHS: Final = frozenset({"database.authorities"})
 _DIGITS: Final = 12
-#: The reserved concurrency of the reconciler, where the API has one.
-RECONCILER_CONCURRENCY: Final = 1
 #: The tag of a service that scales to zero when it is idle; the idle price depends on it.
 SLEEPS_TAG: Final = "farcall:sleeps"
 
@@ -109,9 +107,13 @@ class Deployment:
     @property
     def api_concurrency(self) -> int:
         """The reserved concurrency of the API's function; 0 if the account has too little, whose limit then applies."""
-        wanted = self.profile.api.concurrency
-        reservable = self.reservable_concurrency
-        return wanted if reservable is None or wanted + RECONCILER_CONCURRENCY <= reservable else 0
+        size, reservable = self.profile.api, self.reservable_concurrency
+        return size.concurrency if reservable is None or size.reserved_concurrency <= reservable else 0
+
+    @property
+    def authorizer_concurrency(self) -> int:
+        """The reserved concurrency of the authorizer; 0 if nothing is reserved for the API."""
+        return self.profile.api.authorizer_concurrency if self.api_concurrency else 0
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:

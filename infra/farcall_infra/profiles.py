@@ -42,6 +42,13 @@ _CONNECTION_KIB: Final = 90
 SPARE_CONNECTIONS: Final = 10
 #: The API's share of the remaining connections.
 API_CONNECTION_SHARE: Final = 0.6
+#: The reserved concurrency of the reconciler, where the API has one.
+RECONCILER_CONCURRENCY: Final = 1
+#: Among the allowed identities: everyone.
+EVERYONE: Final = "*"
+# Lambda allows 4 KiB for all environment variables of a function.
+_MAX_USER_CHARACTERS: Final = 2500
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # Retention periods that CloudWatch Logs accepts, without the very long ones.
 _LOG_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 180, 365)
 
@@ -73,6 +80,12 @@ def _email(value: str) -> str:
     if not re.fullmatch(r"[^@\s,]+@[^@\s,]+", value):
         raise ValueError("an e-mail address looks like ada@example.org")
     return value
+
+
+def _domain(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+", value.lower()):
+        raise ValueError("a domain looks like example.org")
+    return value.lower()
 
 
 def _log_days(value: int) -> int:
@@ -165,15 +178,22 @@ class ApiSize(_Section):
     """API Gateway's limits and the API function's size. API Gateway's default time limit is 29 s.
 
     ``concurrency`` is the function's reserved concurrency: the number of requests that it handles at once, each with a
-    database connection. The reconciler reserves 1 more. With 0 nothing is reserved.
+    database connection. The reconciler reserves 1 more, and the authorizer ``authorizer_concurrency``: so many tokens
+    are checked at once, however many unknown ones arrive. With 0 ``concurrency`` nothing is reserved.
     """
 
     memory_mib: Annotated[int, Field(ge=128, le=10240)]
     timeout_s: Annotated[int, Field(ge=1, le=29)]
     concurrency: Annotated[int, Field(ge=0)]
+    authorizer_concurrency: Positive
     throttle_rate_per_s: Positive
     throttle_burst: Positive
     authorizer_cache_s: Annotated[int, Field(ge=0, le=3600)]
+
+    @property
+    def reserved_concurrency(self) -> int:
+        """The concurrency that is reserved for all functions; 0 if none is."""
+        return self.concurrency and self.concurrency + self.authorizer_concurrency + RECONCILER_CONCURRENCY
 
 
 class ForwarderSize(_Section):
@@ -224,15 +244,61 @@ class CanarySchedule(_Section):
 
 
 class IdentitySource(_Section):
-    """The identity provider: an OpenID Connect issuer (its URL, as in its tokens) with the audience of its tokens, or
-    Globus Auth if both are empty."""
+    """The identity provider, and who of its users may use the deployment: nobody but those that are named.
+
+    The provider is an OpenID Connect issuer (its URL, as in its tokens) with the audience of its tokens, and the
+    clients (``*`` for any) or the scope of tokens that were made for Farcall; or Globus Auth if these are empty.
+
+    ``allowed_identities`` and ``admins`` are identity ids or verified user names (``*`` among the first for everyone
+    whom the provider knows), ``allowed_domains`` the domains of verified user names, and ``allowed_groups`` ids of
+    Globus Groups, or names in the issuer's claim ``groups``.
+    """
 
     oidc_issuer: Annotated[str, Field(pattern=r"^(https://\S+)?$")]
     oidc_audience: Annotated[str, Field(pattern=r"^\S*$")]
+    oidc_clients: tuple[Annotated[str, Field(pattern=r"^[^\s,]+$")], ...]
+    oidc_scope: Annotated[str, Field(pattern=r"^\S*$")]
+    allowed_identities: tuple[Annotated[str, Field(pattern=r"^(\*|[^\s,*]+)$")], ...]
+    allowed_domains: tuple[Annotated[str, AfterValidator(_domain)], ...]
+    allowed_groups: tuple[Annotated[str, Field(pattern=r"^[^,*]+$")], ...]
+    admins: tuple[Annotated[str, Field(pattern=r"^[^\s,*]+$")], ...]
 
     def model_post_init(self, _context: object, /) -> None:
         if bool(self.oidc_issuer) != bool(self.oidc_audience):
             raise ValueError("set both oidc_issuer and oidc_audience, or neither")
+        if self.oidc_issuer and not (self.oidc_clients or self.oidc_scope):
+            raise ValueError(
+                "oidc_clients or oidc_scope is needed: without them, a token of any other program would be accepted"
+            )
+        if not self.oidc_issuer:
+            if self.oidc_clients or self.oidc_scope:
+                raise ValueError("oidc_clients and oidc_scope are for an oidc_issuer")
+            if wrong := [group for group in self.allowed_groups if not _UUID.fullmatch(group)]:
+                raise ValueError(f"{wrong[0]!r} is not the id of a group in Globus Groups")
+        if sum(map(len, self.environment().values())) > _MAX_USER_CHARACTERS:
+            raise ValueError(
+                f"the users are more than {_MAX_USER_CHARACTERS} characters, too many for a function's settings: make"
+                " a group of them, and name that in allowed_groups"
+            )
+
+    @property
+    def allows_nobody(self) -> bool:
+        """Whether no one may use the deployment."""
+        return not (self.allowed_identities or self.allowed_domains or self.allowed_groups or self.admins)
+
+    @property
+    def allows_everyone(self) -> bool:
+        """Whether everyone whom the provider knows may."""
+        return EVERYONE in self.allowed_identities
+
+    def environment(self) -> dict[str, str]:
+        """The authorizer's environment variables that say who may use the deployment."""
+        return {
+            "FARCALL_ALLOWED_IDENTITIES": ",".join(self.allowed_identities),
+            "FARCALL_ALLOWED_DOMAINS": ",".join(self.allowed_domains),
+            "FARCALL_ALLOWED_GROUPS": ",".join(self.allowed_groups),
+            "FARCALL_ADMINS": ",".join(self.admins),
+        }
 
 
 class Retention(_Section):

@@ -17,7 +17,7 @@ from farcall_infra.constructs.dashboard import Dashboard
 from farcall_infra.constructs.fleet import Fleet
 from farcall_infra.constructs.forwarder_service import ForwarderService
 from farcall_infra.constructs.function import PythonFunction
-from farcall_infra.constructs.identity import Identity
+from farcall_infra.constructs.identity import CallerKey, Identity
 from farcall_infra.constructs.metrics import Metrics, Monitored
 from farcall_infra.constructs.migration import Migration
 from farcall_infra.constructs.network import Network
@@ -84,6 +84,9 @@ class ApiStack(cdk.Stack):
         size = deployment.profile.api
         migration = Migration(self, "Migration", deployment=deployment, network=network, database=stores.database)
         identity = Identity(self, "Identity", deployment=deployment)
+        key = CallerKey(self, "CallerKey", signer="authorizer")
+        # A key of its own: with the authorizer's the canary could be anyone.
+        canary_key = CallerKey(self, "CanaryKey", signer="canary") if deployment.profile.canary.minutes else None
         # The authorizer calls the identity provider, so it is outside of the VPC, which has no internet access.
         authorizer = PythonFunction(
             self,
@@ -91,10 +94,12 @@ class ApiStack(cdk.Stack):
             deployment=deployment,
             handler="farcall_lambdas.handlers.authorizer.handle",
             description="Turns a bearer token into an identity",
-            environment=identity.environment(),
+            environment=identity.environment() | key.environment(),
             timeout_s=10,
+            concurrency=deployment.authorizer_concurrency or None,
         )
         identity.grant(authorizer.role)
+        key.grant(authorizer.role)
         fleet = Fleet(deployment)
         api = PythonFunction(
             self,
@@ -102,7 +107,11 @@ class ApiStack(cdk.Stack):
             deployment=deployment,
             handler="farcall_lambdas.handlers.api.handle",
             description="The REST API",
-            environment=stores.environment("api") | fleet.environment() | deployment.profile.api_environment(),
+            environment=stores.environment("api")
+            | fleet.environment()
+            | deployment.profile.api_environment()
+            | key.environment()
+            | (canary_key.environment("FARCALL_CANARY_SECRET_ARN") if canary_key else {}),
             timeout_s=size.timeout_s,
             memory_mib=size.memory_mib,
             network=network,
@@ -110,15 +119,25 @@ class ApiStack(cdk.Stack):
         )
         stores.grant(api.role, "api")
         fleet.grant(self, api.role)
+        for each in (key, canary_key):
+            if each:
+                each.grant(api.role)
         api.node.add_dependency(migration)
         self.function = api.function
-        self.web_api = WebApi(self, "Web", size=size, handler=api.function, authorizer=authorizer.function)
+        self.web_api = WebApi(
+            self,
+            "Web",
+            size=size,
+            handler=api.function,
+            authorizer=authorizer.function,
+            token_pattern=identity.token_pattern,
+        )
         reconciler = Reconciler(self, "Reconciler", deployment=deployment, network=network, stores=stores)
         reconciler.node.add_dependency(migration)
         self.reconciler = reconciler.function
         self.canary: lambda_.Function | None = None
-        if deployment.profile.canary.minutes:
-            self.canary = Canary(self, "Canary", deployment=deployment, api=api.function).function
+        if canary_key:
+            self.canary = Canary(self, "Canary", deployment=deployment, api=api.function, key=canary_key).function
         cdk.CfnOutput(self, "ApiUrl", value=self.web_api.url)
         cdk.CfnOutput(self, "ApiId", value=self.web_api.api_id)
         cdk.CfnOutput(self, "ApiStage", value=STAGE)

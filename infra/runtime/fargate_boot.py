@@ -3,7 +3,8 @@
 The container image is a stock Python image, so this file uses only the standard library and is part of the task
 definition (``python -c``). Its arguments are the command to start, which finds the bundle on its path.
 
-Reads ``FARCALL_BUNDLE_BUCKET`` and ``FARCALL_BUNDLE_KEY`` (without them the image contains the code), the task's
+Reads ``FARCALL_BUNDLE_BUCKET``, ``FARCALL_BUNDLE_KEY`` and ``FARCALL_BUNDLE_DIGEST`` (without them the image contains
+the code; a bundle whose contents have another digest is not run), the task's
 credentials (ECS credentials endpoint, or the usual AWS variables), ``AWS_REGION``, and ``AWS_ENDPOINT_URL`` for an S3
 outside of AWS. Sets ``FARCALL_FORWARDER_ADVERTISE`` unless it is set already.
 """
@@ -102,10 +103,20 @@ def fetch_bundle(environ: Mapping[str, str], fetch: Fetch) -> str:
     now = datetime.datetime.now(datetime.UTC)
     region = environ["AWS_REGION"]
     headers = signed_headers(url, region=region, access_key=access_key, secret=secret, token=token, now=now)
-    directory = tempfile.mkdtemp(prefix="farcall-bundle-")
     with zipfile.ZipFile(io.BytesIO(fetch(url, headers))) as bundle:
+        if (found := digest(bundle)) != environ["FARCALL_BUNDLE_DIGEST"]:
+            raise SystemExit(f"The bundle {url} is not the one that was deployed: its digest is {found}.")
+        directory = tempfile.mkdtemp(prefix="farcall-bundle-")
         bundle.extractall(directory)
     return directory
+
+
+def digest(bundle: zipfile.ZipFile) -> str:
+    """The SHA-256 of a bundle's contents: of a line for each file, in the order of their names. The deployment makes it
+    of the files, because the CDK zips them later."""
+    files = sorted((each for each in bundle.infolist() if not each.is_dir()), key=lambda each: each.filename)
+    lines = [f"{hashlib.sha256(bundle.read(each)).hexdigest()}  {each.filename}\n" for each in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def main(command: list[str], environ: Mapping[str, str], fetch: Fetch = fetch) -> None:

@@ -23,9 +23,12 @@ from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.routes.call import CALLER
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.signed_caller import CallerKeys
 
 logger = Logger(service=SERVICE, child=True)
 
+#: In the resolver's context.
+_CALLER_KEYS: Final = "caller_keys"
 #: Characters of a request's path in the access log.
 _PATH_CHARACTERS: Final = 200
 
@@ -38,6 +41,8 @@ class AdmittingResolver(ApiGatewayResolver):
         event, services = self.current_event, self.context["services"]
         try:
             context = event["requestContext"]
+            if keys := self.context.get(_CALLER_KEYS):
+                keys.require(context.get("authorizer"))
             self.context[CALLER] = services.admission.admit(context.get("authorizer"), source_ip=_source_ip(context))
         except FarcallError as error:
             request_id = str(event["requestContext"].get("requestId", ""))
@@ -94,6 +99,7 @@ class Application:
     resolver: ApiGatewayResolver
     services: Services
     settings: ApiSettings
+    caller_keys: CallerKeys | None = None
 
     @classmethod
     def over(
@@ -103,13 +109,17 @@ class Application:
         *,
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
+        caller_keys: CallerKeys | None = None,
     ) -> Application:
-        """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep."""
-        return cls(rest_resolver(settings), Services.over(stores, settings, clock=clock, fleet=fleet), settings)
+        """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep. Only callers
+        that are signed with one of ``caller_keys`` are admitted; without these, whoever an event names."""
+        services = Services.over(stores, settings, clock=clock, fleet=fleet)
+        return cls(rest_resolver(settings), services, settings, caller_keys)
 
     def answer(self, event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
         """Answer a proxy event."""
-        self.resolver.context.update(services=self.services, settings=self.settings)
+        context_of_request = {_CALLER_KEYS: self.caller_keys, "services": self.services, "settings": self.settings}
+        self.resolver.context.update(context_of_request)
         answer = self.resolver.resolve(event, context)
         request = event["requestContext"]
         # The access log: API Gateway writes none.

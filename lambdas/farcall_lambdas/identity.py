@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Set
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from urllib.parse import quote, unquote
 
 from farcall_common.errors import Unauthenticated
+
+#: Characters of a user name that a context has as they are: printable ASCII but the percent sign.
+_PLAIN: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +19,8 @@ class Identity:
 
     What the caller makes belongs to ``identity_id``; what any identity of the set owns, the caller owns.
     ``expires_at`` (epoch seconds) is when the token expires, None if unknown. ``provider`` names the identity
-    provider. ``source_ip`` is the client's address, if API Gateway reports it.
+    provider. ``is_admin`` tells the administrators of the deployment. ``source_ip`` is the client's address, if API
+    Gateway reports it.
     """
 
     identity_id: str
@@ -23,6 +28,7 @@ class Identity:
     identity_set: Set[str] = frozenset()
     expires_at: float | None = None
     provider: str = ""
+    is_admin: bool = False
     source_ip: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -33,12 +39,14 @@ class Identity:
         return owner_id in self.identity_set
 
     def to_context(self) -> dict[str, str]:
-        """The identity as an authorizer's context: API Gateway passes flat strings only."""
+        """The identity as an authorizer's context: API Gateway passes flat strings only. They are ASCII: it is not
+        documented how others pass, and they are signed."""
         return {
             "identity_id": self.identity_id,
-            "username": self.username,
+            "username": quote(self.username, safe=_PLAIN),
             "identity_set": " ".join(sorted(self.identity_set)),
             "provider": self.provider,
+            "is_admin": "true" if self.is_admin else "",
             "expires_at": "" if self.expires_at is None else f"{self.expires_at:.0f}",
         }
 
@@ -53,10 +61,11 @@ class Identity:
         identities = frozenset(str(context.get("identity_set", "")).split())
         return cls(
             str(context["identity_id"]),
-            str(context.get("username", "")),
+            unquote(str(context.get("username", ""))),
             identities,
             expires_at=float(context["expires_at"]) if context.get("expires_at") else None,
             provider=str(context.get("provider", "")),
+            is_admin=context.get("is_admin") == "true",
             source_ip=source_ip,
         )
 
@@ -68,6 +77,7 @@ class IdentityProvider(Protocol):
         """The identity behind a token.
 
         :raises Unauthenticated: when the token is not valid (any more).
+        :raises UserNotAllowed: when it is valid, but its identity may not use the deployment.
         :raises Unavailable: when the provider is unavailable.
         """
 
@@ -82,6 +92,7 @@ class Authorizer:
         """The identity behind ``Bearer <token>``.
 
         :raises Unauthenticated: without a token, or with one that is not accepted.
+        :raises UserNotAllowed: if the identity may not use the deployment.
         :raises Unavailable: when the provider is unavailable.
         """
         scheme, _, token = (authorization or "").strip().partition(" ")

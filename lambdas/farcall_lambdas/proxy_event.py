@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.signed_caller import CallerKey
 
 
 def proxy_event(
@@ -17,9 +18,11 @@ def proxy_event(
     body: str | bytes | None = None,
     *,
     caller: Identity | None,
+    key: CallerKey | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A REST API (v1) proxy event as API Gateway sends it, after its authorizer let ``caller`` through.
+    """A REST API (v1) proxy event as API Gateway sends it, after its authorizer let ``caller`` through; ``key``
+    is what the authorizer signs with.
 
     A body of bytes is sent as binary.
     """
@@ -34,7 +37,8 @@ def proxy_event(
         "resourcePath": "/{proxy+}",
     }
     if caller is not None:
-        context["authorizer"] = {"principalId": caller.identity_id, **caller.to_context()}
+        identity = key.sign(caller.to_context()) if key else caller.to_context()
+        context["authorizer"] = {"principalId": caller.identity_id, **identity}
     return {
         "resource": "/{proxy+}",
         "path": bare_path,

@@ -11,7 +11,18 @@ variable                                meaning (default)
                                         minutes,
 ``FARCALL_GLOBUS_SCOPE``                and the scope that a token must carry
 ``FARCALL_OIDC_ISSUER``                 for oidc: the issuer's URL, exactly as it writes it,
-``FARCALL_OIDC_AUDIENCE``               and the audience that a token must be meant for
+``FARCALL_OIDC_AUDIENCE``               the audience that a token must be meant for,
+``FARCALL_OIDC_CLIENTS``                the clients whose tokens are accepted, by their ids, with commas; ``*`` for any;
+``FARCALL_OIDC_SCOPE``                  or, or also, the scope that a token must carry
+``FARCALL_ALLOWED_IDENTITIES``          who may use the deployment: identity ids and verified user names, with commas;
+                                        ``*`` for everybody with a valid token (nobody),
+``FARCALL_ALLOWED_DOMAINS``             domains of verified user names (none),
+``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim ``groups`` (none),
+``FARCALL_ADMINS``                      and administrators, by identity id or verified user name (none)
+``FARCALL_CALLER_SECRET_ARN``           a secret with ``{"key": …}``: the authorizer signs callers with it, and the
+                                        API's function verifies that; for the canary's function, its own; or instead:
+``FARCALL_CALLER_KEY``                  the key, at least 32 characters
+``FARCALL_CANARY_SECRET_ARN``           the canary's key, for the API's function (no canary)
 ``FARCALL_MAX_PAYLOAD_BYTES``           of one payload or function (10 MiB)
 ``FARCALL_MAX_INLINE_BYTES``            of a payload in the database (64 KiB)
 ``FARCALL_MAX_REQUEST_BYTES``           of a request (4 MiB)
@@ -55,6 +66,7 @@ from urllib.parse import urlsplit
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_REQUEST_BYTES, MAX_TASKS_PER_REQUEST, MIB
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.identity import Identity
 
 Number = TypeVar("Number", int, float)
@@ -137,6 +149,9 @@ class AuthSettings:
     globus_scope: str = ""
     oidc_issuer: str = ""
     oidc_audience: str = ""
+    oidc_clients: frozenset[str] = frozenset()
+    oidc_scope: str = ""
+    allowed: AllowedUsers = dataclasses.field(default_factory=AllowedUsers)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> AuthSettings:
@@ -145,8 +160,10 @@ class AuthSettings:
         :raises ConfigurationError: when something is missing or malformed.
         """
         provider = environ.get("FARCALL_AUTH_PROVIDER", "")
+        allowed = AllowedUsers.from_environment(environ)
         if provider == "dev":
-            return cls(provider="dev", dev_identities=_dev_identities(environ.get("FARCALL_DEV_TOKENS", "{}")))
+            identities = _dev_identities(environ.get("FARCALL_DEV_TOKENS", "{}"))
+            return cls(provider="dev", dev_identities=identities, allowed=allowed)
         if provider == "globus":
             secret_arn = environ.get("FARCALL_GLOBUS_SECRET_ARN", "")
             return cls(
@@ -155,11 +172,24 @@ class AuthSettings:
                 globus_client_secret="" if secret_arn else _required(environ, "FARCALL_GLOBUS_CLIENT_SECRET"),
                 globus_secret_arn=secret_arn,
                 globus_scope=_required(environ, "FARCALL_GLOBUS_SCOPE"),
+                allowed=allowed,
             )
         if provider == "oidc":
-            return cls(
-                provider="oidc", oidc_issuer=_issuer(environ), oidc_audience=_required(environ, "FARCALL_OIDC_AUDIENCE")
+            clients = filter(None, (part.strip() for part in environ.get("FARCALL_OIDC_CLIENTS", "").split(",")))
+            found = cls(
+                provider="oidc",
+                oidc_issuer=_issuer(environ),
+                oidc_audience=_required(environ, "FARCALL_OIDC_AUDIENCE"),
+                oidc_clients=frozenset(clients),
+                oidc_scope=environ.get("FARCALL_OIDC_SCOPE", ""),
+                allowed=allowed,
             )
+            if not found.oidc_clients and not found.oidc_scope:
+                raise ConfigurationError(
+                    "Neither FARCALL_OIDC_CLIENTS nor FARCALL_OIDC_SCOPE is set.",
+                    hint="Without them, a token that was made for another program would be accepted.",
+                )
+            return found
         raise ConfigurationError(f"FARCALL_AUTH_PROVIDER is {provider!r}; it must be 'dev', 'globus' or 'oidc'.")
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
-from tests.contract.templates import Templates
+import jwt
+import pytest
+
+from farcall_infra.profiles import Profile
+from tests.contract.templates import TARGETS, Templates, function_of
 
 
 def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[str, str], Templates]) -> None:
@@ -12,10 +17,44 @@ def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[st
     functions = [each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"]
     environments = [each["Properties"].get("Environment", {}).get("Variables", {}) for each in functions]
     [authorizer] = [each for each in environments if "FARCALL_AUTH_PROVIDER" in each]
-    known = {name: value for name, value in authorizer.items() if name.startswith(("FARCALL_AUTH", "FARCALL_OIDC"))}
-    assert known == {
+    ours = ("FARCALL_AUTH", "FARCALL_OIDC", "FARCALL_ALLOWED", "FARCALL_ADMINS")
+    assert {name: value for name, value in authorizer.items() if name.startswith(ours)} == {
         "FARCALL_AUTH_PROVIDER": "oidc",
         "FARCALL_OIDC_ISSUER": "https://id.example.org",
         "FARCALL_OIDC_AUDIENCE": "farcall",
+        "FARCALL_OIDC_CLIENTS": "farcall-cli,farcall-ci",
+        "FARCALL_OIDC_SCOPE": "farcall",
+        "FARCALL_ALLOWED_IDENTITIES": "ada@example.org,grace@example.org",
+        "FARCALL_ALLOWED_DOMAINS": "lab.example.org",
+        "FARCALL_ALLOWED_GROUPS": "/physics/users",
+        "FARCALL_ADMINS": "ada@example.org",
     }
     assert not any("Globus" in name for name in template.get("Parameters", {}))
+    [gateway] = [each for each in template["Resources"].values() if each["Type"] == "AWS::ApiGateway::Authorizer"]
+    admitted = re.compile(gateway["Properties"]["IdentityValidationExpression"])
+    token = jwt.encode({"sub": "ada"}, "k" * 32, algorithm="HS256")
+    assert admitted.fullmatch(f"Bearer {token}")
+    for other in ("x" * 40, token.replace(".", "~"), f"{token}.x", f"{token}=", token.rpartition(".")[0]):
+        assert not admitted.fullmatch(f"Bearer {other}"), "not a JWT, so the function is not called"
+
+
+def test_the_authorizer_has_a_concurrency_of_its_own(aws: Templates, size: Profile) -> None:
+    """A flood of unknown tokens takes no capacity from the API, and asks the identity provider so often at once."""
+    reserved = {
+        name: function_of(aws, f"{name}.handle").get("ReservedConcurrentExecutions") for name in ("authorizer", "api")
+    }
+    assert reserved == {"authorizer": size.api.authorizer_concurrency, "api": size.api.concurrency}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nobody_is_allowed_but_those_who_have_a_token_of_the_offline_tier(
+    synthesized: Callable[[str, str], Templates], profile: str, target: str
+) -> None:
+    variables = function_of(synthesized(target, profile), "authorizer.handle")["Environment"]["Variables"]
+    allowed = {name: value for name, value in variables.items() if name.startswith(("FARCALL_ALLOWED", "FARCALL_ADM"))}
+    assert allowed == {
+        "FARCALL_ALLOWED_IDENTITIES": "*" if target == "localstack" else "",
+        "FARCALL_ALLOWED_DOMAINS": "",
+        "FARCALL_ALLOWED_GROUPS": "",
+        "FARCALL_ADMINS": "",
+    }

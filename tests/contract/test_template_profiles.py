@@ -72,9 +72,12 @@ def test_functions_are_arm64_on_one_python(aws: Templates) -> None:
 def test_gateway_responses_have_the_apis_error_format(aws: Templates) -> None:
     answers = {r["ResponseType"]: r for _, r in resources(aws, "AWS::ApiGateway::GatewayResponse")}
     assert {"UNAUTHORIZED", "ACCESS_DENIED", "THROTTLED"} <= set(answers)
+    assert "USER_NOT_ALLOWED" in answers["ACCESS_DENIED"]["ResponseTemplates"]["application/json"]
     for answer in answers.values():
         template = answer["ResponseTemplates"]["application/json"]
-        body = json.loads(template.replace("$context.error.messageString", '"why"'))
+        body = json.loads(
+            template.replace("$context.error.messageString", '"why"').replace("$context.authorizer.refusal", "why")
+        )
         assert body["status"] == "Failed"
         assert body["reason"] == body["message"] == "why"
         assert body["http_status_code"] == int(answer["StatusCode"])
@@ -182,6 +185,7 @@ def test_budget_and_reservation_are_optional(synthesized: Callable[[str, str], T
 def test_the_api_leaves_database_connections_for_other_programs(aws: Templates, size: Profile) -> None:
     assert _reserved(aws) == {
         "farcall_lambdas.handlers.api.handle": size.api.concurrency,
+        "farcall_lambdas.handlers.authorizer.handle": size.api.authorizer_concurrency,
         "farcall_lambdas.handlers.reconciler.handle": 1,
     }
     limit = int(the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]["max_connections"])

@@ -30,7 +30,7 @@ _REGIONS = ("eu-central-1", "us-east-1", "us-west-2")
 _USED_WITH = {
     "common/farcall_common/store/blobs_s3.py": "FARCALL_BLOB_BUCKET",
     "common/farcall_common/store/secrets.py": "FARCALL_DATABASE_SECRET_ARN",
-    "lambdas/farcall_lambdas/auth/providers.py": "FARCALL_GLOBUS_SECRET_ARN",
+    "lambdas/farcall_lambdas/aws_secret.py": "FARCALL_CALLER_SECRET_ARN",
     "lambdas/farcall_lambdas/fleet.py": "FARCALL_FLEET_CLUSTER",
     "lambdas/farcall_lambdas/handlers/canary.py": "FARCALL_API_FUNCTION",
 }

@@ -135,7 +135,15 @@ def test_every_method_has_the_authorizer(aws: Templates) -> None:
     admitted = re.compile(authorizer["IdentityValidationExpression"])
     for header in ("Bearer " + "x" * 16, "bearer  " + "eyJ.-_~+/=" * 400, "BEARER " + "0" * 8192):
         assert admitted.fullmatch(header)
-    for header in ("", "Bearer", "Bearer short", "Basic " + "x" * 40, "x" * 40, "Bearer " + "x" * 20 + " y"):
+    for header in (
+        "",
+        "Bearer",
+        "Bearer short",
+        "Basic " + "x" * 40,
+        "x" * 40,
+        "Bearer " + "x" * 20 + " y",
+        f"Bearer {'x' * 20}\u00e4",
+    ):
         assert not admitted.fullmatch(header)
     assert the_one(aws, "AWS::ApiGateway::Resource")["PathPart"] == "{proxy+}"
 

@@ -71,7 +71,10 @@ class IdentityProvider:
             "iat": now,
             "exp": now + (self.lifetime_s or 3600.0),
             "jti": secrets.token_hex(4),
+            "azp": self.client_id,
             "preferred_username": f"{self.subject}@example.org",
+            "email": f"{self.subject}@example.org",
+            "email_verified": True,
         } | changes
         kid, key = self.keys[-1]
         algorithm = "ES256" if isinstance(key, ec.EllipticCurvePrivateKey) else "RS256"

@@ -18,9 +18,12 @@ from farcall_common.store.migrate import HEAD
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
+from farcall_lambdas.signed_caller import CallerKey
 from tests.integration.store_servers import Valkey
 from tests.support.memory_api import ALICE
 from tests.waiting import WAIT_S
+
+KEY = CallerKey(lambda: "c" * 32)
 
 #: As a Lambda runtime does it: import the handler by name, call it with events, keep it for the next one.
 RUNTIME = """
@@ -53,7 +56,7 @@ class Runtime:
 
     def call(self, method: str, path: str, body: Any = None, *, caller: Identity | None = ALICE) -> tuple[int, Any]:
         text = None if body is None else json.dumps(body)
-        answer = self.invoke("api", proxy_event(method, path, text, caller=caller))["result"]
+        answer = self.invoke("api", proxy_event(method, path, text, caller=caller, key=KEY))["result"]
         return answer["statusCode"], json.loads(answer["body"])
 
     def close(self) -> None:
@@ -72,6 +75,8 @@ def runtime(postgres_url: str, valkey: Valkey, s3_environment: None) -> Iterator
             "FARCALL_TICKET_KEY": "k" * 32,
             "FARCALL_AUTH_PROVIDER": "dev",
             "FARCALL_DEV_TOKENS": json.dumps({"sesame": {"identity_id": ALICE.identity_id, "username": "alice"}}),
+            "FARCALL_ALLOWED_IDENTITIES": "*",
+            "FARCALL_CALLER_KEY": "c" * 32,
         }
     )
     yield runtime
@@ -97,6 +102,11 @@ def test_the_handlers_work_together(runtime: Runtime) -> None:
     assert done.keys() >= {"endpoints", "offered", "recorded", "purged", "audit_purged"}
     assert {name for name, count in done.items() if count} == {"endpoints"}
     assert runtime.call("GET", "/v3/tasks", caller=None)[0] == 401
+    event = proxy_event("GET", "/v3/tasks", caller=None)
+    event["requestContext"]["authorizer"] = {"principalId": ALICE.identity_id, "integrationLatency": 7, **context}
+    assert runtime.invoke("api", event)["result"]["statusCode"] == 200, "signed by the authorizer"
+    unsigned = runtime.invoke("api", proxy_event("GET", "/v3/tasks", caller=ALICE))["result"]
+    assert (unsigned["statusCode"], json.loads(unsigned["body"])["code"]) == (401, "UNAUTHENTICATED")
 
 
 def test_a_memoized_result_is_returned_without_the_queue(runtime: Runtime, postgres_url: str, valkey: Valkey) -> None:

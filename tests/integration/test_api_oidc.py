@@ -14,11 +14,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from farcall_common.errors import Unauthenticated, Unavailable
+from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable, UserNotAllowed
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import OidcProvider, provider_from_settings
-from farcall_lambdas.auth.oidc import identity_id_of
+from farcall_lambdas.auth.oidc import identity_id_of, verified_names
+from farcall_lambdas.identity import IdentityProvider as Provider
 from farcall_lambdas.settings import AuthSettings
 from tests.integration.identity_provider import IdentityProvider, serving
+
+EVERYONE = AllowedUsers.everyone()
 
 
 @pytest.fixture
@@ -29,21 +33,104 @@ def issuer() -> Iterator[IdentityProvider]:
 
 @pytest.fixture
 def oidc(issuer: IdentityProvider) -> OidcProvider:
-    return OidcProvider(issuer.issuer, audience=issuer.audience, cooldown_s=0)
+    return OidcProvider(issuer.issuer, audience=issuer.audience, allowed=EVERYONE, cooldown_s=0)
 
 
 def test_a_token_of_the_issuer_names_its_subject(issuer: IdentityProvider) -> None:
-    settings = AuthSettings.from_environment(
-        {"FARCALL_AUTH_PROVIDER": "oidc", "FARCALL_OIDC_ISSUER": issuer.issuer, "FARCALL_OIDC_AUDIENCE": "farcall"}
-    )
-    provider = provider_from_settings(settings)
+    provider = _from_environment(issuer, FARCALL_ALLOWED_IDENTITIES="*", FARCALL_OIDC_CLIENTS="*")
     identity = provider.authenticate(issuer.token(aud=["other", "farcall"]))
     assert identity.identity_id == str(uuid.uuid5(uuid.uuid5(uuid.NAMESPACE_URL, issuer.issuer), "ada"))
     assert (identity.username, identity.provider) == ("ada@example.org", "oidc")
     assert identity.expires_at == pytest.approx(time.time() + 3600, abs=60)
-    assert provider.authenticate(issuer.token(preferred_username=None)).username == "ada"
+    assert provider.authenticate(issuer.token(preferred_username=None)).username == "ada@example.org"
+    assert provider.authenticate(issuer.token(preferred_username=None, email=None)).username == "ada"
     assert provider.authenticate(issuer.token(sub="bob")).identity_id != identity.identity_id
     assert issuer.asked == ["/.well-known/openid-configuration", "/jwks"], "keys are kept"
+
+
+def test_nobody_may_use_a_deployment_that_says_nothing(issuer: IdentityProvider) -> None:
+    provider = _from_environment(issuer, FARCALL_OIDC_CLIENTS=issuer.client_id)
+    with pytest.raises(UserNotAllowed, match=rf"ada@example.org \(identity {identity_id_of(issuer.issuer, 'ada')}\)"):
+        provider.authenticate(issuer.token())
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed", "refused"),
+    [
+        ({"IDENTITIES": "grace@example.org, ADA@Example.org"}, {}, {"email_verified": False}),
+        ({"IDENTITIES": "ada@example.org"}, {"email_verified": "true"}, {"email_verified": "false"}),
+        ({"IDENTITIES": "ada@example.org"}, {}, {"email": None}),
+        ({"IDENTITIES": "ada"}, {"email": "ada"}, {}),
+        ({"DOMAINS": "example.org"}, {}, {"email_verified": None}),
+        ({"DOMAINS": "Example.ORG"}, {}, {"email": "ada@example.org.evil.example"}),
+        ({"DOMAINS": "example.org"}, {}, {"email": "ada@evil-example.org"}),
+        ({"DOMAINS": "example.org"}, {}, {"email": "ada@sub.example.org"}),
+        ({"DOMAINS": "example.org"}, {}, {"email": "ada@example.org@evil.example"}),
+        ({"DOMAINS": "example.org"}, {}, {"email": ["ada@example.org"]}),
+        ({"DOMAINS": "lab.example"}, {"hd": "lab.example"}, {}),
+        ({"GROUPS": "/physics/users"}, {"groups": ["/other", "/physics/users"]}, {"groups": ["/physics"]}),
+        ({"GROUPS": "physics"}, {"groups": "physics"}, {"groups": {"physics": True}}),
+        ({"GROUPS": "physics"}, {"groups": ["physics"]}, {"groups": "physics chemistry"}),
+        ({"ADMINS": "ada@example.org"}, {}, {"email_verified": False}),
+    ],
+)
+def test_only_what_the_issuer_has_verified_lets_a_user_in(
+    issuer: IdentityProvider, setting: dict[str, str], allowed: dict[str, Any], refused: dict[str, Any]
+) -> None:
+    names = {
+        ("FARCALL_ADMINS" if name == "ADMINS" else f"FARCALL_ALLOWED_{name}"): each for name, each in setting.items()
+    }
+    provider = _from_environment(issuer, FARCALL_OIDC_CLIENTS="*", **names)
+    assert provider.authenticate(issuer.token(**allowed)).is_admin == ("ADMINS" in setting)
+    with pytest.raises(UserNotAllowed):
+        provider.authenticate(issuer.token(**refused))
+
+
+def test_a_user_is_allowed_by_identity_id(issuer: IdentityProvider) -> None:
+    own = identity_id_of(issuer.issuer, "ada")
+    provider = _from_environment(issuer, FARCALL_OIDC_CLIENTS="*", FARCALL_ALLOWED_IDENTITIES=own.upper())
+    assert provider.authenticate(issuer.token(email=None, preferred_username=None)).identity_id == own
+    with pytest.raises(UserNotAllowed):
+        provider.authenticate(issuer.token(sub="bob", preferred_username=own))
+
+
+def test_google_vouches_only_for_its_own_addresses() -> None:
+    google, claims = "https://accounts.google.com", {"email": "ada@example.org", "email_verified": True}
+    assert verified_names("https://id.example.org", claims) == ["ada@example.org"]
+    assert verified_names(google, claims) == []
+    assert verified_names(google, claims | {"hd": "example.org"}) == ["ada@example.org"]
+    assert verified_names(google, claims | {"email": "ada@gmail.com"}) == ["ada@gmail.com"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "accepted", "refused"),
+    [
+        ({"CLIENTS": "a-client"}, [{}, {"azp": None, "client_id": "a-client"}, {"azp": None, "cid": "a-client"}],
+         [{"azp": "another"}, {"azp": None}, {"azp": ["a-client"]}, {"client_id": "another"}]),
+        ({"CLIENTS": "other, a-client"}, [{}], [{"azp": ""}]),
+        ({"SCOPE": "farcall"}, [{"scope": "openid farcall"}, {"scp": ["farcall"]}, {"scp": "farcall"}],
+         [{}, {"scope": "openid"}, {"scope": "farcalls"}, {"scope": {"farcall": 1}}]),
+        ({"CLIENTS": "a-client", "SCOPE": "farcall"}, [{"scope": "farcall"}],
+         [{}, {"scope": "farcall", "azp": "another"}]),
+        ({"CLIENTS": "*"}, [{}, {"azp": None}], []),
+    ],
+)  # fmt: skip
+def test_a_token_of_another_program_is_refused(
+    issuer: IdentityProvider, setting: dict[str, str], accepted: list[dict[str, Any]], refused: list[dict[str, Any]]
+) -> None:
+    """An issuer makes id tokens for other programs, which may have the same audience."""
+    names = {f"FARCALL_OIDC_{name}": each for name, each in setting.items()}
+    provider = _from_environment(issuer, FARCALL_ALLOWED_DOMAINS="example.org", **names)
+    for claims in accepted:
+        assert provider.authenticate(issuer.token(**claims)).username == "ada@example.org"
+    for claims in refused:
+        with pytest.raises(Unauthenticated):
+            provider.authenticate(issuer.token(**claims))
+
+
+def test_a_client_or_a_scope_must_be_named(issuer: IdentityProvider) -> None:
+    with pytest.raises(ConfigurationError, match="FARCALL_OIDC_CLIENTS"):
+        _from_environment(issuer, FARCALL_ALLOWED_IDENTITIES="*")
 
 
 def test_an_identity_belongs_to_one_subject_of_one_issuer() -> None:
@@ -147,7 +234,7 @@ def test_keys_may_be_rotated(issuer: IdentityProvider, oidc: OidcProvider) -> No
 
 
 def test_unknown_keys_cause_few_requests_to_the_issuer(issuer: IdentityProvider) -> None:
-    oidc = OidcProvider(issuer.issuer, audience=issuer.audience, cooldown_s=60)
+    oidc = OidcProvider(issuer.issuer, audience=issuer.audience, allowed=EVERYONE, cooldown_s=60)
     oidc.authenticate(issuer.token())
     issuer.rotate("second")
     for _ in range(20):
@@ -168,7 +255,7 @@ def test_an_unreachable_issuer_is_unavailable_and_not_a_refusal(issuer: Identity
 
 def test_an_issuer_with_another_name_is_refused(issuer: IdentityProvider) -> None:
     with pytest.raises(Unavailable, match="differs from the configured one"):
-        OidcProvider(f"{issuer.issuer}/", audience="farcall").authenticate(issuer.token())
+        OidcProvider(f"{issuer.issuer}/", audience="farcall", allowed=EVERYONE).authenticate(issuer.token())
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.7/jwks", "file:///etc/passwd", "ftp://10.0.0.7/jwks", "/jwks", ""])
@@ -178,6 +265,11 @@ def test_keys_are_fetched_over_a_secure_connection_only(
     issuer.described["jwks_uri"] = address
     with pytest.raises(Unavailable, match="insecure address"):
         oidc.authenticate(issuer.token())
+
+
+def _from_environment(issuer: IdentityProvider, **variables: str) -> Provider:
+    named = {"FARCALL_AUTH_PROVIDER": "oidc", "FARCALL_OIDC_ISSUER": issuer.issuer, "FARCALL_OIDC_AUDIENCE": "farcall"}
+    return provider_from_settings(AuthSettings.from_environment(named | variables))
 
 
 def _part(value: dict[str, Any]) -> str:

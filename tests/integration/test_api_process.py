@@ -73,6 +73,7 @@ def environ(postgres_url: str, valkey: Valkey, s3_environment: None) -> dict[str
         "FARCALL_TICKET_KEY": "k" * 32,
         "FARCALL_AUTH_PROVIDER": "dev",
         "FARCALL_DEV_TOKENS": json.dumps({"sesame": {"identity_id": ALICE_ID, "username": "alice"}}),
+        "FARCALL_ALLOWED_IDENTITIES": "*",
         "FARCALL_RECONCILE_PERIOD_S": "0.1",
         "FARCALL_SETTLE_S": "0.1",
     }
@@ -247,6 +248,8 @@ def test_users_come_from_a_provider(environ: dict[str, str], tmp_path: Path, nam
             "FARCALL_AUTH_PROVIDER": name,
             "FARCALL_OIDC_ISSUER": provider.issuer,
             "FARCALL_OIDC_AUDIENCE": provider.audience,
+            "FARCALL_OIDC_CLIENTS": provider.client_id,
+            "FARCALL_ALLOWED_DOMAINS": "example.org",
             "FARCALL_GLOBUS_CLIENT_ID": provider.audience,
             "FARCALL_GLOBUS_CLIENT_SECRET": "its own",
             "FARCALL_GLOBUS_SCOPE": "farcall",

@@ -55,9 +55,10 @@ def test_the_image_starts_the_forwarder_with_its_code_on_the_path() -> None:
     ]
 
 
-def test_uv_has_the_version_of_the_makefile() -> None:
-    pinned = next(line for line in (WORKSPACE / "Makefile").read_text().splitlines() if line.startswith("UV_VERSION"))
-    assert f"uv=={pinned.rpartition(' ')[2]}" in _DOCKERFILE.read_text(encoding="utf-8")
+def test_uv_is_installed_with_the_hashes_of_a_clone() -> None:
+    copied, installed = _stages()[0][1:3]
+    assert copied == ("COPY", "uv-requirements.txt /tmp/")
+    assert installed == ("RUN", "pip install --quiet --no-cache-dir --require-hashes -r /tmp/uv-requirements.txt")
 
 
 @pytest.mark.slow

@@ -28,15 +28,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def assembly() -> Path:
-    """The templates and bundles of the current sources."""
-    return ensure_assembly()
+    """The templates and bundles of the current sources, for two users."""
+    return ensure_assembly(settings={"identity.allowed_identities": "ada,grace"})
 
 
 @pytest.fixture(scope="module")
 def tier(assembly: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
-    """A tier with two users. Afterwards no processes or files of it may remain."""
+    """A tier with two users, and the token of another one. Afterwards no processes or files of it may remain."""
     directory = tmp_path_factory.mktemp("tier")
-    with LocalStackTier(directory, users=("ada", "grace"), assembly=assembly) as running:
+    with LocalStackTier(directory, users=("ada", "grace", "mallory"), assembly=assembly) as running:
         tier = running.tier
         yield tier
     assert tier.localstack_pid is not None
@@ -75,6 +75,14 @@ def test_a_request_without_a_valid_token_gets_the_apis_error_format(tier: Tier, 
     assert status == 401
     assert body["status"] == "Failed"
     assert body["code"] == "UNAUTHENTICATED"
+
+
+def test_a_user_who_may_not_use_the_deployment_is_told_so(tier: Tier) -> None:
+    status, body = _get(tier, "/v2/version", tier.tokens["mallory"])
+    assert (status, body["code"], body["http_status_code"]) == (403, "USER_NOT_ALLOWED", 403)
+    assert body["message"].startswith("mallory (identity ")
+    assert body["message"].endswith(" may not use this deployment.")
+    assert body["hint"]
 
 
 def test_an_unknown_route_is_answered_by_the_api(tier: Tier) -> None:

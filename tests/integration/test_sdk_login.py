@@ -26,6 +26,7 @@ from farcall_common.credentials import Credentials
 from farcall_common.exit_codes import exit_code
 from farcall_common.login import KeptLogin, Login, keep, read
 from farcall_endpoint.cloud import Cloud
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import OidcProvider
 from tests.integration.identity_provider import IdentityProvider, serving
 from tests.unit.sdk_cli_runner import Farcall
@@ -57,7 +58,7 @@ class OpenCloud(FakeCloud):
     """A cloud that lets in whoever has a good token of the provider, as the API does."""
 
     def __init__(self, provider: IdentityProvider) -> None:
-        self._oidc = OidcProvider(provider.issuer, audience=provider.audience)
+        self._oidc = OidcProvider(provider.issuer, audience=provider.audience, allowed=AllowedUsers.everyone())
         self._revoked = provider.revoked
         self.refusals = 0
         super().__init__(workers=0)

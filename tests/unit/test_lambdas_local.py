@@ -14,6 +14,7 @@ import pytest
 from farcall_common.errors import Unavailable
 from farcall_common.store import Stores
 from farcall_common.store.model import Task
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import DevProvider
 from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.local import THREADS, LocalResolver
@@ -24,7 +25,11 @@ from tests.support.stores import FakeDatabase, fake_stores
 from tests.waiting import WAIT_S
 
 BEARER = {"Authorization": "Bearer alice-token"}
-DEV = DevProvider({"alice-token": ALICE, "bob-token": BOB})
+EVE = Identity("e7e00000-0000-4000-8000-000000000005", "eve@elsewhere.example")
+DEV = DevProvider(
+    {"alice-token": ALICE, "bob-token": BOB, "eve-token": EVE},
+    allowed=AllowedUsers(identities={ALICE.identity_id, BOB.identity_id}),
+)
 
 
 @pytest.fixture
@@ -84,6 +89,16 @@ def test_invalid_token_is_refused(make: Callable[..., LocalResolver], headers: d
     answer = ask(make(), "GET", "/v3/tasks", headers=headers)
 
     assert (answer.status_code, answer.json()["code"]) == (401, "UNAUTHENTICATED")
+
+
+def test_a_user_who_may_not_use_the_deployment_is_refused(make: Callable[..., LocalResolver]) -> None:
+    answer = ask(make(), "GET", "/v3/whoami", headers={"Authorization": "Bearer eve-token"})
+
+    assert (answer.status_code, answer.json()["code"]) == (403, "USER_NOT_ALLOWED")
+    assert (
+        answer.json()["message"] == f"eve@elsewhere.example (identity {EVE.identity_id}) may not use this deployment."
+    )
+    assert "administrator" in answer.json()["hint"]
 
 
 def test_the_caller_cannot_bring_its_own_identity(make: Callable[..., LocalResolver]) -> None:

@@ -16,8 +16,7 @@ from farcall_infra.bundles import ARM64
 from farcall_infra.ca_bundle import CA_BUNDLE_FILE, FETCH_CA_BUNDLE, CaBundle, is_https_url
 from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
-from farcall_infra.deployment import RECONCILER_CONCURRENCY
-from farcall_infra.profiles import Profile
+from farcall_infra.profiles import IdentitySource, Profile
 
 #: The version of the bootstrap stack that the templates and the CDK's command line need.
 _MIN_BOOTSTRAP: Final = 6
@@ -107,6 +106,7 @@ def run_checks(
     yield _certificate(profile, ca_bundle)
     if profile.identity.oidc_issuer:
         yield _issuer(profile.identity.oidc_issuer, fetch)
+    yield _users(profile.identity)
     try:
         account = aws()
         caller = account.caller()
@@ -188,6 +188,27 @@ def _issuer(issuer: str, fetch: Callable[[str], bytes]) -> Finding:
     return Finding(what, Outcome.FAILED, message, f"Set identity.oidc_issuer to exactly {reported}.")
 
 
+def _users(identity: IdentitySource) -> Finding:
+    what, provider = "users", identity.oidc_issuer or "Globus"
+    if identity.allows_nobody:
+        hint = (
+            "Name them in the identity section of your profile: allowed_identities, allowed_domains, allowed_groups or"
+            " admins; docs/deploy.md says how."
+        )
+        return Finding(what, Outcome.WARNING, "nobody may use this deployment", hint)
+    if identity.allows_everyone:
+        hint = "They can use public endpoints and store data at your cost. Name users, domains or groups instead of *."
+        return Finding(what, Outcome.WARNING, f"everyone who can log in at {provider} may use this deployment", hint)
+    kinds = {
+        "users": identity.allowed_identities,
+        "domains": identity.allowed_domains,
+        "groups": identity.allowed_groups,
+        "administrators": identity.admins,
+    }
+    named = "; ".join(f"{kind} {', '.join(values)}" for kind, values in kinds.items() if values)
+    return Finding(what, Outcome.FINE, named)
+
+
 def _tool(what: str, call: Callable[[], Version], wanted: Version, *, is_fine: Callable[[Version], bool]) -> Finding:
     try:
         version = call()
@@ -220,8 +241,8 @@ def _concurrency(aws: Aws, profile: Profile) -> Finding:
     if limit < _MIN_CONCURRENCY:
         message = f"{limit} at once, the limit of a new account: the API will throttle busy clients"
         return Finding(what, Outcome.WARNING, message, hint)
-    wanted = profile.api.concurrency + RECONCILER_CONCURRENCY
-    if profile.api.concurrency and limit < wanted + UNRESERVABLE:
+    wanted = profile.api.reserved_concurrency
+    if wanted and limit < wanted + UNRESERVABLE:
         message = f"{limit} at once: too few to reserve any for the API, so its functions have no limit of their own"
         return Finding(what, Outcome.WARNING, message, hint)
     return Finding(what, Outcome.FINE, f"{limit} at once")

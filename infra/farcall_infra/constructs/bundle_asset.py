@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
-from farcall_infra.bundles import WORKSPACE, Bundle, WheelPlatform
+from farcall_infra.bundles import WORKSPACE, Bundle, WheelPlatform, content_digest
 
 
 @jsii.implements(cdk.ILocalBundling)
@@ -32,9 +33,24 @@ def lambda_code(bundle: Bundle, *, platform: WheelPlatform) -> lambda_.AssetCode
     return lambda_.Code.from_asset(**_asset(bundle, platform))
 
 
-def bundle_asset(scope: Construct, construct_id: str, *, bundle: Bundle, platform: WheelPlatform) -> s3_assets.Asset:
-    """``bundle`` as a zip file in the deployment's asset bucket."""
-    return s3_assets.Asset(scope, construct_id, **_asset(bundle, platform))
+def bundle_asset(
+    scope: Construct, construct_id: str, *, bundle: Bundle, platform: WheelPlatform
+) -> tuple[s3_assets.Asset, str]:
+    """``bundle`` as a zip file in the deployment's asset bucket, and the SHA-256 of its contents.
+
+    That is also in the file's name: a file of the same sources that another machine has built differently is another
+    file. In a synth without bundles, both are made of the sources.
+    """
+    if not cdk.Stack.of(scope).bundling_required:
+        return s3_assets.Asset(scope, construct_id, **_asset(bundle, platform)), bundle.digest(platform)
+    with tempfile.TemporaryDirectory(prefix="farcall-bundle-") as temporary:
+        directory = Path(temporary) / bundle.name
+        bundle.build(directory, platform=platform)
+        digest = content_digest(directory)
+        asset = s3_assets.Asset(  # which copies the directory
+            scope, construct_id, path=str(directory), asset_hash=digest, asset_hash_type=cdk.AssetHashType.CUSTOM
+        )
+    return asset, digest
 
 
 def _asset(bundle: Bundle, platform: WheelPlatform) -> dict[str, Any]:

@@ -214,11 +214,16 @@ class ForwarderService(Construct):
             cdk.Tags.of(self.service).add(SLEEPS_TAG, f"after {size.idle_minutes} minutes")
 
     def _bundle(self, task: ecs.FargateTaskDefinition, deployment: Deployment) -> dict[str, str]:
-        """Variables with the bundle's location for the boot program, and the permission to read it."""
-        bundle = bundle_asset(self, "Bundle", bundle=deployment.packed(FORWARDER), platform=deployment.target.wheels)
+        """Variables with the bundle's location and digest for the boot program, and the permission to read it."""
+        packed, platform = deployment.packed(FORWARDER), deployment.target.wheels
+        bundle, digest = bundle_asset(self, "Bundle", bundle=packed, platform=platform)
         code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
         task.add_to_task_role_policy(iam.PolicyStatement(actions=["s3:GetObject"], resources=[code]))
-        return {"FARCALL_BUNDLE_BUCKET": bundle.s3_bucket_name, "FARCALL_BUNDLE_KEY": bundle.s3_object_key}
+        return {
+            "FARCALL_BUNDLE_BUCKET": bundle.s3_bucket_name,
+            "FARCALL_BUNDLE_KEY": bundle.s3_object_key,
+            "FARCALL_BUNDLE_DIGEST": digest,
+        }
 
     def _image(self, name: str, task: ecs.FargateTaskDefinition) -> ecs.ContainerImage:
         """The image of that name; for a private ECR repository, with the permission to pull it."""

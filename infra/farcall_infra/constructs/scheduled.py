@@ -12,9 +12,11 @@ from constructs import Construct
 
 from farcall_infra.constructs.fleet import Fleet
 from farcall_infra.constructs.function import PythonFunction
+from farcall_infra.constructs.identity import CallerKey
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.stores import Stores
-from farcall_infra.deployment import RECONCILER_CONCURRENCY, Deployment
+from farcall_infra.deployment import Deployment
+from farcall_infra.profiles import RECONCILER_CONCURRENCY
 
 
 class Reconciler(Construct):
@@ -49,7 +51,9 @@ class Canary(Construct):
     """The function and its schedule. It is outside of the VPC, like users and endpoints, so its connections take the
     same path."""
 
-    def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment, api: lambda_.Function) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, deployment: Deployment, api: lambda_.Function, key: CallerKey
+    ) -> None:
         super().__init__(scope, construct_id)
         canary = PythonFunction(
             self,
@@ -57,11 +61,12 @@ class Canary(Construct):
             deployment=deployment,
             handler="farcall_lambdas.handlers.canary.handle",
             description="Sends a call through the whole cloud tier",
-            environment={"FARCALL_API_FUNCTION": api.function_name},
+            environment={"FARCALL_API_FUNCTION": api.function_name, **key.environment()},
             timeout_s=110,  # done before the next one starts
             retried=False,
         )
         self.function = canary.function
+        key.grant(canary.role)
         canary.role.add_to_principal_policy(
             iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=[api.function_arn])
         )

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Mapping, Set
 from typing import Any, Final
 
 import jwt
 import requests
 
 from farcall_common.errors import Unauthenticated, Unavailable
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import is_safe_address
 
 #: Signatures with a public key only: everyone can verify them, only the issuer can make them.
 _ALGORITHMS: Final = ("RS256", "ES256")
 _REQUIRED: Final = ("exp", "iss", "aud", "sub")
+#: The client that a token was issued to: OpenID Connect and Entra, RFC 9068, Okta.
+_CLIENT_CLAIMS: Final = ("azp", "client_id", "cid")
+#: RFC 9068; Okta and Entra.
+_SCOPE_CLAIMS: Final = ("scope", "scp")
+#: Among the clients: any.
+ANY_CLIENT: Final = "*"
+_GOOGLE: Final = "https://accounts.google.com"
 _LEEWAY_S: Final = 30.0
 _TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 5.0
@@ -25,14 +34,28 @@ class OidcProvider:
     """Accepts access or id tokens of one issuer.
 
     A token must be signed by one of the issuer's keys (RS256 or ES256), be meant for ``audience``, and be valid now,
-    give or take half a minute. The keys are looked up by the issuer's discovery document, fetched again every five
-    minutes, and for a key id that is not known; that at most once in ``cooldown_s`` seconds, however many such tokens
-    come.
+    give or take half a minute. It must have been issued to one of ``clients`` (unless that has ``*``), and carry
+    ``scope``: each if it is given. Its user must be among ``allowed``.
+
+    The keys are looked up by the issuer's discovery document, fetched again every five minutes, and for a key id that
+    is not known; that at most once in ``cooldown_s`` seconds, however many such tokens come.
     """
 
-    def __init__(self, issuer: str, *, audience: str, cooldown_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        issuer: str,
+        *,
+        audience: str,
+        allowed: AllowedUsers,
+        clients: Set[str] = frozenset(),
+        scope: str = "",
+        cooldown_s: float = 10.0,
+    ) -> None:
         self._issuer = issuer
         self._audience = audience
+        self._allowed = allowed
+        self._clients = clients
+        self._scope = scope
         self._cooldown_s = cooldown_s
         self._lock = threading.Lock()
         self._keys: jwt.PyJWKClient | None = None
@@ -48,14 +71,34 @@ class OidcProvider:
             raise Unavailable("The issuer's keys cannot be fetched at the moment.", retry_after_s=_RETRY_S) from error
         except (jwt.PyJWTError, ValueError) as error:  # ValueError: text that is not even ASCII
             raise Unauthenticated("The token is not accepted.") from error
+        self._require_client(claims)
         subject = str(claims["sub"])
         names = (claims.get(claim) for claim in ("preferred_username", "email"))
-        return Identity(
+        identity = Identity(
             identity_id=identity_id_of(self._issuer, subject),
             username=next((name for name in names if isinstance(name, str) and name), subject),
             expires_at=float(claims["exp"]),
             provider="oidc",
         )
+        hosted = claims.get("hd")
+        return self._allowed.require(
+            identity,
+            names=verified_names(self._issuer, claims),
+            domains=[hosted] if isinstance(hosted, str) and hosted else [],
+            groups=lambda: _texts(claims.get("groups")),
+        )
+
+    def _require_client(self, claims: Mapping[str, Any]) -> None:
+        """:raises Unauthenticated: for a token of another client, or without the scope. An issuer makes tokens for
+        several programs, which may share the audience."""
+        if self._clients and ANY_CLIENT not in self._clients:
+            found = {claims[claim] for claim in _CLIENT_CLAIMS if isinstance(claims.get(claim), str)}
+            if not found or not found <= self._clients:
+                raise Unauthenticated("The token was issued to another program.")
+        if self._scope:
+            carried = {part for claim in _SCOPE_CLAIMS for text in _texts(claims.get(claim)) for part in text.split()}
+            if self._scope not in carried:
+                raise Unauthenticated(f"The token lacks the scope {self._scope}.")
 
     def _claims(self, token: str) -> dict[str, Any]:
         key = self._key_client().get_signing_key_from_jwt(token)
@@ -93,6 +136,26 @@ class OidcProvider:
         if not is_safe_address(keys):
             raise Unavailable("The issuer's keys are at an insecure address: it must be https.")
         return keys
+
+
+def verified_names(issuer: str, claims: Mapping[str, Any]) -> list[str]:
+    """The names in a token that its issuer has verified: the e-mail address, if the token says so.
+
+    Never ``preferred_username``, which users of some issuers choose. Google also verifies addresses of others' domains
+    (a private account under an address at work, which outlives the job), and vouches only for its own and for those of
+    an organisation's account (claim ``hd``).
+    """
+    email = claims.get("email")
+    if not isinstance(email, str) or claims.get("email_verified") not in (True, "true"):
+        return []
+    if issuer == _GOOGLE and not (claims.get("hd") or email.lower().endswith("@gmail.com")):
+        return []
+    return [email]
+
+
+def _texts(value: object) -> list[str]:
+    """A claim that is a text or a list of texts, as a list."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
 
 
 def identity_id_of(issuer: str, subject: str) -> str:

@@ -16,6 +16,7 @@ from farcall_lambdas.app import Application
 from farcall_lambdas.fleet import EcsFleet
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.signed_caller import CallerKeys
 
 #: While the database has no free connection, requests must not pile up: they are refused soon, and repeated.
 _CONNECTION_WAIT_S: Final = 2.0
@@ -30,7 +31,10 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
 def _application() -> Application:
     configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
     return Application.over(
-        _stores(), ApiSettings.from_environment(os.environ), fleet=EcsFleet.from_environment(os.environ)
+        _stores(),
+        ApiSettings.from_environment(os.environ),
+        fleet=EcsFleet.from_environment(os.environ),
+        caller_keys=CallerKeys.from_environment(os.environ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,11 +20,12 @@ from farcall_lambdas.canary import NAME, Ask, Canary
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE, configure
 from farcall_lambdas.proxy_event import proxy_event
+from farcall_lambdas.signed_caller import CANARY_ID, CallerKey
 
 logger = Logger(service=SERVICE, child=True)
 
-#: A program that may invoke the API's function names the caller. No provider issues this identity.
-_IDENTITY: Final = Identity("fa2ca11c-0000-4000-8000-ca0a2700ca0a", NAME)
+#: Seconds that a signed request is valid.
+_VALID_S: Final = 60.0
 
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, float]:  # noqa: ARG001  # Lambda's signature
@@ -47,12 +49,14 @@ def _canary() -> Canary:
 
 
 def _invoker(function: str) -> Ask:
-    """Calls the API's function as API Gateway does: no token is needed."""
+    """Calls the API's function as API Gateway does. No token is needed: the API accepts our key for our identity."""
+    key = CallerKey.from_environment(os.environ)
     client = boto3.client("lambda", config=Config(read_timeout=30, retries={"total_max_attempts": 2}))
 
     def ask(method: str, path: str, body: dict[str, Any] | None) -> Any:
         text = None if body is None else json.dumps(body)
-        event = proxy_event(method, path, text, caller=_IDENTITY)
+        caller = Identity(CANARY_ID, NAME, expires_at=time.time() + _VALID_S)
+        event = proxy_event(method, path, text, caller=caller, key=key)
         answer = json.load(client.invoke(FunctionName=function, Payload=json.dumps(event).encode())["Payload"])
         status = int(answer.get("statusCode", 500))  # a function that failed answers with something else
         content = str(answer.get("body", ""))

@@ -67,9 +67,10 @@ class TokenAuthorizer:
             f"{context.api_id}/{context.stage}/{request['http_method']}{request['path']}"
         )
         decision = self._decide(authorizer, token, method_arn, region=context.region)
+        # First, because the response of a refusal may refer to it.
+        context.context_variables["authorizer"] = {"principalId": decision.principal_id, **decision.context}
         if not decision.allows(method_arn):
             raise AccessDeniedError("User is not authorized to access this resource")
-        context.context_variables["authorizer"] = {"principalId": decision.principal_id, **decision.context}
 
     def _decide(self, authorizer: dict[str, Any], token: str, method_arn: str, *, region: str) -> _Decision:
         key = (authorizer["id"], token)

@@ -60,6 +60,8 @@ def _use_response_templates() -> None:
         if template := (configured.get("responseTemplates") or {}).get("application/json"):
             message = str(exception.message or "")
             quoted = template.replace("$context.error.messageString", json.dumps(message))
+            for name, value in (context.context_variables.get("authorizer") or {}).items():
+                quoted = quoted.replace(f"$context.authorizer.{name}", value)
             response.set_response(quoted.replace("$context.error.message", message))
         return response
 

@@ -1,0 +1,87 @@
+"""Authorization: who may use a deployment, by identity, verified domain and group. Nobody may by default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Final
+
+from farcall_common.errors import ConfigurationError, UserNotAllowed
+from farcall_lambdas.identity import Identity
+
+#: Among the identities: everybody whose token the identity provider accepts.
+EVERYONE: Final = "*"
+
+#: Characters of a user name in an error.
+_NAME_CHARACTERS: Final = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class AllowedUsers:
+    """Those who may use the deployment: people with one of ``identities`` or ``admins`` (identity ids, or names that
+    the identity provider has verified), with a verified name in one of ``domains``, or in one of ``groups``.
+
+    Identities and domains are compared without regard to case, groups exactly.
+    """
+
+    identities: Set[str] = frozenset()
+    domains: Set[str] = frozenset()
+    groups: Set[str] = frozenset()
+    admins: Set[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for field in ("identities", "domains", "admins"):
+            object.__setattr__(self, field, frozenset(each.lower() for each in getattr(self, field)))
+        if EVERYONE in self.domains | self.groups | self.admins:
+            raise ConfigurationError(f"{EVERYONE!r}, everyone, is possible only among the allowed identities.")
+
+    @classmethod
+    def everyone(cls) -> AllowedUsers:
+        """Whoever has a valid token."""
+        return cls(identities=frozenset({EVERYONE}))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> AllowedUsers:
+        """Read FARCALL_ALLOWED_IDENTITIES, FARCALL_ALLOWED_DOMAINS, FARCALL_ALLOWED_GROUPS and FARCALL_ADMINS, each a
+        list with commas."""
+
+        def read(name: str) -> frozenset[str]:
+            return frozenset(filter(None, (part.strip() for part in environ.get(name, "").split(","))))
+
+        return cls(
+            identities=read("FARCALL_ALLOWED_IDENTITIES"),
+            domains=read("FARCALL_ALLOWED_DOMAINS"),
+            groups=read("FARCALL_ALLOWED_GROUPS"),
+            admins=read("FARCALL_ADMINS"),
+        )
+
+    def require(
+        self,
+        identity: Identity,
+        *,
+        names: Iterable[str] = (),
+        domains: Iterable[str] = (),
+        groups: Callable[[], Iterable[str]] = tuple,
+    ) -> Identity:
+        """The identity, with ``is_admin`` set, if it may use the deployment.
+
+        ``names`` and ``domains`` are those that the identity provider has verified: what a user can choose must not be
+        among them. A name belongs to the domain after its last ``@``. ``groups`` is called only if its answer decides.
+
+        :raises UserNotAllowed: if it may not.
+        """
+        known_names = {name.lower() for name in names if name}
+        known = known_names | {each.lower() for each in identity.identity_set}
+        known_domains = {name.rpartition("@")[2] for name in known_names if "@" in name}
+        known_domains |= {domain.lower() for domain in domains}
+        is_admin = bool(known & self.admins)
+        if not (
+            is_admin
+            or EVERYONE in self.identities
+            or known & self.identities
+            or known_domains & self.domains
+            or (self.groups and not self.groups.isdisjoint(groups()))
+        ):
+            name = "".join(filter(str.isprintable, identity.username))[:_NAME_CHARACTERS]
+            raise UserNotAllowed(f"{name} (identity {identity.identity_id}) may not use this deployment.")
+        return dataclasses.replace(identity, is_admin=is_admin)
