@@ -237,6 +237,13 @@ def test_too_large_details_are_dropped() -> None:
     assert clean_details({str(number): "x" * 1000 for number in range(100)}) == {}
 
 
+@pytest.mark.parametrize("transitions", ["x", 5, ["a", 1], None, {"a": "soon", "b": True, "c": [], "d": math.nan}])
+def test_transitions_of_a_task_are_times_by_name(transitions: object) -> None:
+    assert clean_details({"task_transitions": transitions}) == {"task_transitions": {}}
+    times = {"execution-start": 1.5, "execution-end": 2}
+    assert clean_details({"task_transitions": times, "os": "linux"}) == {"task_transitions": times, "os": "linux"}
+
+
 def test_long_and_deep_values_are_truncated() -> None:
     deep: dict[str, Any] = {}
     deepest = deep

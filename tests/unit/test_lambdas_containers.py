@@ -77,9 +77,9 @@ def test_invalid_container_is_refused(api: MemoryApi, change: dict[str, str]) ->
 def submit(api: MemoryApi, container: str, runs: object = None) -> Answer:
     function = {"function_name": "f", "function_code": "x"}
     function_id = api.call("POST", "/v3/functions", function).body["function_uuid"]
-    metadata = {} if runs is None else {"runtime": {"containers": runs}}
-    endpoint = {"endpoint_name": "e", "metadata": metadata}
-    endpoint_id = api.call("POST", "/v3/endpoints", endpoint).body["endpoint_id"]
+    endpoint_id = api.call("POST", "/v3/endpoints", {"endpoint_name": "e"}).body["endpoint_id"]
+    if runs is not None:
+        api.stores.endpoints.change_endpoint(endpoint_id, {"metadata": {"runtime": {"containers": runs}}})
     body = {"tasks": {function_id: ["p"]}, "container": container}
     return api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body)
 

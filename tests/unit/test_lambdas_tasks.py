@@ -298,3 +298,30 @@ def test_a_task_has_a_history(lab: Lab) -> None:
     assert body["events"][1] == {
         "state": "running", "reporter": "agent", "at": 5.0, "attempt": 1, "detail": {"manager": "m1"}
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("transitions", ["x", 5, ["a"], [["a", 1]], None, {"execution-start": "soon"}])
+def test_a_malformed_report_of_an_endpoint_does_not_break_answers(lab: Lab, transitions: object) -> None:
+    broken, other = lab.submit(2)
+    lab.end(broken, result=b"r", details={"task_transitions": transitions}, timings={"ended_at": 2.0})
+    lab.end(other, result=b"r")
+
+    for caller_headers in ({}, GLOBUS):
+        assert lab.get(broken, headers=caller_headers)["result"] == "r"
+        answer = lab.api.call("POST", "/v2/batch_status", {"task_ids": [broken, other]}, headers=caller_headers)
+        assert answer.status == 200
+        assert {task["result"] for task in answer.body["results"].values()} == {"r"}
+
+
+def test_a_task_that_cannot_be_shown_is_an_error_of_its_own(lab: Lab) -> None:
+    broken, other = lab.submit(2)
+    lab.end(broken, TaskState.FAILED, error=ErrorRecord("X", "m", traceback=5))  # type: ignore[arg-type]
+    lab.end(other, result=b"r")
+
+    answer = lab.api.call("POST", "/v2/batch_status", {"task_ids": [broken, other]})
+
+    assert answer.status == 200
+    assert answer.body["results"][other]["result"] == "r"
+    shown = answer.body["results"][broken]
+    assert (shown["status"], shown["error"]["code"]) == ("failed", "RESULT_MALFORMED")
+    assert lab.get(broken) == shown

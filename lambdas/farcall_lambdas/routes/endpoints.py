@@ -82,7 +82,7 @@ def get_endpoint(endpoint_id: Id, call: CurrentCall) -> EndpointAnswer:
         endpoint_version=_text(reported.get("endpoint_version")),
         sdk_version=_text(reported.get("sdk_version")),
         subscription_uuid=_text(reported.get("subscription_uuid")),
-        runtime=EndpointRuntime(**runtime) if isinstance(runtime := reported.get("runtime"), dict) else None,
+        runtime=EndpointRuntime.read(reported),
     )
 
 

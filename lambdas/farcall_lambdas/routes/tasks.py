@@ -1,13 +1,15 @@
 """Task routes: read, explain, cancel, retry, discard."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
-from farcall_common.errors import ErrorRecord, ResultTooLarge, TaskUnknown
+from farcall_common.errors import ErrorRecord, Fault, ResultTooLarge, TaskUnknown
 from farcall_common.store.model import QueueState, Task
 from farcall_common.wire.states import TaskState
+from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.fields import Cursor, Id, Instant, decode_cursor, encode_cursor, instant
 from farcall_lambdas.models.tasks import (
     BatchStatus,
@@ -35,7 +37,16 @@ from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.results import TaskView
 from farcall_lambdas.services.why import Situation, Why
 
+logger = Logger(service=SERVICE, child=True)
+
 router = new_router()
+
+_UNREADABLE: Final = ErrorRecord(
+    code="RESULT_MALFORMED",
+    message="The record of the task cannot be shown.",
+    hint="Upgrade the endpoint's software, then run the task again.",
+    fault=Fault.PEER,
+)
 
 
 @router.get("/v2/tasks/<task_id>", summary="Get a task", tags=["tasks"])
@@ -131,7 +142,17 @@ def discard_task(task_id: Id, call: CurrentCall) -> DiscardAnswer:
 
 
 def task_answer(view: TaskView, call: Call) -> TaskAnswer:
-    """A task as an answer shows it."""
+    """A task as an answer shows it. One that cannot be shown has an error, so that the other tasks of the answer are
+    shown: its endpoint reported what it has."""
+    try:
+        return _task_answer(view, call)
+    except (TypeError, ValueError) as error:  # pydantic's are values' errors, too
+        task_id = view.task.task_id
+        logger.error("a task cannot be shown", task_id=task_id, exc_info=error)
+        return _failed(task_id, _UNREADABLE)
+
+
+def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
     task = view.task
     error = task.error
     # Globus Compute's client reads results and exceptions only: other reasons become exceptions.
@@ -184,11 +205,16 @@ def _details(task: Task, call: Call) -> dict[str, Any]:
     if not task.details and not transitions:
         return {}
     workers = call.workers_of(task.endpoint_id) if call.is_globus_client else {}
-    return {**workers, **task.details, "task_transitions": {**task.details.get("task_transitions", {}), **transitions}}
+    reported = task.details.get("task_transitions")
+    reported = reported if isinstance(reported, dict) else {}
+    return {**workers, **task.details, "task_transitions": {**reported, **transitions}}
 
 
 def _unknown(task_id: str) -> TaskAnswer:
-    error = TaskUnknown(f"There is no task {task_id}.").record
+    return _failed(task_id, TaskUnknown(f"There is no task {task_id}.").record)
+
+
+def _failed(task_id: str, error: ErrorRecord) -> TaskAnswer:
     return TaskAnswer(task_id=task_id, status=TaskState.FAILED.value, reason=error.message, error=error.to_json())
 
 

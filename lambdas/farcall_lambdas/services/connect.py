@@ -12,7 +12,7 @@ from farcall_common.errors import Forbidden, ForwarderWaking, NoForwarder, RateL
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.models.endpoints import Connect
+from farcall_lambdas.models.endpoints import RUNTIME, Connect
 from farcall_lambdas.services.base import Context, Service
 
 #: Forwarders in an answer: enough to survive the loss of two.
@@ -61,9 +61,9 @@ class ConnectService(Service):
             runtime["serializers"] = sorted(wanted.serializers)
         if wanted.platform:
             runtime["platform"] = wanted.platform
-        if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
+        if any(runtime.values()) and endpoint.metadata.get(RUNTIME) != runtime:
             # Only this field: its owner may be changing or deleting the endpoint at this moment.
-            self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
+            self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, RUNTIME: runtime}})
         if key_owner is None:
             done = self._entry(
                 identity,

@@ -15,7 +15,7 @@ from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
-from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
+from farcall_lambdas.models.endpoints import RUNTIME, EndpointRuntime, RegisterEndpoint, UpdateEndpoint
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
 from farcall_lambdas.services.base import Service
 
@@ -91,14 +91,14 @@ class EndpointService(Service):
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
         """Workers of an endpoint as reported when it last connected, with Globus Compute's keys."""
         endpoint = self._stores.endpoints.get_endpoint(endpoint_id)
-        runtime = endpoint.metadata.get("runtime") if endpoint is not None else None
-        if not isinstance(runtime, dict) or not runtime.get("python_version"):
+        runtime = EndpointRuntime.read(endpoint.metadata) if endpoint is not None else None
+        if runtime is None or not runtime.python_version:
             return {}
-        workers = {"endpoint_id": endpoint_id, "python_version": str(runtime["python_version"])}
-        packages = runtime.get("packages") or {}
+        workers = {"endpoint_id": endpoint_id, "python_version": runtime.python_version}
+        packages = runtime.packages
         others = {
             "dill_version": packages.get("dill"),
-            "os": runtime.get("platform"),
+            "os": runtime.platform,
             "globus_compute_sdk_version": (ours := packages.get("farcall-endpoint")) and f"farcall-endpoint {ours}",
         }
         return workers | {name: str(value) for name, value in others.items() if value}
@@ -130,6 +130,10 @@ def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
 def _changes(wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint) -> dict[str, Any]:
     """The fields that were sent. An explicit null clears a text or the allow-list, and is ignored elsewhere."""
     sent = wanted.model_fields_set
+    if RUNTIME in (wanted.metadata or {}):
+        raise InvalidRequest(
+            f"metadata has the field {RUNTIME}, which the endpoint's agent reports.", hint=f"Leave {RUNTIME} out."
+        )
     changes: dict[str, Any] = {
         name: getattr(wanted, name) for name in ("display_name", "description", "allowed_functions") if name in sent
     }

@@ -33,6 +33,7 @@ from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.models.endpoints import RUNTIME
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.blobs import BlobService
@@ -284,7 +285,7 @@ def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> No
 
 def _runtime(endpoint: Endpoint) -> Mapping[str, Any]:
     """The runtime that the endpoint reported when it last connected."""
-    runtime = endpoint.metadata.get("runtime")
+    runtime = endpoint.metadata.get(RUNTIME)
     return runtime if isinstance(runtime, dict) else {}
 
 
