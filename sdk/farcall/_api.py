@@ -178,7 +178,13 @@ class Api:
         return list(self.http.call("GET", f"/v2/taskgroup/{quote(task_group_id, safe='')}")["tasks"])
 
     def list_events(self, task_id: str) -> list[Json]:
-        return list(self.http.call("GET", f"/v3/tasks/{quote(task_id, safe='')}/events")["events"])
+        events: list[Json] = []
+        after: int | None = 0
+        while after is not None:
+            page = self._call("GET", f"/v3/tasks/{quote(task_id, safe='')}/events", query={"after": after})
+            events += page["events"]
+            after = page.get("next")
+        return events
 
     def why(self, task_id: str) -> Json:
         return self._call("GET", f"/v3/tasks/{quote(task_id, safe='')}/why")

@@ -32,7 +32,7 @@ from farcall._client import connection_of
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, Conflict, ContainerUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
 from farcall_common.payload import Serializer, describe_exception
-from farcall_common.store.model import TaskResult
+from farcall_common.store.model import TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState, new_task_id
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import MemoryApi
@@ -494,6 +494,17 @@ def test_there_is_no_stream_without_a_forwarder(cloud: Cloud) -> None:
 
 def test_the_version(cloud: Cloud) -> None:
     assert {"api", "min_sdk_version", "min_ep_version", "min_endpoint_version"} <= cloud.client.version_check().keys()
+
+
+def test_a_history_of_many_pages_is_read_whole() -> None:
+    real = Real(ApiSettings(max_response_bytes=1200))
+    with real.client as client:
+        function_id = client.register_function(divide)
+        task_id = client.run(6, b=3, endpoint_id=real.endpoint_id, function_id=function_id)
+        at = dt.datetime.now(dt.UTC)
+        moves = [TaskEvent(task_id, TaskState.RUNNING, Reporter.AGENT, at, attempt=number) for number in range(1, 8)]
+        real.api.stores.tasks.record_transitions(moves)
+        assert [event["attempt"] for event in client.get_task_events(task_id)] == list(range(8))
 
 
 def test_byte_code_that_an_endpoint_cannot_run_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, FrameMalformed
+from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import (
     EndpointStatus,
     LeasedTask,
@@ -19,6 +20,7 @@ from farcall_common.store.model import (
     QueuedTask,
     SharedResults,
     Task,
+    TaskEvent,
     TaskResult,
 )
 from farcall_common.store.tickets import Tickets
@@ -487,6 +489,26 @@ def test_waiting_transitions_are_recorded_together() -> None:
         (task_id(2), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
         (task_id(2), TaskState.RUNNING, Reporter.AGENT),
     ]
+
+
+def test_an_agent_cannot_fill_the_history_of_a_task() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    recorded_events: list[TaskEvent] = []
+    for _ in range(MAX_TRANSITIONS):
+        moves = tuple(
+            wire.TaskTransition(task_id=task_id(1), attempt=1, state=state, at=EPOCH, detail={"x": "y" * 60_000})
+            for state in (TaskState.RUNNING, TaskState.WAITING_FOR_LAUNCH)
+        )
+        world.hears(wire.TaskTransitions(transitions=moves))
+        for action in world.after(POLICY.transitions_idle_s):
+            if isinstance(action, do.RecordTransitions):
+                recorded_events += action.events
+                world.on(ev.TransitionsRecorded())
+    reported = [event for event in recorded_events if event.reporter is Reporter.AGENT]
+    assert len(reported) == MAX_TRANSITIONS
+    assert all(not event.detail for event in reported)
 
 
 # -- several forwarders ------------------------------------------------------------------------------------------------

@@ -325,3 +325,22 @@ def test_a_task_that_cannot_be_shown_is_an_error_of_its_own(lab: Lab) -> None:
     shown = answer.body["results"][broken]
     assert (shown["status"], shown["error"]["code"]) == ("failed", "RESULT_MALFORMED")
     assert lab.get(broken) == shown
+
+
+def test_a_long_history_is_read_in_pages() -> None:
+    lab = Lab(ApiSettings(max_response_bytes=3000))
+    [task_id] = lab.submit()
+    at = dt.datetime.fromtimestamp(5.0, dt.UTC)
+    moves = [TaskEvent(task_id, TaskState.RUNNING, Reporter.AGENT, at, attempt=number) for number in range(1, 9)]
+    lab.api.stores.tasks.record_transitions(moves)
+    path = f"/v3/tasks/{task_id}/events"
+
+    first = lab.api.call("GET", f"{path}?limit=3").body
+    second = lab.api.call("GET", f"{path}?after={first['next']}").body  # as many as fit an answer
+    third = lab.api.call("GET", f"{path}?after={second['next']}").body
+
+    pages = [[event["attempt"] for event in page["events"]] for page in (first, second, third)]
+    assert pages == [[0, 1, 2], [3, 4, 5, 6, 7], [8]]
+    assert "next" not in third
+    for query in ("limit=0", "limit=1001", "after=-1", "after=x"):
+        assert lab.api.call("GET", f"{path}?{query}").status == 422

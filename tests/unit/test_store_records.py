@@ -21,6 +21,7 @@ from farcall_common.errors import (
     QuotaExceeded,
     Unavailable,
 )
+from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store import (
     AuditEntry,
     BlobRef,
@@ -793,6 +794,30 @@ class RecordsSuite:
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.SUCCESS, 1)
         assert len(records.tasks.list_events("t1")) == 3
+
+    def test_an_agent_cannot_fill_the_history(self, records: Records) -> None:
+        records.tasks.add_tasks([make_task("t1"), make_task("t2")])
+        states = [TaskState.RUNNING, TaskState.WAITING_FOR_LAUNCH] * (MAX_TRANSITIONS // 2 + 10)
+        reports = [transition("t1", state, 1) for state in states]
+        records.tasks.record_transitions([*reports, transition("t2", TaskState.RUNNING, 1)])
+        for state in states[:5]:
+            records.tasks.record_transitions([transition("t1", state, 1)])
+        assert len(records.tasks.list_events("t1")) == 1 + MAX_TRANSITIONS
+        assert len(records.tasks.list_events("t2")) == 2
+        # Those of another attempt, and of other reporters, are recorded.
+        later = [transition("t1", TaskState.WAITING_FOR_NODES, 2), transition("t1", TaskState.RUNNING, 2)]
+        assert records.tasks.record_transitions(later) == ["t1"]
+        assert records.tasks.list_events("t1")[-2:] == later
+        assert records.tasks.get_tasks(["t1"])["t1"].state is TaskState.RUNNING
+
+    def test_history_is_read_in_pages(self, records: Records) -> None:
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_transitions([transition("t1", TaskState.RUNNING, attempt) for attempt in range(1, 6)])
+        whole = records.tasks.list_events("t1")
+        assert [event.attempt for event in whole] == [0, 1, 2, 3, 4, 5]
+        assert records.tasks.list_events("t1", limit=2) == whole[:2]
+        assert records.tasks.list_events("t1", after=2, limit=3) == whole[2:5]
+        assert records.tasks.list_events("t1", after=6) == []
 
     def test_events_of_unknown_tasks_are_dropped(self, records: Records) -> None:
         assert records.tasks.record_transitions([transition("unknown", TaskState.RUNNING, 1)]) == []

@@ -245,6 +245,7 @@ class Tasks(Audited, Protocol):
         """Append events and change the tasks' states; a transition that is not legal any more (the task is finished,
         further, or at a later attempt) only leaves its event. ``event.attempt`` raises the task's attempt.
 
+        Of an attempt, an agent may report MAX_TRANSITIONS; later ones are dropped.
         Returns the ids of the tasks whose attempt rose. For a task with ``idempotent=False`` that is the permit to
         dispatch it: without it, some forwarder had it before, and it may have started.
 
@@ -260,7 +261,8 @@ class Tasks(Audited, Protocol):
         :raises InvalidRequest: for a state that is not terminal, or one that its reporter may not report.
         """
 
-    def list_events(self, task_id: str) -> Sequence[TaskEvent]: ...
+    def list_events(self, task_id: str, *, after: int = 0, limit: int | None = None) -> Sequence[TaskEvent]:
+        """The history of a task, oldest first, after the first ``after`` events: they never change."""
 
     # open and old tasks
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:

@@ -243,8 +243,11 @@ class TaskEventShape(Shape):
 
 
 class TaskEvents(Shape):
+    """Oldest first. With ``next`` there may be more: pass it as ``after``, the number of events to leave out."""
+
     task_id: str
     events: list[TaskEventShape]
+    next: Maybe[int] = None
 
 
 class WhyEndpoint(Shape):

@@ -98,7 +98,13 @@ def list_tasks(
 
 
 @router.get("/v3/tasks/<task_id>/events", summary="The history of a task", tags=["tasks"])
-def get_task_events(task_id: Id, call: CurrentCall) -> TaskEvents:
+def get_task_events(
+    task_id: Id,
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+) -> TaskEvents:
+    found, following = call.services.results.events(call.identity, task_id, after=after, limit=limit)
     events = [
         TaskEventShape(
             state=event.state.value,
@@ -107,9 +113,9 @@ def get_task_events(task_id: Id, call: CurrentCall) -> TaskEvents:
             attempt=event.attempt,
             detail=dict(event.detail),
         )
-        for event in call.services.results.events(call.identity, task_id)
+        for event in found
     ]
-    return TaskEvents(task_id=task_id, events=events)
+    return TaskEvents(task_id=task_id, events=events, next=following)
 
 
 @router.get("/v3/tasks/<task_id>/why", summary="Why a task is where it is", tags=["tasks"])

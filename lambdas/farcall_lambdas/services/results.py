@@ -155,9 +155,16 @@ class ResultService(Service):
         """The caller's task groups, newest first, older than the group ``before``."""
         return self._stores.tasks.list_groups(identity.identity_id, before=before, limit=limit)
 
-    def events(self, identity: Identity, task_id: str) -> Sequence[TaskEvent]:
-        """The history of a task; the same error."""
-        return self.history(identity, task_id)[1]
+    def events(
+        self, identity: Identity, task_id: str, *, after: int, limit: int
+    ) -> tuple[Sequence[TaskEvent], int | None]:
+        """A page of the history of a task, after its first ``after`` events, as many as fit an answer; and the
+        ``after`` of the next page, None if there is none. The same error."""
+        self.task(identity, task_id)
+        found = self._stores.tasks.list_events(task_id, after=after, limit=limit)
+        shown = self._fitting(found, shown=lambda event: dict(event.detail))
+        has_more = len(found) == limit or len(shown) < len(found)
+        return shown, after + len(shown) if has_more else None
 
     def task(self, identity: Identity, task_id: str) -> Task:
         """A task as it is recorded; the same error."""
