@@ -200,9 +200,24 @@ class TestBatches:
         assert body["response"] == "batch"
         assert body["results"][done]["result"] == "00\nr"
         assert body["results"][pending]["status"] == "received"
+        assert (body["results"].keys(), body["unknown"]) == ({done, pending}, [unknown])
+
+    def test_globus_client_gets_an_unknown_task_as_a_failed_one(self, lab: Lab) -> None:
+        unknown = str(uuid.uuid4())
+
+        body = lab.api.call("POST", "/v2/batch_status", {"task_ids": [unknown]}, headers=GLOBUS).body
+
         assert body["results"][unknown]["error"]["code"] == "TASK_UNKNOWN"
         assert (body["results"][unknown]["task_id"], body["results"][unknown]["status"]) == (unknown, "failed")
         assert "exception" not in body["results"][unknown]
+        assert "unknown" not in body
+
+    def test_thousands_of_unknown_tasks_are_not_spelled_out(self, lab: Lab) -> None:
+        ids = [str(uuid.uuid4()) for _ in range(10_000)]
+
+        answer = lab.api.call("POST", "/v2/batch_status", {"task_ids": ids})
+
+        assert answer.body == {"response": "batch", "results": {}, "unknown": ids}
 
     def test_results_that_do_not_fit_come_with_the_next_request(self) -> None:
         lab = Lab(ApiSettings(max_response_bytes=10_000))
@@ -253,7 +268,7 @@ class TestOthers:
         batch = lab.api.call("POST", "/v2/batch_status", {"task_ids": [task_id]}, caller=BOB)
 
         assert {(answer.status, answer.body["code"]) for answer in answers} == {(404, "TASK_UNKNOWN")}
-        assert batch.body["results"][task_id]["error"]["code"] == "TASK_UNKNOWN"
+        assert (batch.body["results"], batch.body["unknown"]) == ({}, [task_id])
         assert lab.api.call("GET", "/v3/tasks", caller=BOB).body == {"tasks": []}
         assert lab.api.call("GET", f"/v2/taskgroup/{lab.group_id}", caller=BOB).body["code"] == "TASK_GROUP_UNKNOWN"
 

@@ -146,6 +146,18 @@ class QueueSuite:
         assert take(9, 200) == TokensTaken(5)
         assert take(1, 100, bucket="bob") == TokensTaken(1)
 
+    def test_token_bucket_may_have_debts(self, queue: Queue, clock: Clock) -> None:
+        clock.now = 100
+        assert queue.take_tokens("alice", 25, rate_per_s=2, burst=5, in_debt=True) == TokensTaken(25)
+        assert queue.take_tokens("alice", 1, rate_per_s=2, burst=5) == TokensTaken(0, 10.5)
+        clock.now = 105
+        assert queue.take_tokens("alice", 2, rate_per_s=2, burst=5, in_debt=True) == TokensTaken(2)
+        assert queue.take_tokens("alice", 1, rate_per_s=2, burst=5) == TokensTaken(0, 6.5)
+        clock.now = 111.5
+        assert queue.take_tokens("alice", 9, rate_per_s=2, burst=5) == TokensTaken(1)
+        clock.now = 200
+        assert queue.take_tokens("alice", 9, rate_per_s=2, burst=5) == TokensTaken(5)
+
     def test_token_bucket_tolerates_a_clock_set_back(self, queue: Queue, clock: Clock) -> None:
         clock.now = 100
         assert queue.take_tokens("alice", 5, rate_per_s=2, burst=5) == TokensTaken(5)

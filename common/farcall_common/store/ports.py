@@ -490,8 +490,13 @@ class Queue(Registry, Protocol):
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
 
-    def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
-        """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full."""
+    def take_tokens(
+        self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
+    ) -> TokensTaken:
+        """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full.
+
+        With ``in_debt``, take all of them: a bucket that had fewer gives none until it has filled up to one again.
+        """
 
 
 class WakeUps(Protocol):

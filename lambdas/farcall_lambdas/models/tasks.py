@@ -191,10 +191,12 @@ class BatchStatus(Shape):
 
 
 class TaskBatchAnswer(Shape):
-    """Results that do not fit one answer are left out: request the missing tasks again."""
+    """Results that do not fit one answer are left out: request the missing tasks again. unknown are the tasks that
+    you do not have; Globus Compute's client gets them as failed tasks in results."""
 
     response: str = "batch"
     results: dict[str, TaskAnswer]
+    unknown: Maybe[list[str]] = None
 
 
 class TaskGroupEntry(Shape):

@@ -56,15 +56,20 @@ def get_task(task_id: Id, call: CurrentCall) -> TaskAnswer:
 
 @router.post("/v2/batch_status", summary="Get many tasks", tags=["tasks"])
 def get_task_batch(body: BatchStatus, call: CurrentCall) -> TaskBatchAnswer:
+    call.count(len(body.task_ids))
     views = call.services.results.get_many(call.identity, body.task_ids, takes_refs=call.takes_refs)
-    return TaskBatchAnswer(
-        results={task_id: task_answer(view, call) if view else _unknown(task_id) for task_id, view in views.items()}
-    )
+    unknown = [task_id for task_id, view in views.items() if view is None]
+    results = {task_id: task_answer(view, call) for task_id, view in views.items() if view is not None}
+    if call.is_globus_client:  # it knows no other form
+        results |= {task_id: _unknown(task_id) for task_id in unknown}
+        unknown = []
+    return TaskBatchAnswer(results=results, unknown=unknown or None)
 
 
 @router.get("/v2/taskgroup/<task_group_id>", summary="List your tasks of a group", tags=["tasks"])
 def get_task_group(task_group_id: Id, call: CurrentCall) -> TaskGroupAnswer:
     tasks = call.services.results.group(call.identity, task_group_id)
+    call.count(len(tasks))
     return TaskGroupAnswer(
         taskgroup_id=task_group_id,
         tasks=[TaskGroupEntry(id=task.task_id, created_at=_globus_time(task)) for task in tasks],
@@ -92,6 +97,7 @@ def list_tasks(
         before=decode_cursor(before),
         limit=limit,
     )
+    call.count(len(tasks))
     last = tasks[-1] if may_have_more else None
     next_page = encode_cursor(last.submitted_at, last.task_id) if last and last.submitted_at else None
     return TaskList(tasks=[_entry(task, call) for task in tasks], next=next_page)
@@ -105,6 +111,7 @@ def get_task_events(
     after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
 ) -> TaskEvents:
     found, following = call.services.results.events(call.identity, task_id, after=after, limit=limit)
+    call.count(len(found))
     events = [
         TaskEventShape(
             state=event.state.value,
@@ -130,6 +137,7 @@ def cancel_task(task_id: Id, call: CurrentCall) -> CancelAnswer:
 
 @router.post("/v3/tasks/cancel", summary="Cancel many tasks", tags=["tasks"])
 def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
+    call.count(len(body.task_ids))
     cancelled = call.services.cancel.cancel_all(call.identity, body.task_ids)
     return CancelBatchAnswer(results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()})
 
