@@ -96,7 +96,8 @@ class Real:
         records = self.api.stores
         results = []
         for task in records.tasks.list_open_tasks(self.endpoint_id):
-            [(_, code)] = records.functions.get_bodies([(task.function_id, task.function_hash)]).values()
+            found = records.functions.get_bodies([(task.function_id, task.function_hash)])
+            _, code = found[task.function_id][task.function_hash]
             payload = task.payload or self.api.stores.blobs.read(task.payload_ref.blob_key)  # type: ignore[union-attr]
             result = TaskResult(task.task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT)
             try:
@@ -552,6 +553,10 @@ def test_endpoints_can_be_registered_and_changed() -> None:
         assert (shown["name"], shown["display_name"], shown["public"]) == ("lab", "The lab", True)
         assert shown["hostname"] == "n1"
         assert client.get_allowed_functions(endpoint_id)["functions"] == [function_id]
+        client.register_endpoint("lab", endpoint_id, allowed_functions=[f"{function_id.upper()}@1"])
+        assert client.get_allowed_functions(endpoint_id)["functions"] == [f"{function_id}@1"]
+        with pytest.raises(ValueError, match="is not a UUID"):
+            client.register_endpoint("lab", endpoint_id, allowed_functions=["square"])
         for asked in ({"auth_policy": function_id}, {"high_assurance": True}, {"admins": [function_id]}):
             with pytest.raises(Unsupported, match=next(iter(asked))):
                 client.register_endpoint("lab", **asked)

@@ -39,6 +39,8 @@ class IdentityProvider:
     #: The status of all answers, with the body of a refusal; 0 for none.
     limited: int = 0
     keys: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    #: Paths that answer with a redirect, with its target.
+    redirects: dict[str, str] = dataclasses.field(default_factory=dict)
     #: Requests by path.
     asked: list[str] = dataclasses.field(default_factory=list)
     grants: list[str] = dataclasses.field(default_factory=list)
@@ -182,6 +184,8 @@ def serving() -> Iterator[IdentityProvider]:
                 match path:
                     case _ if provider.broken:
                         self._answer(503, {})
+                    case _ if path in provider.redirects:
+                        self._answer(302, {}, location=provider.redirects[path])
                     case "/.well-known/openid-configuration":
                         self._answer(200, provider.discovery())
                     case "/jwks":

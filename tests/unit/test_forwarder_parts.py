@@ -279,11 +279,12 @@ def test_transitions_of_one_task_are_bounded() -> None:
 
 def test_the_function_cache_is_bounded_by_bytes() -> None:
     cache = FunctionCache(limit_bytes=10)
-    cache.add("a", "name", b"12345")
-    cache.add("b", "name", b"12345")
-    assert cache.get("a")
-    cache.add("c", "name", b"12345")
-    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (("name", b"12345"), None, ("name", b"12345"))
+    cache.add("f", "a", "name", b"12345")
+    cache.add("f", "b", "name", b"12345")
+    assert cache.get("f", "a")
+    cache.add("f", "c", "name", b"12345")
+    found = [cache.get("f", function_hash) for function_hash in "abc"]
+    assert found == [("name", b"12345"), None, ("name", b"12345")]
 
 
 def test_run_tasks_messages_are_split_by_bytes_and_functions_come_first() -> None:

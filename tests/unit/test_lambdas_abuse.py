@@ -146,7 +146,7 @@ class AbuseSuite:
     def test_allow_list_does_not_change_with_new_versions(self, person: Person) -> None:
         other = Person(person.api)
         theirs, own = other.function(public=True), person.function_id
-        endpoint_id = person.endpoint(public=True, allowed_functions=[theirs.upper(), own])
+        endpoint_id = person.endpoint(public=True, allowed_functions=[f"{theirs.upper()}@1", own])
         assert other.submit(endpoint_id=endpoint_id, function=theirs).status == 200
 
         other.ok("PUT", f"/v3/functions/{theirs}", {"function_code": "8\n00\nmalware"})
@@ -161,6 +161,15 @@ class AbuseSuite:
         person.ok("PUT", f"/v3/endpoints/{endpoint_id}", {"allowed_functions": [f"{own}@1"]})
         assert person.submit(endpoint_id=endpoint_id, function=own).status == 403
         assert person.submit(endpoint_id=endpoint_id, function=f"{own}@1").status == 200
+
+    def test_another_users_function_is_allowed_by_version_only(self, person: Person) -> None:
+        theirs = Person(person.api).function(public=True)
+        for method, path in (("POST", "/v3/endpoints"), ("PUT", f"/v3/endpoints/{person.endpoint_id}")):
+            body = {"endpoint_name": "e", "allowed_functions": [person.function_id, theirs]}
+            answer = person.refused(400, "INVALID_REQUEST", method, path, body)
+            assert theirs in answer.body["message"]
+            assert f"{theirs}@VERSION" in answer.body["hint"]
+        assert person.ok("GET", f"/v3/endpoints/{person.endpoint_id}/allowed_functions")["restricted"] is False
 
     @pytest.mark.parametrize("entry", ["{}@0", "{}@", "{}@x", "{}@1 ", "{}@1@2", "@1", "{}@99999999999"])
     def test_allowed_version_is_a_version(self, person: Person, entry: str) -> None:

@@ -210,3 +210,18 @@ def test_forwarders_sleep_after_a_time_without_connections(lab: Lab) -> None:
 def test_forwarders_never_sleep_without_a_fleet(lab: Lab) -> None:
     lab.announce(dataclasses.replace(forwarder(1), idle_s=10_000.0))
     assert lab.api.application.services.idle.run() == 0
+
+
+def test_a_key_that_two_users_ask_for_at_once_belongs_to_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.announce(forwarder(1))
+    monkeypatch.setattr(lab.queue, "find_peers", lambda _: {})  # as both see it before either is admitted
+
+    first = lab.stream()
+    second = lab.api.call("POST", "/v3/stream", {"public_key": KEY}, caller=BOB)
+    agent = lab.connect()
+    monkeypatch.undo()
+
+    assert first.status == 200
+    assert {(answer.status, answer.body["code"]) for answer in (second, agent)} == {(403, "FORBIDDEN")}
+    assert second.body["hint"] == "Make a new key pair."
+    assert lab.queue.find_peers([KEY])[KEY] == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)

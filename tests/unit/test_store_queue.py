@@ -884,7 +884,11 @@ class QueueSuite:
     def test_an_admitted_peer_is_known(self, queue: Queue) -> None:
         key = PeerKey("z85{}[]", PeerKind.AGENT, "e1")
         assert queue.find_peers([key.public_key]) == {}
-        queue.admit(key, ttl_s=60)
+        assert queue.admit(key, ttl_s=60)
+        assert queue.find_peers([key.public_key])[key.public_key] == key
+        assert queue.admit(key, ttl_s=60), "its own key again"
+        assert not queue.admit(PeerKey(key.public_key, PeerKind.AGENT, "e2"), ttl_s=60)
+        assert not queue.admit(PeerKey(key.public_key, PeerKind.CLIENT, "e1"), ttl_s=60)
         assert queue.find_peers([key.public_key])[key.public_key] == key
         queue.dismiss([key.public_key, "unknown"])
         queue.dismiss([])

@@ -179,10 +179,12 @@ class RecordsSuite:
         records.functions.add_function(make_function())
         records.functions.add_function(make_function(version=2, body=b"better", body_hash="h2"))
         records.functions.add_function(make_function("f2", owner_id="bob", body=b"other", body_hash="h3"))
-        wanted = [("f1", "hash"), ("f1", "h2"), ("f1", "h3"), ("f9", "hash")]
+        records.functions.add_function(make_function("f3", owner_id="bob", name="copy"))
+        wanted = [("f1", "hash"), ("f1", "h2"), ("f1", "h3"), ("f9", "hash"), ("f3", "hash")]
+        body = b"\x00body\xff"
         assert records.functions.get_bodies(wanted) == {
-            "hash": ("square", b"\x00body\xff"),
-            "h2": ("square", b"better"),
+            "f1": {"hash": ("square", body), "h2": ("square", b"better")},
+            "f3": {"hash": ("copy", body)},
         }
 
     def test_an_alias_names_a_function_until_it_names_another(self, records: Records) -> None:

@@ -92,8 +92,9 @@ class Functions(Audited, Protocol):
         """Change name, description and sharing of a function that exists."""
 
     def get_version(self, function_id: str, version: int, *, with_body: bool = True) -> Function | None: ...
-    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, tuple[str, bytes]]:
-        """Names and bodies by body hash; ``wanted`` are ids of functions, each with the hash of one of its versions."""
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, tuple[str, bytes]]]:
+        """Names and bodies by function id and body hash; ``wanted`` are ids of functions, each with the hash of one of
+        its versions. Functions with equal bodies have their own names."""
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
         """Versions of a function, newest first, without bodies; ``created_at`` is when a version was added."""
@@ -331,8 +332,9 @@ class Registry(Protocol):
     def forwarders(self) -> Sequence[ForwarderInfo]:
         """Live forwarders, without those that drain."""
 
-    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
-        """Let a CURVE key connect for a while."""
+    def admit(self, key: PeerKey, *, ttl_s: float) -> bool:
+        """Let a CURVE key connect for a while. Returns whether it may: one that is admitted for another peer stays
+        that peer's."""
 
     def dismiss(self, public_keys: Sequence[str]) -> None:
         """Stop admitting these CURVE keys."""

@@ -151,12 +151,12 @@ class TasksLeased(EndpointEvent, frozen=True):
 
 
 class TasksPrepared(Event, frozen=True):
-    """``bodies`` maps function hashes to names and bodies, ``urls`` maps blob keys to pre-signed GETs. ``refused`` are
-    tasks without a permit: they may have been started from another spool. ``payloads`` are those that the queue did
-    not have, by task id."""
+    """``bodies`` maps function ids and hashes to names and bodies, ``urls`` maps blob keys to pre-signed GETs.
+    ``refused`` are tasks without a permit: they may have been started from another spool. ``payloads`` are those that
+    the queue did not have, by task id."""
 
     order: PrepareTasks
-    bodies: Mapping[str, tuple[str, bytes]]
+    bodies: Mapping[str, Mapping[str, tuple[str, bytes]]]
     urls: Mapping[str, str]
     refused: frozenset[str]
     payloads: Mapping[str, bytes] = msgspec.field(default_factory=dict)

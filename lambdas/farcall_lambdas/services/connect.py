@@ -106,7 +106,7 @@ class ConnectService(Service):
         except Unavailable:
             return  # Then no forwarder is known either.
         if known is not None:
-            raise Forbidden("This key belongs to another user.", hint="Make a new key pair.")
+            raise _foreign_key()
         if not taken.tokens:
             raise RateLimited("You made too many new keys.", hint=_KEEP_KEY, retry_after_s=taken.wait_s)
 
@@ -117,7 +117,8 @@ class ConnectService(Service):
             self._wake(now)
             raise NoForwarder("No forwarder is running.", retry_after_s=RETRY_AFTER_S)
         ttl_s = self._settings.ticket_ttl_s
-        self._stores.queue.admit(peer, ttl_s=ttl_s)
+        if not self._stores.queue.admit(peer, ttl_s=ttl_s):
+            raise _foreign_key()  # another user has got it since it was checked
         ticket = self._stores.tickets.issue(peer, expires_at=now + ttl_s)
         return Admitted(forwarders[:MAX_FORWARDERS], ticket, now + ttl_s)
 
@@ -133,6 +134,10 @@ class ConnectService(Service):
             self._fleet.wake()
             self._woken_at = now
         raise ForwarderWaking("The forwarder was idle and is starting.", retry_after_s=WAKING_RETRY_AFTER_S)
+
+
+def _foreign_key() -> Forbidden:
+    return Forbidden("This key belongs to another user.", hint="Make a new key pair.")
 
 
 def rank(forwarders: Sequence[ForwarderInfo], subject: str) -> Sequence[ForwarderInfo]:

@@ -108,16 +108,23 @@ class EndpointService(Service):
     ) -> dict[str, Any]:
         changes = _changes(wanted, endpoint)
         if wanted.allowed_functions:
-            changes["allowed_functions"] = self._pinned(identity, wanted.allowed_functions)
+            self._check_fixed(identity, wanted.allowed_functions)
         return changes
 
-    def _pinned(self, identity: Identity, references: Sequence[str]) -> Sequence[str]:
-        """Allowed functions must not change: a function of another owner, who can change it at any time, is pinned to
-        its current newest version."""
+    def _check_fixed(self, identity: Identity, references: Sequence[str]) -> None:
+        """Allowed functions must not change: another owner can change a function at any time, also between its review
+        and this request.
+
+        :raises InvalidRequest: for another user's function without a version.
+        """
         bare = [reference for reference in references if "@" not in reference]
         found = self._stores.functions.get_functions(bare, with_bodies=False) if bare else {}
-        others = {id_: f"{id_}@{each.version}" for id_, each in found.items() if not identity.owns(each.owner_id)}
-        return [others.get(reference, reference) for reference in references]
+        for function_id, function in found.items():
+            if not identity.owns(function.owner_id):
+                raise InvalidRequest(
+                    f"Function {function_id} belongs to another user, who can change it.",
+                    hint=f"Allow a version that you have read: {function_id}@VERSION.",
+                )
 
 
 def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
