@@ -197,7 +197,8 @@ def recorded(flush: do.FlushResults) -> ev.Flushed:
 
 
 def test_a_hello_claims_the_endpoint() -> None:
-    assert World().hears(hello()) == [do.ClaimEndpoint(ENDPOINT_ID, 1, SPOOL_ID, POLICY.ownership_ttl_s)]
+    claim = do.ClaimEndpoint(ENDPOINT_ID, 1, AGENT.public_key, SPOOL_ID, POLICY.ownership_ttl_s)
+    assert World().hears(hello()) == [claim]
 
 
 def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
@@ -481,7 +482,7 @@ def test_a_function_with_the_body_of_another_has_its_own_name() -> None:
     world.core._context.functions.add("private", "hash", "ALICES-PRIVATE-NAME", b"body")
 
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
-    assert isinstance(prepare, do.PrepareTasks), "it is fetched as if nobody else had it"
+    assert isinstance(prepare, do.PrepareTasks), "it is fetched as if no other function had this body"
     assert prepare.functions == [("function", "hash")]
     [order] = sent(world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset())))
 
@@ -635,7 +636,7 @@ def test_after_a_wipe_the_session_stays_and_results_wait_for_the_rebuilt_queue()
     world.dispatch(leased(1), leased(2))
     flush = the_flush(world.hears(success(1), b"one"))
     lost = ev.Flushed([ev.BatchFlushed(flush.batches[0], lost=True)], {}, {}, EPOCH)
-    assert world.on(lost) == [do.ClaimEndpoint(ENDPOINT_ID, 1, SPOOL_ID, POLICY.ownership_ttl_s)]
+    assert world.on(lost) == [do.ClaimEndpoint(ENDPOINT_ID, 1, AGENT.public_key, SPOOL_ID, POLICY.ownership_ttl_s)]
     [read] = world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 8))
     assert isinstance(read, do.ReadLeases)
     [restore] = world.on(ev.StepLost(read))
@@ -1008,7 +1009,7 @@ def test_a_restarted_agent_takes_over_from_its_former_process() -> None:
     world.serve(credit=1)
     restarted = hello(instance_id="00000000-0000-4000-8000-000000000002")
     actions = world.hears(restarted, routing_id=b"second")
-    assert do.ClaimEndpoint(ENDPOINT_ID, 2, SPOOL_ID, POLICY.ownership_ttl_s) in actions
+    assert do.ClaimEndpoint(ENDPOINT_ID, 2, AGENT.public_key, SPOOL_ID, POLICY.ownership_ttl_s) in actions
     [refused] = [action for action in actions if isinstance(action, do.Send)]
     assert refused.routing_id == b"agent"
 

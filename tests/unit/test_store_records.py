@@ -37,7 +37,7 @@ from farcall_common.store import (
     TaskResult,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import Presence, QueuedTask, Quota, Quotable, SpoolMark
+from farcall_common.store.model import EndpointKey, Presence, QueuedTask, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
@@ -575,6 +575,43 @@ class RecordsSuite:
         records.endpoints.add_endpoint_key("e2", "another", at=T0)
         assert records.endpoints.find_endpoints_by_key(["key", "another", "other"]) == {"key": "e1", "another": "e2"}
 
+    def test_an_endpoint_has_two_keys_at_most(self, records: Records) -> None:
+        for endpoint_id in ("e1", "e2"):
+            records.endpoints.put_endpoint(Endpoint(endpoint_id, "alice", "a"))
+        assert records.endpoints.add_endpoint_key("e1", "k1", at=at(1)) == []
+        assert records.endpoints.add_endpoint_key("e1", "k2", at=at(2)) == []
+        assert records.endpoints.add_endpoint_key("e2", "k0", at=T0) == []
+        assert records.endpoints.add_endpoint_key("e1", "k1", at=at(3)) == []
+        assert records.endpoints.add_endpoint_key("e1", "k3", at=at(3)) == ["k1"]
+        assert records.endpoints.add_endpoint_key("e1", "k4", at=T0) == ["k2"], "the new one stays"
+        assert records.endpoints.list_endpoint_keys("e1") == [EndpointKey("k4", T0), EndpointKey("k3", at(3))]
+        assert records.endpoints.list_endpoint_keys("e2") == [EndpointKey("k0", T0)]
+        assert records.endpoints.find_endpoints_by_key(["k1", "k3"]) == {"k3": "e1"}
+        assert records.endpoints.add_endpoint_key("e1", "k1", at=at(4)) == ["k4"], "a deleted one may come back"
+
+    def test_a_revoked_key_cannot_be_added_again(self, records: Records) -> None:
+        for endpoint_id in ("e1", "e2"):
+            records.endpoints.put_endpoint(Endpoint(endpoint_id, "alice", "a"))
+        records.endpoints.add_endpoint_key("e1", "k1", at=at(1))
+        records.endpoints.add_endpoint_key("e1", "k2", at=at(2))
+        assert not records.endpoints.revoke_endpoint_key("e2", "k1", at=at(3))
+        assert records.endpoints.revoke_endpoint_key("e1", "k1", at=at(3))
+        assert not records.endpoints.revoke_endpoint_key("e1", "k1", at=at(3))
+        assert not records.endpoints.revoke_endpoint_key("e1", "unknown", at=at(3))
+        assert records.endpoints.list_endpoint_keys("e1") == [EndpointKey("k2", at(2))]
+        assert records.endpoints.find_endpoints_by_key(["k1", "k2"]) == {"k2": "e1"}
+        for endpoint_id in ("e1", "e2"):
+            with pytest.raises(Conflict):
+                records.endpoints.add_endpoint_key(endpoint_id, "k1", at=at(4))
+        assert records.endpoints.add_endpoint_key("e1", "k3", at=at(4)) == [], "a revoked key does not count"
+        for number in range(100):
+            records.endpoints.add_endpoint_key("e1", f"r{number}", at=at(5))
+            assert records.endpoints.revoke_endpoint_key("e1", f"r{number}", at=at(6 + number))
+        records.endpoints.add_endpoint_key("e1", "k1", at=at(200))  # 101 revoked keys are not remembered
+        assert EndpointKey("k1", at(200)) in records.endpoints.list_endpoint_keys("e1")
+        with pytest.raises(Conflict):
+            records.endpoints.add_endpoint_key("e1", "r0", at=at(200))
+
     def test_endpoint_update_changes_named_fields_only(self, records: Records) -> None:
         records.endpoints.put_endpoint(
             Endpoint("e1", "alice", "a", public=True, metadata={"os": "linux"}, created_at=T0)
@@ -598,7 +635,7 @@ class RecordsSuite:
     def test_deleted_endpoint_loses_its_keys(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))
         records.endpoints.add_endpoint_key("e1", "key", at=T0)
-        assert records.endpoints.list_endpoint_keys("e1") == ["key"]
+        assert records.endpoints.list_endpoint_keys("e1") == [EndpointKey("key", T0)]
         assert records.endpoints.list_endpoint_keys("e2") == []
         assert records.endpoints.delete_endpoint("e1")
         assert not records.endpoints.delete_endpoint("e1")

@@ -180,6 +180,14 @@ class Endpoint:
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
 
 
+@dataclasses.dataclass(frozen=True)
+class EndpointKey:
+    """A CURVE public key (Z85) with which an endpoint's agent may connect."""
+
+    public_key: str
+    added_at: dt.datetime
+
+
 class PeerKind(enum.StrEnum):
     """Role of a CURVE key."""
 

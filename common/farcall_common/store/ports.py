@@ -20,6 +20,7 @@ from farcall_common.store.model import (
     CancelOutcome,
     Container,
     Endpoint,
+    EndpointKey,
     ForwarderInfo,
     Function,
     FunctionAlias,
@@ -156,14 +157,22 @@ class Endpoints(Audited, Protocol):
         """Record presence, in one transaction. The last of an endpoint counts; unknown endpoints are skipped."""
 
     # keys
-    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
-        """Assign a CURVE key to an endpoint. Repeating it is harmless."""
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime, most: int = 2) -> Sequence[str]:
+        """Assign a CURVE key to an endpoint. Repeating it is harmless. Of more than ``most`` keys, those that were
+        added first are deleted; returns them.
 
-    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
-        """The CURVE public keys (Z85) of an endpoint."""
+        :raises Conflict: if it belongs to another endpoint, or was revoked.
+        :raises EndpointUnknown: if the endpoint does not exist.
+        """
+
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[EndpointKey]:
+        """The keys of an endpoint that are not revoked, the oldest first."""
+
+    def revoke_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> bool:
+        """Revoke a key for ever, or as long as the endpoint has not revoked 100 others. False if it has no such key."""
 
     def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
-        """The endpoints of CURVE public keys (Z85), by key."""
+        """The endpoints of CURVE public keys (Z85) that are not revoked, by key."""
 
     # spools
     def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:

@@ -90,6 +90,7 @@ class Endpoint:
         self.endpoint_id = endpoint_id
         self.generation = generation
         self.instance_id = hello.instance_id
+        self.public_key = session.peer.public_key
         self.weights = hello.weights
 
         self.context = context

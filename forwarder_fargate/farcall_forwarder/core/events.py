@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated
+from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated, TicketInvalid
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedResults, Task, TaskResult
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, GenerationStep, PrepareTasks, ResultBatch
@@ -114,9 +114,10 @@ class EndpointClaimed(GenerationEvent, frozen=True):
 
 
 class ClaimRefused(GenerationEvent, frozen=True):
-    """Another agent of the endpoint is connected elsewhere, the endpoint was deleted, or the spool is an old copy."""
+    """Another agent of the endpoint is connected elsewhere, the endpoint or the agent's key was deleted, or the spool
+    is an old copy."""
 
-    error: EndpointInUse | EndpointUnknown | SpoolOutdated
+    error: EndpointInUse | EndpointUnknown | SpoolOutdated | TicketInvalid
 
 
 class LeasesRead(EndpointEvent, frozen=True):

@@ -140,6 +140,20 @@ class AllowedFunctions(Shape):
     functions: list[str]
 
 
+class EndpointKeyEntry(Shape):
+    """``added_at`` in epoch seconds."""
+
+    public_key: str
+    added_at: float
+
+
+class EndpointKeys(Shape):
+    """The keys with which agents of an endpoint may connect, the oldest first."""
+
+    endpoint_id: str
+    keys: list[EndpointKeyEntry]
+
+
 class Connect(Shape):
     """An agent requests a connection to a forwarder."""
 

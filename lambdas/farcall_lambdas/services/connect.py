@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from farcall_common.errors import Forbidden, ForwarderWaking, NoForwarder, RateLimited, Unavailable
-from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
+from farcall_common.errors import Conflict, Forbidden, ForwarderWaking, NoForwarder, RateLimited, Unavailable
+from farcall_common.store.model import AuditEntry, ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import RUNTIME, Connect
 from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.endpoints import end_sessions
 
 #: Forwarders in an answer: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
@@ -72,7 +73,7 @@ class ConnectService(Service):
                 owner_id=endpoint.owner_id,
                 public_key=wanted.public_key,
             )
-            self._stores.endpoints.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=self._now())
+            self._add_key(endpoint_id, wanted.public_key, done)
         return dataclasses.replace(self._admit(peer), owner_id=endpoint.owner_id)
 
     def stream(self, identity: Identity, public_key: str) -> Admitted:
@@ -86,6 +87,19 @@ class ConnectService(Service):
         peer = PeerKey(public_key, PeerKind.CLIENT, identity.identity_id)
         self._check_key(identity, peer)
         return self._admit(peer)
+
+    def _add_key(self, endpoint_id: str, public_key: str, done: AuditEntry) -> None:
+        """:raises Forbidden: if it was revoked, or another endpoint has got it."""
+        try:
+            endpoints = self._stores.endpoints.audited(done)
+            former = endpoints.add_endpoint_key(endpoint_id, public_key, at=self._now())
+        except Conflict as error:
+            raise Forbidden(
+                "This key was revoked, or belongs to another endpoint.",
+                hint="Make a new key pair: move curve.secret out of the endpoint's directory and start it.",
+            ) from error
+        if former:
+            end_sessions(self._stores, endpoint_id, former)
 
     def _check_key(self, identity: Identity, peer: PeerKey) -> None:
         """Each key is kept while its ticket is valid: new keys of an identity are limited.

@@ -9,8 +9,9 @@ from typing import Any
 
 from aws_lambda_powertools import Logger
 
-from farcall_common.errors import InvalidRequest, Unavailable
-from farcall_common.store.model import Endpoint, Quota, Quotable
+from farcall_common.errors import InvalidRequest, NotFound, Unavailable
+from farcall_common.store import Stores
+from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
@@ -73,13 +74,32 @@ class EndpointService(Service):
         """Delete an endpoint of the caller, and disconnect its agent: its machine or its key may be compromised."""
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         done = self._entry(identity, "endpoint.delete", endpoint_id, owner_id=endpoint.owner_id)
-        keys = self._stores.endpoints.list_endpoint_keys(endpoint_id)
+        keys = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
         self._stores.endpoints.audited(done).delete_endpoint(endpoint_id)
-        try:
-            self._stores.queue.dismiss(keys)
-            self._stores.queue.evict(endpoint_id)
-        except Unavailable:
-            logger.warning("queue unavailable; an agent may stay until its ticket expires", endpoint_id=endpoint_id)
+        end_sessions(self._stores, endpoint_id, keys)
+
+    def keys(self, identity: Identity, endpoint_id: str) -> Sequence[EndpointKey]:
+        """The keys of an endpoint of the caller, the oldest first."""
+        self._access.own_endpoint(identity, endpoint_id)
+        return self._stores.endpoints.list_endpoint_keys(endpoint_id)
+
+    def revoke_key(self, identity: Identity, endpoint_id: str, public_key: str) -> None:
+        """Revoke a key of an endpoint of the caller, and end the session of the agent that has it. An agent with
+        another key of the endpoint connects again.
+
+        :raises NotFound: if the endpoint has no such key.
+        """
+        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        known = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
+        if public_key not in known:
+            raise NotFound(
+                f"Endpoint {endpoint_id} has no such key.", hint=f"GET /v3/endpoints/{endpoint_id}/keys lists its keys."
+            )
+        done = self._entry(
+            identity, "endpoint.key.revoke", endpoint_id, owner_id=endpoint.owner_id, public_key=public_key
+        )
+        self._stores.endpoints.audited(done).revoke_endpoint_key(endpoint_id, public_key, at=self._now())
+        end_sessions(self._stores, endpoint_id, [public_key])
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Online while heartbeats arrive: a forwarder that died cannot report its endpoints as offline."""
@@ -125,6 +145,15 @@ class EndpointService(Service):
                     f"Function {function_id} belongs to another user, who can change it.",
                     hint=f"Allow a version that you have read: {function_id}@VERSION.",
                 )
+
+
+def end_sessions(stores: Stores, endpoint_id: str, keys: Sequence[str]) -> None:
+    """Refuse these former keys of an endpoint from now on, and end the session of its agent."""
+    try:
+        stores.queue.dismiss(keys)
+        stores.queue.evict(endpoint_id)
+    except Unavailable:
+        logger.warning("queue unavailable; an agent may stay until its ticket expires", endpoint_id=endpoint_id)
 
 
 def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
