@@ -37,7 +37,7 @@ from farcall_common.store import (
     TaskResult,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import EndpointKey, Presence, QueuedTask, Quota, Quotable, SpoolMark
+from farcall_common.store.model import FORBIDDEN, EndpointKey, Presence, QueuedTask, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
@@ -476,6 +476,13 @@ class RecordsSuite:
         assert seen("alice", limit=2) == [0, 1]
         first = records.audit.list_entries(["alice"], limit=1)[0]
         assert seen("alice", after=(first.at, first.audit_id)) == [1, 2]
+
+    def test_a_refusal_is_shown_to_the_owner_of_the_object(self, records: Records) -> None:
+        refusal = AuditEntry(T0, "bob", FORBIDDEN, "e1", "alice")
+        records.audit.add_entries([refusal, AuditEntry(at(1), "bob", FORBIDDEN, "e2", "bob")])
+        assert [entry.object_id for entry in records.audit.list_entries(["alice"])] == ["e1"]
+        assert [entry.object_id for entry in records.audit.list_entries(["bob"])] == ["e2"]
+        assert [entry.object_id for entry in records.audit.list_entries(["alice", "bob"])] == ["e1", "e2"]
 
     def test_old_audit_entries_are_purged(self, records: Records) -> None:
         records.audit.add_entries([make_entry("endpoint.update", "e1", seconds=n) for n in range(5)])

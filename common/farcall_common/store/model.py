@@ -71,6 +71,10 @@ class OpenTask:
     submitted_at: dt.datetime
 
 
+#: The action of an audit entry about a refusal, which only the owner of the object reads: it names that owner.
+FORBIDDEN: Final = "request.forbidden"
+
+
 @dataclasses.dataclass(frozen=True)
 class AuditEntry:
     """An entry of the audit log: ``action`` (like ``function.delete``) by ``identity_id``, on an object of

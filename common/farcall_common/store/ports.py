@@ -311,8 +311,8 @@ class Audit(Protocol):
         after: tuple[dt.datetime, int] | None = None,
         limit: int = 100,
     ) -> Sequence[AuditEntry]:
-        """Entries by these identities, and by others on their objects, from ``since`` to before ``until``, oldest
-        first; with ``after``, those after the entry of that time and id."""
+        """Entries by these identities (without refusals), and by others on their objects, from ``since`` to before
+        ``until``, oldest first; with ``after``, those after the entry of that time and id."""
 
     def purge_entries(self, *, before: dt.datetime, limit: int) -> int:
         """Delete up to ``limit`` older entries. Returns how many."""

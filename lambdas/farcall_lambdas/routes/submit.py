@@ -1,6 +1,6 @@
 """Submit routes: tasks, and uploads of large payloads."""
 
-from farcall_common.errors import FarcallError
+from farcall_common.errors import FarcallError, Forbidden
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.models.fields import Id
@@ -83,6 +83,8 @@ def _submit_part(
             call.services.admission.count(call.identity)
         submitted = call.services.submit.submit(call.identity, endpoint_id, wanted)
     except FarcallError as error:
+        if isinstance(error, Forbidden):
+            call.services.account.note_refusal(call.identity, error, route="POST /v2/submit")
         status = status_of(error)
         if status >= 500:
             raise

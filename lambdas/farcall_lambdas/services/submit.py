@@ -254,7 +254,9 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
     for function in functions.values():
         version = f"{function.function_id}@{function.version}"
         if allowed.isdisjoint((function.function_id, version)):
-            raise FunctionNotPermitted(f"Endpoint {endpoint.endpoint_id} does not run function {version}.")
+            raise FunctionNotPermitted(f"Endpoint {endpoint.endpoint_id} does not run function {version}.").of(
+                endpoint.endpoint_id, owner_id=endpoint.owner_id
+            )
 
 
 def _check_container(endpoint: Endpoint, container: Container) -> None:
