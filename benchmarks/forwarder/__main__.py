@@ -102,6 +102,8 @@ class Bench:
         for _ in range(count):
             endpoint = SimulatedEndpoint(wire.new_id(), PeerKind.AGENT, tally=self.tally)
             self.stores.endpoints.put_endpoint(Endpoint(endpoint.subject, _OWNER_ID, f"bench-{endpoint.subject}"))
+            now = dt.datetime.now(dt.UTC)
+            self.stores.endpoints.add_endpoint_key(endpoint.subject, endpoint.key.public_key, at=now)
             self.stores.queue.admit(endpoint.key, ttl_s=3600)
             added.append(endpoint)
         self.endpoints += added

@@ -54,7 +54,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 
 class Fault(enum.StrEnum):
@@ -219,6 +219,14 @@ class Forbidden(FarcallError):
     code = "FORBIDDEN"
     fault = Fault.CALLER
     default_hint = "Only the owner has access, unless it is public: ask the owner to make it public."
+    #: What the caller may not use, and its owner, if they are known: for the audit, and not in the record.
+    object_id: str = ""
+    owner_id: str = ""
+
+    def of(self, object_id: str, *, owner_id: str) -> Self:
+        """The error, with the object and its owner."""
+        self.object_id, self.owner_id = object_id, owner_id
+        return self
 
 
 class UserNotAllowed(Forbidden):

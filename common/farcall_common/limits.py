@@ -26,6 +26,11 @@ MAX_FRAMES: Final = 10_000
 #: All frames of one envelope together.
 MAX_ENVELOPE_BYTES: Final = 64 * MIB
 
+# -- history: PROTOCOL.md, section 4 -----------------------------------------------------------------------------------
+
+#: Transitions of one attempt of a task that an agent may report: two for each of 100 starts.
+MAX_TRANSITIONS: Final = 200
+
 # -- user bytes: PROTOCOL.md, sections 4, 6 and 7 ----------------------------------------------------------------------
 
 #: A payload or result that travels with its task; larger ones go through the blob store.

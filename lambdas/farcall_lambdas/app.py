@@ -14,7 +14,7 @@ from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRe
 from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import FarcallError, InvalidRequest, RequestTooLarge
+from farcall_common.errors import FarcallError, Forbidden, InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.fleet import Fleet
@@ -78,6 +78,10 @@ def assemble(resolver: ApiGatewayResolver) -> None:
         if isinstance(error, UnicodeDecodeError) and error.object == _binary_body(event):
             # Powertools decodes the body before our code runs.
             error = InvalidRequest("The body is not UTF-8 text.", hint="Send a JSON object.")
+        if isinstance(error, Forbidden):
+            services: Services = resolver.context["services"]
+            route = f"{event.http_method} {event.path[:_PATH_CHARACTERS]}"
+            services.account.note_refusal(resolver.context[CALLER], error, route=route)
         return error_response(error, request_id=str(event["requestContext"].get("requestId", "")))
 
     for router in ROUTERS:

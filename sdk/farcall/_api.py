@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from farcall._arguments import as_reference
 from farcall._http import Http
-from farcall_common.errors import DeserializationError, Forbidden
+from farcall_common.errors import DeserializationError, Forbidden, TaskUnknown
 
 Json = dict[str, Any]
 
@@ -147,7 +147,7 @@ class Api:
         answer = self.http.call(
             "POST", "/v2/batch_status", body={"task_ids": task_ids}, retry_timeout_s=retry_timeout_s, stop=stop
         )
-        return dict(answer["results"])
+        return {**answer["results"], **{task_id: _unknown(task_id) for task_id in answer.get("unknown") or ()}}
 
     def all_status(self, task_ids: Sequence[str]) -> dict[str, Json]:
         """Tasks by id, in as many requests as that takes."""
@@ -178,7 +178,13 @@ class Api:
         return list(self.http.call("GET", f"/v2/taskgroup/{quote(task_group_id, safe='')}")["tasks"])
 
     def list_events(self, task_id: str) -> list[Json]:
-        return list(self.http.call("GET", f"/v3/tasks/{quote(task_id, safe='')}/events")["events"])
+        events: list[Json] = []
+        after: int | None = 0
+        while after is not None:
+            page = self._call("GET", f"/v3/tasks/{quote(task_id, safe='')}/events", query={"after": after})
+            events += page["events"]
+            after = page.get("next")
+        return events
 
     def why(self, task_id: str) -> Json:
         return self._call("GET", f"/v3/tasks/{quote(task_id, safe='')}/why")
@@ -293,3 +299,9 @@ class Blobs:
         grant = self._api.grant_blob(size_bytes=len(data), sha256=sha256)
         self._api.http.put(grant["upload_url"], data, headers=grant["headers"])
         return str(grant["blob_key"])
+
+
+def _unknown(task_id: str) -> Json:
+    """A task that the caller does not have, as an answer about tasks shows one that failed."""
+    error = TaskUnknown(f"There is no task {task_id}.").record
+    return {"task_id": task_id, "status": "failed", "reason": error.message, "error": error.to_json()}

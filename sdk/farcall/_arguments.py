@@ -16,6 +16,17 @@ def as_reference(value: str | uuid.UUID) -> str | None:
         return None
 
 
+def as_function_id(value: str | uuid.UUID) -> str:
+    """A function's id in its canonical form, with ``@`` and a version if it has one.
+
+    :raises ValueError: if it is neither.
+    """
+    reference = as_reference(value)
+    if reference is None:
+        raise ValueError(f"{value!r} is not a UUID, nor a UUID, @ and a version")
+    return reference
+
+
 def as_id(value: str | uuid.UUID) -> str:
     """A UUID in its canonical form.
 

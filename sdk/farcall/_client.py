@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from farcall._arguments import as_id, refuse
+from farcall._arguments import as_function_id, as_id, refuse
 from farcall._settings import Settings, bearer_token
 from farcall._task_info import TaskInfo, Why
 from farcall_common.backoff import Backoff
@@ -583,7 +583,7 @@ class Client(SourceCode):
         An argument that is None changes nothing. `farcall-endpoint start` registers its own endpoint.
 
         :param public: whether all users may use it.
-        :param allowed_functions: ids of the only functions that it runs.
+        :param allowed_functions: ids of the only functions that it runs; those of other users as ``<id>@<version>``.
         :param auth_policy: only None, as ``high_assurance`` and ``admins``, which are not enforced.
         :raises Unsupported: for those.
         """
@@ -594,7 +594,7 @@ class Client(SourceCode):
             "metadata": metadata,
             "multi_user": multi_user,
             "display_name": display_name,
-            "allowed_functions": None if allowed_functions is None else [as_id(each) for each in allowed_functions],
+            "allowed_functions": None if allowed_functions is None else [as_function_id(f) for f in allowed_functions],
             "public": public,
             "subscription_uuid": None if subscription_id is None else as_id(subscription_id),
         }

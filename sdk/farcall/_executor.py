@@ -122,10 +122,11 @@ class Submitter(concurrent.futures.Executor):
     memoize: _Option[bool | None] = _Option()
     """Whether a call that was made before may be answered with the result that it had; None = as registered.
 
-    Only successes of your own tasks are remembered. Two calls are the same if the bytes of function and arguments
-    are: that holds for equal plain data (JSON types), arrays, and objects that were built in the same way, in any
-    order of keyword arguments. Equal values that are written differently are different calls: sets and dictionaries
-    in another order, 1 and 1.0, one object twice and two equal ones, functions and classes of a script that changed.
+    Only successes of your own tasks at the same endpoint are remembered. Two calls are the same if the bytes of
+    function and arguments are: that holds for equal plain data (JSON types), arrays, and objects that were built in the
+    same way, in any order of keyword arguments. Equal values that are written differently are different calls: sets and
+    dictionaries in another order, 1 and 1.0, one object twice and two equal ones, functions and classes of a script
+    that changed.
     """
 
     container: _Option[str | None] = _Option()

@@ -15,6 +15,7 @@ ROOT: Final = Path(__file__).parents[2]
 STATED: Final = {
     "PROTOCOL.md": [
         "a handshake has {HANDSHAKE_S}, the first message after it {FIRST_MESSAGE_S} more",
+        "more than {MAX_TRANSITIONS} of an attempt are ignored",
         "Limits: {MAX_FRAME_BYTES} a frame, {MAX_HEADER_BYTES} a header, {MAX_FRAMES} frames",
         "frames and {MAX_ENVELOPE_BYTES} an envelope.",
         "A result over {MAX_INLINE_BYTES} is uploaded",
@@ -35,6 +36,7 @@ STATED: Final = {
         "| from there to the first message | {FIRST_MESSAGE_S} |",
         "| bytes of a frame, and of a header | {MAX_FRAME_BYTES}, {MAX_HEADER_BYTES} |",
         "| bytes of a result that comes inline | {MAX_INLINE_BYTES} |",
+        "| state changes of one attempt of a task that an agent reports | {MAX_TRANSITIONS} |",
         "| frames of a message | {MAX_FRAMES} |",
         "| bytes of an incomplete message | {MAX_ENVELOPE_BYTES} |",
         "| task groups of one result stream | {MAX_STREAM_GROUPS} |",

@@ -32,7 +32,7 @@ from farcall._client import connection_of
 from farcall.testing import FakeCloud
 from farcall_common.errors import BlobUnknown, Conflict, ContainerUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
 from farcall_common.payload import Serializer, describe_exception
-from farcall_common.store.model import TaskResult
+from farcall_common.store.model import TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState, new_task_id
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import MemoryApi
@@ -96,7 +96,8 @@ class Real:
         records = self.api.stores
         results = []
         for task in records.tasks.list_open_tasks(self.endpoint_id):
-            [(_, code)] = records.functions.get_bodies([(task.function_id, task.function_hash)]).values()
+            found = records.functions.get_bodies([(task.function_id, task.function_hash)])
+            _, code = found[task.function_id][task.function_hash]
             payload = task.payload or self.api.stores.blobs.read(task.payload_ref.blob_key)  # type: ignore[union-attr]
             result = TaskResult(task.task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT)
             try:
@@ -496,6 +497,17 @@ def test_the_version(cloud: Cloud) -> None:
     assert {"api", "min_sdk_version", "min_ep_version", "min_endpoint_version"} <= cloud.client.version_check().keys()
 
 
+def test_a_history_of_many_pages_is_read_whole() -> None:
+    real = Real(ApiSettings(max_response_bytes=1200))
+    with real.client as client:
+        function_id = client.register_function(divide)
+        task_id = client.run(6, b=3, endpoint_id=real.endpoint_id, function_id=function_id)
+        at = dt.datetime.now(dt.UTC)
+        moves = [TaskEvent(task_id, TaskState.RUNNING, Reporter.AGENT, at, attempt=number) for number in range(1, 8)]
+        real.api.stores.tasks.record_transitions(moves)
+        assert [event["attempt"] for event in client.get_task_events(task_id)] == list(range(8))
+
+
 def test_byte_code_that_an_endpoint_cannot_run_is_refused() -> None:
     real = Real()
     other = {"public_key": "k" * 40, "python_version": "3.99.0"}
@@ -541,6 +553,10 @@ def test_endpoints_can_be_registered_and_changed() -> None:
         assert (shown["name"], shown["display_name"], shown["public"]) == ("lab", "The lab", True)
         assert shown["hostname"] == "n1"
         assert client.get_allowed_functions(endpoint_id)["functions"] == [function_id]
+        client.register_endpoint("lab", endpoint_id, allowed_functions=[f"{function_id.upper()}@1"])
+        assert client.get_allowed_functions(endpoint_id)["functions"] == [f"{function_id}@1"]
+        with pytest.raises(ValueError, match="is not a UUID"):
+            client.register_endpoint("lab", endpoint_id, allowed_functions=["square"])
         for asked in ({"auth_policy": function_id}, {"high_assurance": True}, {"admins": [function_id]}):
             with pytest.raises(Unsupported, match=next(iter(asked))):
                 client.register_endpoint("lab", **asked)

@@ -197,6 +197,9 @@ class Peer:
         public, self.secret_key = zmq.curve_keypair()
         self.key = PeerKey(public.decode(), self.kind, subject)
         if admitted:
+            if self.kind is PeerKind.AGENT:  # as the API does when it issues a ticket
+                now = dt.datetime.now(dt.UTC)
+                cloud.stores.endpoints.add_endpoint_key(subject, self.key.public_key, at=now, most=100)
             cloud.stores.queue.admit(self.key, ttl_s=600)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.connect(forwarder)

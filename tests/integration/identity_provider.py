@@ -43,6 +43,8 @@ class IdentityProvider:
     other_keys: list[Json] = dataclasses.field(default_factory=list)
     #: Changes of the discovery document.
     described: Json = dataclasses.field(default_factory=dict)
+    #: Paths that answer with a redirect, with its target.
+    redirects: dict[str, str] = dataclasses.field(default_factory=dict)
     #: Requests by path.
     asked: list[str] = dataclasses.field(default_factory=list)
     grants: list[str] = dataclasses.field(default_factory=list)
@@ -189,6 +191,8 @@ def serving() -> Iterator[IdentityProvider]:
                 match path:
                     case _ if provider.broken:
                         self._answer(503, {})
+                    case _ if path in provider.redirects:
+                        self._answer(302, {}, location=provider.redirects[path])
                     case "/.well-known/openid-configuration":
                         self._answer(200, provider.discovery())
                     case "/jwks":

@@ -267,6 +267,18 @@ def test_keys_are_fetched_over_a_secure_connection_only(
         oidc.authenticate(issuer.token())
 
 
+@pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/jwks"])
+def test_redirects_are_not_followed(issuer: IdentityProvider, oidc: OidcProvider, path: str) -> None:
+    with serving() as other:
+        other.keys = issuer.keys
+        issuer.redirects[path] = f"{other.issuer}{path}"
+        with pytest.raises(Unavailable):
+            oidc.authenticate(issuer.token())
+        assert other.asked == []
+    issuer.redirects.clear()
+    assert oidc.authenticate(issuer.token()).username == "ada@example.org"
+
+
 def _from_environment(issuer: IdentityProvider, **variables: str) -> Provider:
     named = {"FARCALL_AUTH_PROVIDER": "oidc", "FARCALL_OIDC_ISSUER": issuer.issuer, "FARCALL_OIDC_AUDIENCE": "farcall"}
     return provider_from_settings(AuthSettings.from_environment(named | variables))

@@ -81,6 +81,7 @@ def test_a_refused_key_is_accepted_after_its_registration(
 ) -> None:
     with Agent(cloud, endpoint_id, forwarder, admitted=False) as agent:
         wait_until(lambda: health(forwarder)[1]["refused"]["keys"] > 0, "the key is refused")
+        stores.endpoints.add_endpoint_key(endpoint_id, agent.key.public_key, at=dt.datetime.now(dt.UTC))
         stores.queue.admit(agent.key, ttl_s=60)
         retry_timeout_s = itertools.accumulate(itertools.repeat(2.0), operator.mul, initial=0.3)
         wait_until(lambda: _can_open_session(agent, forwarder, within_s=next(retry_timeout_s)), "the key is accepted")
@@ -145,7 +146,9 @@ def test_a_routing_id_chosen_by_the_peer_is_not_accepted(
 def test_a_client_cannot_open_an_agent_session(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     with Agent(cloud, endpoint_id, forwarder) as agent:
         client_key = PeerKey(agent.key.public_key, PeerKind.CLIENT, endpoint_id)
-        cloud.stores.queue.admit(client_key, ttl_s=60)
+        assert not cloud.stores.queue.admit(client_key, ttl_s=60), "it is the agent's"
+        cloud.stores.queue.dismiss([client_key.public_key])
+        assert cloud.stores.queue.admit(client_key, ttl_s=60)
         agent.connect(forwarder)
         agent.say(agent.hello())
         assert refusal(agent) == "PROTOCOL_ERROR"

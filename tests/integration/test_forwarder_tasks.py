@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -217,6 +218,29 @@ def test_an_agent_of_a_deleted_endpoint_is_refused_and_not_admitted_again(
             refused, _ = agent.hear(wire.Refused)
             assert refused.error["code"] == code
         assert find_peers(stores.queue, stores.endpoints, [public_key]).get(public_key) is None
+
+
+def test_the_session_of_a_revoked_key_ends_and_tasks_go_to_another(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    api, owner = MemoryApi(stores=stores), Identity(cloud.owner_id, "owner")
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.open_session(credit=10)
+        path = f"/v3/endpoints/{endpoint_id}/keys?public_key={quote(agent.key.public_key, safe='')}"
+
+        assert api.call("DELETE", path, caller=owner).status == 200
+
+        agent.hear(wire.Redirect)
+        [task_id] = cloud.submit_new(endpoint_id, 1)
+        for code in ("PROTOCOL_ERROR", "TICKET_INVALID"):  # on the connection that it has kept
+            agent.session = wire.Session(agent.role, heartbeat_s=HEARTBEAT_S, now=time.monotonic())
+            agent.say(agent.hello())
+            refused, _ = agent.hear(wire.Refused)
+            assert refused.error["code"] == code
+        assert find_peers(stores.queue, stores.endpoints, [agent.key.public_key])[agent.key.public_key] is None
+    with Agent(cloud, endpoint_id, forwarder) as other:
+        other.open_session(credit=10)
+        assert [spec.task_id for spec in other.take(1)] == [task_id]
 
 
 # -- cancelling --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, FrameMalformed
+from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import (
     EndpointStatus,
     LeasedTask,
@@ -19,6 +20,7 @@ from farcall_common.store.model import (
     QueuedTask,
     SharedResults,
     Task,
+    TaskEvent,
     TaskResult,
 )
 from farcall_common.store.tickets import Tickets
@@ -136,7 +138,7 @@ class World:
 
     def dispatch(self, *tasks: LeasedTask) -> None:
         """Lease, send and accept tasks."""
-        self.core._context.functions.add("hash", "name", b"body")
+        self.core._context.functions.add("function", "hash", "name", b"body")
         self.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, tasks))
         refs = tuple(wire.TaskRef(task_id=task.task.task_id, attempt=task.attempt) for task in tasks)
         self.hears(wire.TasksAccepted(tasks=refs))
@@ -195,7 +197,8 @@ def recorded(flush: do.FlushResults) -> ev.Flushed:
 
 
 def test_a_hello_claims_the_endpoint() -> None:
-    assert World().hears(hello()) == [do.ClaimEndpoint(ENDPOINT_ID, 1, SPOOL_ID, POLICY.ownership_ttl_s)]
+    claim = do.ClaimEndpoint(ENDPOINT_ID, 1, AGENT.public_key, SPOOL_ID, POLICY.ownership_ttl_s)
+    assert World().hears(hello()) == [claim]
 
 
 def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
@@ -250,7 +253,7 @@ def test_credit_leases_tasks_and_sends_them_with_their_function() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert (prepare.functions, prepare.blob_keys, prepare.dispatches) == ([("function", "hash")], [], [])
-    [send] = world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset()))
+    [send] = world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset()))
     assert isinstance(send, do.Send)
     order = send.envelope.message
     assert isinstance(order, wire.RunTasks)
@@ -263,7 +266,7 @@ def test_credit_leases_tasks_and_sends_them_with_their_function() -> None:
 def test_a_cached_function_is_not_fetched_and_is_sent_once() -> None:
     world = World()
     world.serve(credit=3)
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     [first] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)])))
     world.on(ev.WorkAvailable([ENDPOINT_ID]))
     [second] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(2)])))
@@ -276,7 +279,7 @@ def test_one_lease_step_is_under_way_and_never_exceeds_the_credit() -> None:
     world = World()
     world.serve(credit=2)
     assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)]))
     assert [type(action) for action in actions] == [do.Send]
     assert world.hears(wire.Credit(tasks=1)) == [do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)]
@@ -293,7 +296,7 @@ def test_the_reserve_is_limited() -> None:
 
 def test_new_submitters_are_leased_without_credit_up_to_the_reserve() -> None:
     world = World()
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     assert leases(world.serve(reserve=2)) == [(0, 2)]
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [], 2))) == []
     assert leases(world.hears(wire.Credit(tasks=1))) == [(1, 0)]  # there may be work, and no new submitter since
@@ -311,7 +314,7 @@ def test_new_submitters_are_leased_without_credit_up_to_the_reserve() -> None:
 def test_submitter_without_tasks_at_the_agent_uses_the_reserve_again() -> None:
     world = World()
     world.serve(credit=2, reserve=2)
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)], 2))
     world.on(ev.WorkAvailable([ENDPOINT_ID]))
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="bob")], 2))
@@ -345,7 +348,7 @@ def test_an_empty_queue_is_not_leased_from_before_a_wake_up_or_the_sweep() -> No
 def test_the_dispatch_of_a_non_idempotent_task_is_recorded_before_it_is_sent() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     once, often = leased(1, idempotent=False), leased(2)
     send, prepare = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [once, often]))
     assert [spec.task_id for spec in sent([send])[0].tasks] == [task_id(2)]  # type: ignore[attr-defined]
@@ -361,7 +364,7 @@ def test_the_dispatch_of_a_non_idempotent_task_is_recorded_before_it_is_sent() -
 def test_a_non_idempotent_task_without_a_permit_is_lost() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1, idempotent=False)]))
     assert isinstance(prepare, do.PrepareTasks)
     [flush] = world.on(ev.TasksPrepared(prepare, {}, {}, frozenset({task_id(1)})))
@@ -389,7 +392,7 @@ def test_tasks_in_preparation_are_requeued_when_the_session_ends() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)]) in world.hears(wire.Goodbye())
-    assert world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset())) == []
+    assert world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset())) == []
 
 
 def test_accepted_tasks_stay_leased_after_the_session_until_the_lease_expires() -> None:
@@ -473,6 +476,20 @@ def test_a_transition_is_not_recorded_if_the_task_ends_in_time() -> None:
     assert not [action for action in world.after(5) if isinstance(action, do.RecordTransitions)]
 
 
+def test_a_function_with_the_body_of_another_has_its_own_name() -> None:
+    world = World()
+    world.serve(credit=2)
+    world.core._context.functions.add("private", "hash", "ALICES-PRIVATE-NAME", b"body")
+
+    [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
+    assert isinstance(prepare, do.PrepareTasks), "it is fetched as if no other function had this body"
+    assert prepare.functions == [("function", "hash")]
+    [order] = sent(world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset())))
+
+    assert isinstance(order, wire.RunTasks)
+    assert [function.name for function in order.functions] == ["name"]
+
+
 def test_waiting_transitions_are_recorded_together() -> None:
     world = World()
     world.serve(credit=2)
@@ -487,6 +504,26 @@ def test_waiting_transitions_are_recorded_together() -> None:
         (task_id(2), TaskState.WAITING_FOR_NODES, Reporter.FORWARDER),
         (task_id(2), TaskState.RUNNING, Reporter.AGENT),
     ]
+
+
+def test_an_agent_cannot_fill_the_history_of_a_task() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    recorded_events: list[TaskEvent] = []
+    for _ in range(MAX_TRANSITIONS):
+        moves = tuple(
+            wire.TaskTransition(task_id=task_id(1), attempt=1, state=state, at=EPOCH, detail={"x": "y" * 60_000})
+            for state in (TaskState.RUNNING, TaskState.WAITING_FOR_LAUNCH)
+        )
+        world.hears(wire.TaskTransitions(transitions=moves))
+        for action in world.after(POLICY.transitions_idle_s):
+            if isinstance(action, do.RecordTransitions):
+                recorded_events += action.events
+                world.on(ev.TransitionsRecorded())
+    reported = [event for event in recorded_events if event.reporter is Reporter.AGENT]
+    assert len(reported) == MAX_TRANSITIONS
+    assert all(not event.detail for event in reported)
 
 
 # -- several forwarders ------------------------------------------------------------------------------------------------
@@ -599,7 +636,7 @@ def test_after_a_wipe_the_session_stays_and_results_wait_for_the_rebuilt_queue()
     world.dispatch(leased(1), leased(2))
     flush = the_flush(world.hears(success(1), b"one"))
     lost = ev.Flushed([ev.BatchFlushed(flush.batches[0], lost=True)], {}, {}, EPOCH)
-    assert world.on(lost) == [do.ClaimEndpoint(ENDPOINT_ID, 1, SPOOL_ID, POLICY.ownership_ttl_s)]
+    assert world.on(lost) == [do.ClaimEndpoint(ENDPOINT_ID, 1, AGENT.public_key, SPOOL_ID, POLICY.ownership_ttl_s)]
     [read] = world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 8))
     assert isinstance(read, do.ReadLeases)
     [restore] = world.on(ev.StepLost(read))
@@ -689,7 +726,7 @@ def test_a_task_cancelled_during_preparation_is_not_sent() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)])) == []
-    flush = the_flush(world.on(ev.TasksPrepared(prepare, {"hash": ("name", b"body")}, {}, frozenset())))
+    flush = the_flush(world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset())))
     assert [result.state for result in flush.batches[0].results] == [TaskState.CANCELLED]
 
 
@@ -746,7 +783,7 @@ def renewed(actions: Sequence[do.Action]) -> Sequence[str]:
 
 def send_once_only(world: World, number: int) -> None:
     """A task that may not run twice is leased, permitted and sent."""
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(number, idempotent=False)]))
     [order] = [action for action in actions if isinstance(action, do.PrepareTasks)]
     world.on(ev.TasksPrepared(order, {}, {}, frozenset(), {}))
@@ -771,7 +808,7 @@ def test_non_idempotent_tasks_stay_leased_while_their_agent_may_return() -> None
 def test_a_silent_agent_gets_no_more_tasks_until_its_next_message() -> None:
     world = World()
     world.serve(credit=5)
-    world.core._context.functions.add("hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", "name", b"body")
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
     world.passes(int(POLICY.silence_s) + 1)
     assert not [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
@@ -972,7 +1009,7 @@ def test_a_restarted_agent_takes_over_from_its_former_process() -> None:
     world.serve(credit=1)
     restarted = hello(instance_id="00000000-0000-4000-8000-000000000002")
     actions = world.hears(restarted, routing_id=b"second")
-    assert do.ClaimEndpoint(ENDPOINT_ID, 2, SPOOL_ID, POLICY.ownership_ttl_s) in actions
+    assert do.ClaimEndpoint(ENDPOINT_ID, 2, AGENT.public_key, SPOOL_ID, POLICY.ownership_ttl_s) in actions
     [refused] = [action for action in actions if isinstance(action, do.Send)]
     assert refused.routing_id == b"agent"
 

@@ -237,6 +237,13 @@ def test_too_large_details_are_dropped() -> None:
     assert clean_details({str(number): "x" * 1000 for number in range(100)}) == {}
 
 
+@pytest.mark.parametrize("transitions", ["x", 5, ["a", 1], None, {"a": "soon", "b": True, "c": [], "d": math.nan}])
+def test_transitions_of_a_task_are_times_by_name(transitions: object) -> None:
+    assert clean_details({"task_transitions": transitions}) == {"task_transitions": {}}
+    times = {"execution-start": 1.5, "execution-end": 2}
+    assert clean_details({"task_transitions": times, "os": "linux"}) == {"task_transitions": times, "os": "linux"}
+
+
 def test_long_and_deep_values_are_truncated() -> None:
     deep: dict[str, Any] = {}
     deepest = deep
@@ -272,11 +279,12 @@ def test_transitions_of_one_task_are_bounded() -> None:
 
 def test_the_function_cache_is_bounded_by_bytes() -> None:
     cache = FunctionCache(limit_bytes=10)
-    cache.add("a", "name", b"12345")
-    cache.add("b", "name", b"12345")
-    assert cache.get("a")
-    cache.add("c", "name", b"12345")
-    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (("name", b"12345"), None, ("name", b"12345"))
+    cache.add("f", "a", "name", b"12345")
+    cache.add("f", "b", "name", b"12345")
+    assert cache.get("f", "a")
+    cache.add("f", "c", "name", b"12345")
+    found = [cache.get("f", function_hash) for function_hash in "abc"]
+    assert found == [("name", b"12345"), None, ("name", b"12345")]
 
 
 def test_run_tasks_messages_are_split_by_bytes_and_functions_come_first() -> None:
@@ -464,12 +472,13 @@ def test_a_forwarder_with_a_wrong_clock_is_registered_and_keeps_its_leases(skew_
     clock = Clock(1_000_000.0)
     queue, records = FakeQueue(clock), FakeDatabase().records
     records.endpoints.put_endpoint(Endpoint("a", "owner", "a"))
+    records.endpoints.add_endpoint_key("a", "key a", at=dt.datetime.now(dt.UTC))
     queue.announce(ForwarderInfo("other", "tcp://127.0.0.1:1", "key"), ttl_s=15)
     stores = dataclasses.replace(fake_stores(queue=queue), **vars(records))
     steps = StoreSteps(stores, forwarder_id="skewed", clock=lambda: clock.now + skew_s)
     assert steps.perform([Announce(ForwarderInfo("skewed", "tcp://127.0.0.1:2", "key"), 15.0)]) == [Announced(1)]
     assert [info.forwarder_id for info in queue.forwarders()] == ["other", "skewed"]
-    (claimed,) = steps.perform([ClaimEndpoint("a", 1, "spool", 45.0)])
+    (claimed,) = steps.perform([ClaimEndpoint("a", 1, "key a", "spool", 45.0)])
     assert isinstance(claimed, EndpointClaimed)
     single.mark_restored(queue, "a", claimed.fence)
     task = Task("t1", "group", "owner", "a", "function", "hash", b"x", options=TaskOptions(idempotent=False))
@@ -489,7 +498,9 @@ def test_claims_are_batched_and_refused_one_by_one() -> None:
     records = FakeDatabase().records
     for endpoint_id in "abc":
         records.endpoints.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
-    steps = [ClaimEndpoint(name, generation, "spool", 45.0) for generation, name in enumerate(["deleted", *"abc"])]
+        records.endpoints.add_endpoint_key(endpoint_id, f"key {endpoint_id}", at=dt.datetime.now(dt.UTC))
+    names = ["deleted", *"abc"]
+    steps = [ClaimEndpoint(name, number, f"key {name}", "spool", 45.0) for number, name in enumerate(names)]
     outcomes = dict[int, str]()
     for answer in steps_on(queue, records).perform(steps):
         assert isinstance(answer, ClaimRefused | EndpointClaimed)
@@ -497,13 +508,32 @@ def test_claims_are_batched_and_refused_one_by_one() -> None:
     assert outcomes == {0: "ENDPOINT_UNKNOWN", 1: "let in", 2: "ENDPOINT_IN_USE", 3: "let in"}
 
 
+def test_a_claim_with_a_key_that_is_not_the_endpoints_is_refused() -> None:
+    queue, _ = queue_of("a")
+    records = FakeDatabase().records
+    now = dt.datetime.now(dt.UTC)
+    for endpoint_id in "ab":
+        records.endpoints.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id))
+        records.endpoints.add_endpoint_key(endpoint_id, f"key {endpoint_id}", at=now)
+    records.endpoints.add_endpoint_key("a", "revoked", at=now)
+    records.endpoints.revoke_endpoint_key("a", "revoked", at=now)
+
+    for public_key in ("revoked", "unknown", "key b"):
+        [answer] = steps_on(queue, records).perform([ClaimEndpoint("a", 1, public_key, "spool", 45.0)])
+        assert isinstance(answer, ClaimRefused)
+        assert answer.error.code == "TICKET_INVALID"
+    [answer] = steps_on(queue, records).perform([ClaimEndpoint("a", 1, "key a", "spool", 45.0)])
+    assert isinstance(answer, EndpointClaimed)
+
+
 def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
     queue, records = FakeQueue(), FakeDatabase().records
     records.endpoints.put_endpoint(Endpoint("a", "owner", "a"))
+    records.endpoints.add_endpoint_key("a", "key a", at=dt.datetime.now(dt.UTC))
     steps = steps_on(queue, records)
 
     def claim(spool_id: str, spool_generation: int | None) -> str:
-        [answer] = steps.perform([ClaimEndpoint("a", 1, spool_id, 45.0, spool_generation=spool_generation)])
+        [answer] = steps.perform([ClaimEndpoint("a", 1, "key a", spool_id, 45.0, spool_generation=spool_generation)])
         return answer.error.code if isinstance(answer, ClaimRefused) else "let in"
 
     assert [claim("spool", None), claim("spool", 1)] == ["let in"] * 2

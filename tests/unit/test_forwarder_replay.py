@@ -61,7 +61,7 @@ def assert_replays(scenario: Callable[[RecordedWorld], None]) -> None:
 
 def prepared(actions: Sequence[do.Action]) -> ev.TasksPrepared:
     [order] = [action for action in actions if isinstance(action, do.PrepareTasks)]
-    return ev.TasksPrepared(order, {"hash": ("name", b"body")}, {}, frozenset())
+    return ev.TasksPrepared(order, {"function": {"hash": ("name", b"body")}}, {}, frozenset())
 
 
 def run_tasks(world: RecordedWorld) -> None:

@@ -45,8 +45,8 @@ class Person:
     def call(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
         return self.api.call(method, path, body, caller=self.identity, **options)
 
-    def ok(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self.call(method, path, body)
+    def ok(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        answer = self.call(method, path, body, **options)
         assert answer.status == 200, answer.body
         return answer.body
 
@@ -129,11 +129,13 @@ class AbuseSuite:
             "/v3/endpoints/{endpoint_id}/submit": {"tasks": {victim.function_id: [PAYLOAD]}},
             "/v3/endpoints/{endpoint_id}/connect": {"public_key": "k" * 40},
         }
+        queries = {"/v3/endpoints/{endpoint_id}/keys": f"?public_key={'k' * 40}"}
         tried = 0
         for path, methods in json.loads(document())["paths"].items():
             there = re.sub(r"{(\w+)}", lambda found: ids[found[1]], path)
+            query = queries.get(path, "")
             for method in methods if there != path else ():
-                answer = thief.call(method.upper(), there, bodies.get(path, {} if method != "get" else None))
+                answer = thief.call(method.upper(), there + query, bodies.get(path, {} if method != "get" else None))
                 assert answer.status in (403, 404), (method, path, answer.body)
                 assert told(answer) <= set(there.split("/")), (method, path, answer.body)
                 tried += 1
@@ -147,12 +149,15 @@ class AbuseSuite:
             "/v3/audit",
             "/v2/endpoints",
         ]
-        queries = ["", "?role=any", f"?state=dead-lettered&endpoint_id={victim.endpoint_id}", f"?before={group_id}"]
-        for path in (f"{path}{query}" for path in lists for query in queries):
+        filters = ["", "?role=any", f"?state=dead-lettered&endpoint_id={victim.endpoint_id}", f"?before={group_id}"]
+        for path in (f"{path}{query}" for path in lists for query in filters):
             assert told(thief.call("GET", path)) == set(), path
-        several = thief.ok("POST", "/v2/batch_status", {"task_ids": [task_id]})["results"][task_id]
-        assert several["error"]["code"] == "TASK_UNKNOWN"
-        assert group_id not in json.dumps(several)
+        several = thief.ok("POST", "/v2/batch_status", {"task_ids": [task_id]})
+        assert several == {"response": "batch", "results": {}, "unknown": [task_id]}
+        globus = {"X-Globus-Client-Info": "product=python-sdk"}
+        spelled_out = thief.ok("POST", "/v2/batch_status", {"task_ids": [task_id]}, headers=globus)
+        assert spelled_out["results"][task_id]["error"]["code"] == "TASK_UNKNOWN"
+        assert group_id not in json.dumps(spelled_out)
 
     def test_a_group_shows_only_the_callers_tasks_in_it(self, person: Person) -> None:
         other = Person(person.api)
@@ -164,7 +169,7 @@ class AbuseSuite:
     def test_allow_list_does_not_change_with_new_versions(self, person: Person) -> None:
         other = Person(person.api)
         theirs, own = other.function(public=True), person.function_id
-        endpoint_id = person.endpoint(public=True, allowed_functions=[theirs.upper(), own])
+        endpoint_id = person.endpoint(public=True, allowed_functions=[f"{theirs.upper()}@1", own])
         assert other.submit(endpoint_id=endpoint_id, function=theirs).status == 200
 
         other.ok("PUT", f"/v3/functions/{theirs}", {"function_code": "8\n00\nmalware"})
@@ -179,6 +184,15 @@ class AbuseSuite:
         person.ok("PUT", f"/v3/endpoints/{endpoint_id}", {"allowed_functions": [f"{own}@1"]})
         assert person.submit(endpoint_id=endpoint_id, function=own).status == 403
         assert person.submit(endpoint_id=endpoint_id, function=f"{own}@1").status == 200
+
+    def test_another_users_function_is_allowed_by_version_only(self, person: Person) -> None:
+        theirs = Person(person.api).function(public=True)
+        for method, path in (("POST", "/v3/endpoints"), ("PUT", f"/v3/endpoints/{person.endpoint_id}")):
+            body = {"endpoint_name": "e", "allowed_functions": [person.function_id, theirs]}
+            answer = person.refused(400, "INVALID_REQUEST", method, path, body)
+            assert theirs in answer.body["message"]
+            assert f"{theirs}@VERSION" in answer.body["hint"]
+        assert person.ok("GET", f"/v3/endpoints/{person.endpoint_id}/allowed_functions")["restricted"] is False
 
     @pytest.mark.parametrize("entry", ["{}@0", "{}@", "{}@x", "{}@1 ", "{}@1@2", "@1", "{}@99999999999"])
     def test_allowed_version_is_a_version(self, person: Person, entry: str) -> None:

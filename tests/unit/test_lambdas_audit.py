@@ -12,6 +12,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
 from tests.support.memory_api import ALICE, BOB, MemoryApi
+from tests.support.stores import FakeQueue
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 
@@ -144,3 +145,59 @@ def test_source_address_of_others_is_hidden() -> None:
         return [each["detail"].get("source_ip") for each in entries if each["action"] == "tasks.submit"]
 
     assert (shown_to(BOB), shown_to(ALICE)) == (["192.0.2.7"], [None])
+
+
+def forbidden(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.getMessage() == "request forbidden"]
+
+
+def test_refusals_are_logged_and_audited_for_the_owner(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    function = {"function_name": "f", "function_code": "4\n01\nf"}
+    private = lab.do("POST", "/v3/functions", function)["function_uuid"]
+    bobs = lab.do("POST", "/v3/functions", function, caller=BOB)["function_uuid"]
+    hidden = lab.do("POST", "/v3/endpoints", {"endpoint_name": "hidden"})["endpoint_id"]
+    listed = {"endpoint_name": "listed", "public": True, "allowed_functions": [private]}
+    public = lab.do("POST", "/v3/endpoints", listed)["endpoint_id"]
+    known = len(lab.actions())
+    requests = [
+        ("GET", f"/v2/functions/{private}", None, private, "FORBIDDEN"),
+        ("DELETE", f"/v2/functions/{private}", None, private, "FORBIDDEN"),
+        ("DELETE", f"/v2/endpoints/{public}", None, public, "FORBIDDEN"),
+        ("POST", f"/v3/endpoints/{hidden}/submit", {"tasks": {bobs: ["p"]}}, hidden, "FORBIDDEN"),
+        ("POST", f"/v3/endpoints/{public}/submit", {"tasks": {bobs: ["p"]}}, public, "FUNCTION_NOT_PERMITTED"),
+        ("POST", "/v2/submit", {"tasks": [[bobs, hidden, "p"]]}, hidden, "FORBIDDEN"),
+    ]
+
+    with caplog.at_level(logging.INFO):
+        for method, path, body, _, _ in requests:
+            lab.api.clock.now += 1
+            lab.api.call(method, path, body, caller=BOB)
+
+    expected = [(f"{method} {path}", object_id, code) for method, path, _, object_id, code in requests]
+    entries = lab.api.call("GET", "/v3/audit").body["entries"][known:]
+    assert {entry["action"] for entry in entries} == {"request.forbidden"}
+    assert {entry["identity_id"] for entry in entries} == {BOB.identity_id}
+    audited = [(entry["detail"]["route"], entry["object_id"], entry["detail"]["code"]) for entry in entries]
+    assert audited == expected
+    logged = [vars(record) for record in forbidden(caplog)]
+    assert [(line["route"], line["object_id"], line["code"]) for line in logged] == expected
+    assert {(line["identity_id"], line["owner_id"]) for line in logged} == {(BOB.identity_id, ALICE.identity_id)}
+
+
+def test_refusals_do_not_fill_the_audit(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    endpoint_id = lab.do("POST", "/v3/endpoints", {"endpoint_name": "hidden"})["endpoint_id"]
+    path = f"/v2/endpoints/{endpoint_id}"
+    with caplog.at_level(logging.INFO):
+        assert {lab.api.call("GET", path, caller=BOB).status for _ in range(50)} == {403}
+    assert len(forbidden(caplog)) == 50
+    assert lab.actions().count(("request.forbidden", endpoint_id)) == 10
+    lab.api.clock.now += 400
+    assert lab.api.call("GET", path, caller=BOB).status == 403
+    assert lab.actions().count(("request.forbidden", endpoint_id)) == 11
+
+
+def test_a_refusal_is_answered_while_the_stores_do_not_answer(lab: Lab) -> None:
+    endpoint_id = lab.do("POST", "/v3/endpoints", {"endpoint_name": "hidden"})["endpoint_id"]
+    assert isinstance(lab.api.stores.queue, FakeQueue)
+    lab.api.stores.queue.reachable = False
+    assert lab.api.call("GET", f"/v2/endpoints/{endpoint_id}", caller=BOB).status == 403

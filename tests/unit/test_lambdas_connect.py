@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from farcall_common.errors import Fenced
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.services.connect import rank
 from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
-from tests.support.stores import FakeQueue
+from tests.support.stores import FakeQueue, single
 
 KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 OTHER_KEY = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
@@ -210,3 +212,84 @@ def test_forwarders_sleep_after_a_time_without_connections(lab: Lab) -> None:
 def test_forwarders_never_sleep_without_a_fleet(lab: Lab) -> None:
     lab.announce(dataclasses.replace(forwarder(1), idle_s=10_000.0))
     assert lab.api.application.services.idle.run() == 0
+
+
+def test_a_key_that_two_users_ask_for_at_once_belongs_to_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.announce(forwarder(1))
+    monkeypatch.setattr(lab.queue, "find_peers", lambda _: {})  # as both see it before either is admitted
+
+    first = lab.stream()
+    second = lab.api.call("POST", "/v3/stream", {"public_key": KEY}, caller=BOB)
+    agent = lab.connect()
+    monkeypatch.undo()
+
+    assert first.status == 200
+    assert {(answer.status, answer.body["code"]) for answer in (second, agent)} == {(403, "FORBIDDEN")}
+    assert second.body["hint"] == "Make a new key pair."
+    assert lab.queue.find_peers([KEY])[KEY] == PeerKey(KEY, PeerKind.CLIENT, ALICE.identity_id)
+
+
+THIRD_KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+
+
+def keys_of(lab: Lab, **options: Any) -> Answer:
+    return lab.api.call("GET", f"/v3/endpoints/{lab.endpoint_id}/keys", **options)
+
+
+def revoke(lab: Lab, public_key: str, **options: Any) -> Answer:
+    path = f"/v3/endpoints/{lab.endpoint_id}/keys?public_key={quote(public_key, safe='')}"
+    return lab.api.call("DELETE", path, **options)
+
+
+def test_keys_of_an_endpoint_are_listed_and_revoked(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+    lab.connect()
+    lab.api.clock.now += 10
+    lab.connect(public_key=OTHER_KEY)
+    fence = single.claim(lab.queue, lab.endpoint_id, "fwd-1", spool_id="spool", ttl_s=60)
+
+    listed = keys_of(lab)
+    assert listed.body == {
+        "endpoint_id": lab.endpoint_id,
+        "keys": [
+            {"public_key": KEY, "added_at": lab.api.clock.now - 10},
+            {"public_key": OTHER_KEY, "added_at": lab.api.clock.now},
+        ],
+    }
+    assert revoke(lab, KEY).status == 200
+
+    assert [each["public_key"] for each in keys_of(lab).body["keys"]] == [OTHER_KEY]
+    assert lab.queue.find_peers([KEY, OTHER_KEY]).keys() == {OTHER_KEY}
+    with pytest.raises(Fenced):  # its session ends
+        single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=9)
+    refused = lab.connect()
+    assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
+    assert "curve.secret" in refused.body["hint"]
+    assert lab.connect(public_key=OTHER_KEY).status == 200
+    missing = revoke(lab, KEY)
+    assert (missing.status, missing.body["code"]) == (404, "NOT_FOUND")
+    actions = [entry["action"] for entry in lab.api.call("GET", "/v3/audit").body["entries"]]
+    assert actions == ["endpoint.register", "endpoint.key", "endpoint.key", "endpoint.key.revoke"]
+
+
+def test_keys_are_the_owners_alone(lab: Lab) -> None:
+    lab.endpoint_id = lab.endpoint(public=True)
+    lab.announce(forwarder(1))
+    lab.connect()
+
+    answers = [keys_of(lab, caller=BOB), revoke(lab, KEY, caller=BOB)]
+
+    assert {(answer.status, answer.body["code"]) for answer in answers} == {(403, "FORBIDDEN")}
+    assert revoke(lab, "short").status == 422
+    assert len(keys_of(lab).body["keys"]) == 1
+
+
+def test_a_third_key_replaces_the_oldest(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+    for key in (KEY, OTHER_KEY, THIRD_KEY):
+        assert lab.connect(public_key=key).status == 200
+        lab.api.clock.now += 1
+
+    assert [each["public_key"] for each in keys_of(lab).body["keys"]] == [OTHER_KEY, THIRD_KEY]
+    assert KEY not in lab.queue.find_peers([KEY])
+    assert lab.connect().status == 200, "an agent that still has it connects again"

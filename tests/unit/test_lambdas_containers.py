@@ -76,8 +76,9 @@ def test_invalid_container_is_refused(api: MemoryApi, change: dict[str, str]) ->
 
 def submit(api: MemoryApi, container: str, runs: object = None) -> Answer:
     function_id = api.function()
-    metadata = {} if runs is None else {"runtime": {"containers": runs}}
-    endpoint_id = api.endpoint(endpoint_name="e", metadata=metadata)
+    endpoint_id = api.endpoint(endpoint_name="e")
+    if runs is not None:
+        api.stores.endpoints.change_endpoint(endpoint_id, {"metadata": {"runtime": {"containers": runs}}})
     body = {"tasks": {function_id: ["p"]}, "container": container}
     return api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", body)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from typing import Any
 
 import pytest
 
-from farcall_common.store.model import EndpointStatus, Presence
+from farcall_common.store.model import EndpointStatus, Presence, TaskResult
+from farcall_common.wire.states import Reporter, TaskState
 from tests.support.memory_api import ALICE, BOB, MemoryApi
 from tests.support.stores import fake_stores
 
@@ -133,3 +135,40 @@ def test_endpoint_is_found_by_any_spelling_of_its_id(api: MemoryApi) -> None:
     endpoint_id = api.endpoint()
 
     assert api.call("GET", f"/v2/endpoints/{endpoint_id.upper()}").body["uuid"] == endpoint_id
+
+
+ODD_RUNTIMES = ["3.12", 5, [], {}, {"python_version": 3}, {"python_version": "3.12", "packages": "dill"}]
+
+
+@pytest.mark.parametrize("runtime", ODD_RUNTIMES)
+def test_only_the_agent_reports_the_runtime_of_an_endpoint(api: MemoryApi, runtime: object) -> None:
+    endpoint_id = api.endpoint()
+    body = {"metadata": {"hostname": "h", "runtime": runtime}}
+
+    refused = [
+        api.call("POST", "/v3/endpoints", {"endpoint_name": "e", **body}),
+        api.call("POST", "/v2/endpoints", {"endpoint_name": "e", **body}),
+        api.call("PUT", f"/v3/endpoints/{endpoint_id}", body),
+    ]
+
+    assert {(answer.status, answer.body["code"]) for answer in refused} == {(400, "INVALID_REQUEST")}
+    assert {answer.body["hint"] for answer in refused} == {"Leave runtime out."}
+    assert "runtime" not in api.call("GET", f"/v2/endpoints/{endpoint_id}").body
+
+
+@pytest.mark.parametrize("runtime", ODD_RUNTIMES)
+def test_a_stored_runtime_that_cannot_be_read_is_left_out(api: MemoryApi, runtime: object) -> None:
+    function_id = api.call("POST", "/v3/functions", {"function_name": "f", "function_code": "x"}).body["function_uuid"]
+    endpoint_id = api.endpoint(public=True)
+    api.stores.endpoints.change_endpoint(endpoint_id, {"metadata": {"runtime": runtime}})
+    submitted = api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: ["p"]}})
+    [task_id] = submitted.body["tasks"][function_id]
+    result = TaskResult(task_id, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r", details={"os": "x"})
+    api.stores.tasks.record_results([result], at=dt.datetime.now(dt.UTC))
+
+    shown = api.call("GET", f"/v2/endpoints/{endpoint_id}", caller=BOB)
+    task = api.call("GET", f"/v2/tasks/{task_id}", headers={"X-Globus-Client-Info": "product=python-sdk"})
+
+    assert (shown.status, shown.body["name"]) == (200, "laptop")
+    assert "runtime" not in shown.body
+    assert (task.status, task.body["result"]) == (200, "r")

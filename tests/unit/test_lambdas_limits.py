@@ -70,9 +70,11 @@ def test_tokens_are_prefetched_and_expire() -> None:
     asked: list[int] = []
 
     class CountedQueue(FakeQueue):
-        def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
+        def take_tokens(
+            self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
+        ) -> TokensTaken:
             asked.append(tokens)
-            return super().take_tokens(bucket, tokens, rate_per_s=rate_per_s, burst=burst)
+            return super().take_tokens(bucket, tokens, rate_per_s=rate_per_s, burst=burst, in_debt=in_debt)
 
     clock = Clock()
     limit = RateLimit(CountedQueue(clock), ApiSettings(rate_per_s=100), clock=clock)
@@ -245,3 +247,35 @@ def test_every_documented_error_code_exists() -> None:
 
     assert shown <= codes
     assert {cls.code for cls in (errors.LimitExceeded.__subclasses__())} <= shown
+
+
+SIZED = ("submit", "older submit", "batch_status", "cancel", "group", "list")
+
+
+@pytest.mark.parametrize("route", SIZED)
+def test_a_request_counts_by_its_size(route: str) -> None:
+    lab = Lab(ApiSettings(rate_per_s=1, rate_burst=10))
+    submitted = lab.submit({lab.function_id: [PAYLOAD] * 99}).body
+    for _ in range(2):
+        lab.submit({lab.function_id: [PAYLOAD] * 100}, task_group_id=submitted["task_group_id"])
+    lab.api.clock.now += 100
+    ids = {"task_ids": [new_task_id() for _ in range(1200)]}
+    method, path, body = {
+        "submit": ("POST", f"/v3/endpoints/{lab.endpoint_id}/submit", {"tasks": {lab.function_id: [PAYLOAD] * 1200}}),
+        "older submit": ("POST", "/v2/submit", {"tasks": [[lab.function_id, lab.endpoint_id, PAYLOAD]] * 1200}),
+        "batch_status": ("POST", "/v2/batch_status", ids),
+        "cancel": ("POST", "/v3/tasks/cancel", ids),
+        "group": ("GET", f"/v2/taskgroup/{submitted['task_group_id']}", None),
+        "list": ("GET", "/v3/tasks?limit=1000", None),
+    }[route]
+    tokens = 12 if body else 3
+
+    assert lab.api.call(method, path, body).status == 200  # it is not refused, whatever it costs
+
+    left = 10 - tokens
+    assert [lab.api.call("GET", "/v3/version").status for _ in range(max(0, left))] == [404] * max(0, left)
+    answer = refused(lab.api.call(method, path, body), 429, "RATE_LIMITED")
+    assert answer.body["retry_after_s"] == 1.0 - min(0, left)
+    assert lab.api.call("GET", "/v3/tasks", caller=BOB).status == 200
+    lab.api.clock.now += answer.body["retry_after_s"]
+    assert lab.api.call(method, path, body).status == 200

@@ -111,6 +111,17 @@ def test_results_of_other_users_are_not_reused(lab: MemoLab) -> None:
     assert lab.run()[1]["result"] == "answer"
 
 
+def test_results_of_other_endpoints_are_not_reused(lab: MemoLab) -> None:
+    own = lab.endpoint_id
+    others = lab.api.call("POST", "/v3/endpoints", {"endpoint_name": "open", "public": True}, caller=BOB)
+    lab.endpoint_id = others.body["endpoint_id"]
+    lab.end(lab.run()[0], result=b"a lie")
+
+    lab.endpoint_id = own
+
+    assert lab.run()[1] is None
+
+
 def test_memoized_and_new_tasks_mix_in_a_batch(lab: MemoLab) -> None:
     lab.end(lab.run()[0])
     fresh = PAYLOAD.replace("xx", "zz")

@@ -43,7 +43,16 @@ class Lab:
         assert task_id in self.records.tasks.record_results([end], at=at)
 
     def kill(self, task_id: str) -> None:
-        error = ErrorRecord("TASK_DEAD_LETTERED", "signal 9", traceback="secret", stdout_tail="secret", reasons=("9",))
+        error = ErrorRecord(
+            "TASK_DEAD_LETTERED",
+            "signal 9: secret",
+            hint="secret",
+            exception_type="secret",
+            builtin_type="secret",
+            traceback="secret",
+            stdout_tail="secret",
+            reasons=("9", "secret"),
+        )
         self.end(task_id, TaskState.DEAD_LETTERED, error)
 
     def letters(self, *, caller: Identity = ALICE, query: str = "") -> list[dict[str, Any]]:
@@ -72,7 +81,7 @@ def test_dead_letter_lists_the_outcome_of_each_attempt(lab: Lab) -> None:
     theirs = lab.api.call("GET", f"/v2/tasks/{task_id}", headers=GLOBUS).body
 
     assert (ours["status"], theirs["status"]) == ("dead-lettered", "failed")
-    assert ours["error"]["reasons"] == ["9"]
+    assert ours["error"]["reasons"] == ["9", "secret"]
     assert [letter["task_id"] for letter in lab.letters()] == [task_id]
 
 

@@ -198,9 +198,24 @@ class TestBatches:
         assert body["response"] == "batch"
         assert body["results"][done]["result"] == "00\nr"
         assert body["results"][pending]["status"] == "received"
+        assert (body["results"].keys(), body["unknown"]) == ({done, pending}, [unknown])
+
+    def test_globus_client_gets_an_unknown_task_as_a_failed_one(self, lab: Lab) -> None:
+        unknown = str(uuid.uuid4())
+
+        body = lab.api.call("POST", "/v2/batch_status", {"task_ids": [unknown]}, headers=GLOBUS).body
+
         assert body["results"][unknown]["error"]["code"] == "TASK_UNKNOWN"
         assert (body["results"][unknown]["task_id"], body["results"][unknown]["status"]) == (unknown, "failed")
         assert "exception" not in body["results"][unknown]
+        assert "unknown" not in body
+
+    def test_thousands_of_unknown_tasks_are_not_spelled_out(self, lab: Lab) -> None:
+        ids = [str(uuid.uuid4()) for _ in range(10_000)]
+
+        answer = lab.api.call("POST", "/v2/batch_status", {"task_ids": ids})
+
+        assert answer.body == {"response": "batch", "results": {}, "unknown": ids}
 
     def test_results_that_do_not_fit_come_with_the_next_request(self) -> None:
         lab = Lab(ApiSettings(max_response_bytes=10_000))
@@ -251,7 +266,7 @@ class TestOthers:
         batch = lab.api.call("POST", "/v2/batch_status", {"task_ids": [task_id]}, caller=BOB)
 
         assert {(answer.status, answer.body["code"]) for answer in answers} == {(404, "TASK_UNKNOWN")}
-        assert batch.body["results"][task_id]["error"]["code"] == "TASK_UNKNOWN"
+        assert (batch.body["results"], batch.body["unknown"]) == ({}, [task_id])
         assert lab.api.call("GET", "/v3/tasks", caller=BOB).body == {"tasks": []}
         assert lab.api.call("GET", f"/v2/taskgroup/{lab.group_id}", caller=BOB).body["code"] == "TASK_GROUP_UNKNOWN"
 
@@ -296,3 +311,49 @@ def test_a_task_has_a_history(lab: Lab) -> None:
     assert body["events"][1] == {
         "state": "running", "reporter": "agent", "at": 5.0, "attempt": 1, "detail": {"manager": "m1"}
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("transitions", ["x", 5, ["a"], [["a", 1]], None, {"execution-start": "soon"}])
+def test_a_malformed_report_of_an_endpoint_does_not_break_answers(lab: Lab, transitions: object) -> None:
+    broken, other = lab.submit(2)
+    lab.end(broken, result=b"r", details={"task_transitions": transitions}, timings={"ended_at": 2.0})
+    lab.end(other, result=b"r")
+
+    for caller_headers in ({}, GLOBUS):
+        assert lab.get(broken, headers=caller_headers)["result"] == "r"
+        answer = lab.api.call("POST", "/v2/batch_status", {"task_ids": [broken, other]}, headers=caller_headers)
+        assert answer.status == 200
+        assert {task["result"] for task in answer.body["results"].values()} == {"r"}
+
+
+def test_a_task_that_cannot_be_shown_is_an_error_of_its_own(lab: Lab) -> None:
+    broken, other = lab.submit(2)
+    lab.end(broken, TaskState.FAILED, error=ErrorRecord("X", "m", traceback=5))  # type: ignore[arg-type]
+    lab.end(other, result=b"r")
+
+    answer = lab.api.call("POST", "/v2/batch_status", {"task_ids": [broken, other]})
+
+    assert answer.status == 200
+    assert answer.body["results"][other]["result"] == "r"
+    shown = answer.body["results"][broken]
+    assert (shown["status"], shown["error"]["code"]) == ("failed", "RESULT_MALFORMED")
+    assert lab.get(broken) == shown
+
+
+def test_a_long_history_is_read_in_pages() -> None:
+    lab = Lab(ApiSettings(max_response_bytes=3000))
+    [task_id] = lab.submit()
+    at = dt.datetime.fromtimestamp(5.0, dt.UTC)
+    moves = [TaskEvent(task_id, TaskState.RUNNING, Reporter.AGENT, at, attempt=number) for number in range(1, 9)]
+    lab.api.stores.tasks.record_transitions(moves)
+    path = f"/v3/tasks/{task_id}/events"
+
+    first = lab.api.call("GET", f"{path}?limit=3").body
+    second = lab.api.call("GET", f"{path}?after={first['next']}").body  # as many as fit an answer
+    third = lab.api.call("GET", f"{path}?after={second['next']}").body
+
+    pages = [[event["attempt"] for event in page["events"]] for page in (first, second, third)]
+    assert pages == [[0, 1, 2], [3, 4, 5, 6, 7], [8]]
+    assert "next" not in third
+    for query in ("limit=0", "limit=1001", "after=-1", "after=x"):
+        assert lab.api.call("GET", f"{path}?{query}").status == 422

@@ -146,6 +146,18 @@ class QueueSuite:
         assert take(9, 200) == TokensTaken(5)
         assert take(1, 100, bucket="bob") == TokensTaken(1)
 
+    def test_token_bucket_may_have_debts(self, queue: Queue, clock: Clock) -> None:
+        clock.now = 100
+        assert queue.take_tokens("alice", 25, rate_per_s=2, burst=5, in_debt=True) == TokensTaken(25)
+        assert queue.take_tokens("alice", 1, rate_per_s=2, burst=5) == TokensTaken(0, 10.5)
+        clock.now = 105
+        assert queue.take_tokens("alice", 2, rate_per_s=2, burst=5, in_debt=True) == TokensTaken(2)
+        assert queue.take_tokens("alice", 1, rate_per_s=2, burst=5) == TokensTaken(0, 6.5)
+        clock.now = 111.5
+        assert queue.take_tokens("alice", 9, rate_per_s=2, burst=5) == TokensTaken(1)
+        clock.now = 200
+        assert queue.take_tokens("alice", 9, rate_per_s=2, burst=5) == TokensTaken(5)
+
     def test_token_bucket_tolerates_a_clock_set_back(self, queue: Queue, clock: Clock) -> None:
         clock.now = 100
         assert queue.take_tokens("alice", 5, rate_per_s=2, burst=5) == TokensTaken(5)
@@ -872,7 +884,11 @@ class QueueSuite:
     def test_an_admitted_peer_is_known(self, queue: Queue) -> None:
         key = PeerKey("z85{}[]", PeerKind.AGENT, "e1")
         assert queue.find_peers([key.public_key]) == {}
-        queue.admit(key, ttl_s=60)
+        assert queue.admit(key, ttl_s=60)
+        assert queue.find_peers([key.public_key])[key.public_key] == key
+        assert queue.admit(key, ttl_s=60), "its own key again"
+        assert not queue.admit(PeerKey(key.public_key, PeerKind.AGENT, "e2"), ttl_s=60)
+        assert not queue.admit(PeerKey(key.public_key, PeerKind.CLIENT, "e1"), ttl_s=60)
         assert queue.find_peers([key.public_key])[key.public_key] == key
         queue.dismiss([key.public_key, "unknown"])
         queue.dismiss([])

@@ -21,6 +21,7 @@ from farcall_common.errors import (
     QuotaExceeded,
     Unavailable,
 )
+from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store import (
     AuditEntry,
     BlobRef,
@@ -36,7 +37,7 @@ from farcall_common.store import (
     TaskResult,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import Presence, QueuedTask, Quota, Quotable, SpoolMark
+from farcall_common.store.model import FORBIDDEN, EndpointKey, Presence, QueuedTask, Quota, Quotable, SpoolMark
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
@@ -178,10 +179,12 @@ class RecordsSuite:
         records.functions.add_function(make_function())
         records.functions.add_function(make_function(version=2, body=b"better", body_hash="h2"))
         records.functions.add_function(make_function("f2", owner_id="bob", body=b"other", body_hash="h3"))
-        wanted = [("f1", "hash"), ("f1", "h2"), ("f1", "h3"), ("f9", "hash")]
+        records.functions.add_function(make_function("f3", owner_id="bob", name="copy"))
+        wanted = [("f1", "hash"), ("f1", "h2"), ("f1", "h3"), ("f9", "hash"), ("f3", "hash")]
+        body = b"\x00body\xff"
         assert records.functions.get_bodies(wanted) == {
-            "hash": ("square", b"\x00body\xff"),
-            "h2": ("square", b"better"),
+            "f1": {"hash": ("square", body), "h2": ("square", b"better")},
+            "f3": {"hash": ("copy", body)},
         }
 
     def test_an_alias_names_a_function_until_it_names_another(self, records: Records) -> None:
@@ -474,6 +477,13 @@ class RecordsSuite:
         first = records.audit.list_entries(["alice"], limit=1)[0]
         assert seen("alice", after=(first.at, first.audit_id)) == [1, 2]
 
+    def test_a_refusal_is_shown_to_the_owner_of_the_object(self, records: Records) -> None:
+        refusal = AuditEntry(T0, "bob", FORBIDDEN, "e1", "alice")
+        records.audit.add_entries([refusal, AuditEntry(at(1), "bob", FORBIDDEN, "e2", "bob")])
+        assert [entry.object_id for entry in records.audit.list_entries(["alice"])] == ["e1"]
+        assert [entry.object_id for entry in records.audit.list_entries(["bob"])] == ["e2"]
+        assert [entry.object_id for entry in records.audit.list_entries(["alice", "bob"])] == ["e1", "e2"]
+
     def test_old_audit_entries_are_purged(self, records: Records) -> None:
         records.audit.add_entries([make_entry("endpoint.update", "e1", seconds=n) for n in range(5)])
         assert records.audit.purge_entries(before=at(3), limit=2) == 2
@@ -572,6 +582,43 @@ class RecordsSuite:
         records.endpoints.add_endpoint_key("e2", "another", at=T0)
         assert records.endpoints.find_endpoints_by_key(["key", "another", "other"]) == {"key": "e1", "another": "e2"}
 
+    def test_an_endpoint_has_two_keys_at_most(self, records: Records) -> None:
+        for endpoint_id in ("e1", "e2"):
+            records.endpoints.put_endpoint(Endpoint(endpoint_id, "alice", "a"))
+        assert records.endpoints.add_endpoint_key("e1", "k1", at=at(1)) == []
+        assert records.endpoints.add_endpoint_key("e1", "k2", at=at(2)) == []
+        assert records.endpoints.add_endpoint_key("e2", "k0", at=T0) == []
+        assert records.endpoints.add_endpoint_key("e1", "k1", at=at(3)) == []
+        assert records.endpoints.add_endpoint_key("e1", "k3", at=at(3)) == ["k1"]
+        assert records.endpoints.add_endpoint_key("e1", "k4", at=T0) == ["k2"], "the new one stays"
+        assert records.endpoints.list_endpoint_keys("e1") == [EndpointKey("k4", T0), EndpointKey("k3", at(3))]
+        assert records.endpoints.list_endpoint_keys("e2") == [EndpointKey("k0", T0)]
+        assert records.endpoints.find_endpoints_by_key(["k1", "k3"]) == {"k3": "e1"}
+        assert records.endpoints.add_endpoint_key("e1", "k1", at=at(4)) == ["k4"], "a deleted one may come back"
+
+    def test_a_revoked_key_cannot_be_added_again(self, records: Records) -> None:
+        for endpoint_id in ("e1", "e2"):
+            records.endpoints.put_endpoint(Endpoint(endpoint_id, "alice", "a"))
+        records.endpoints.add_endpoint_key("e1", "k1", at=at(1))
+        records.endpoints.add_endpoint_key("e1", "k2", at=at(2))
+        assert not records.endpoints.revoke_endpoint_key("e2", "k1", at=at(3))
+        assert records.endpoints.revoke_endpoint_key("e1", "k1", at=at(3))
+        assert not records.endpoints.revoke_endpoint_key("e1", "k1", at=at(3))
+        assert not records.endpoints.revoke_endpoint_key("e1", "unknown", at=at(3))
+        assert records.endpoints.list_endpoint_keys("e1") == [EndpointKey("k2", at(2))]
+        assert records.endpoints.find_endpoints_by_key(["k1", "k2"]) == {"k2": "e1"}
+        for endpoint_id in ("e1", "e2"):
+            with pytest.raises(Conflict):
+                records.endpoints.add_endpoint_key(endpoint_id, "k1", at=at(4))
+        assert records.endpoints.add_endpoint_key("e1", "k3", at=at(4)) == [], "a revoked key does not count"
+        for number in range(100):
+            records.endpoints.add_endpoint_key("e1", f"r{number}", at=at(5))
+            assert records.endpoints.revoke_endpoint_key("e1", f"r{number}", at=at(6 + number))
+        records.endpoints.add_endpoint_key("e1", "k1", at=at(200))  # 101 revoked keys are not remembered
+        assert EndpointKey("k1", at(200)) in records.endpoints.list_endpoint_keys("e1")
+        with pytest.raises(Conflict):
+            records.endpoints.add_endpoint_key("e1", "r0", at=at(200))
+
     def test_endpoint_update_changes_named_fields_only(self, records: Records) -> None:
         records.endpoints.put_endpoint(
             Endpoint("e1", "alice", "a", public=True, metadata={"os": "linux"}, created_at=T0)
@@ -595,7 +642,7 @@ class RecordsSuite:
     def test_deleted_endpoint_loses_its_keys(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))
         records.endpoints.add_endpoint_key("e1", "key", at=T0)
-        assert records.endpoints.list_endpoint_keys("e1") == ["key"]
+        assert records.endpoints.list_endpoint_keys("e1") == [EndpointKey("key", T0)]
         assert records.endpoints.list_endpoint_keys("e2") == []
         assert records.endpoints.delete_endpoint("e1")
         assert not records.endpoints.delete_endpoint("e1")
@@ -793,6 +840,30 @@ class RecordsSuite:
         task = records.tasks.get_tasks(["t1"])["t1"]
         assert (task.state, task.attempt) == (TaskState.SUCCESS, 1)
         assert len(records.tasks.list_events("t1")) == 3
+
+    def test_an_agent_cannot_fill_the_history(self, records: Records) -> None:
+        records.tasks.add_tasks([make_task("t1"), make_task("t2")])
+        states = [TaskState.RUNNING, TaskState.WAITING_FOR_LAUNCH] * (MAX_TRANSITIONS // 2 + 10)
+        reports = [transition("t1", state, 1) for state in states]
+        records.tasks.record_transitions([*reports, transition("t2", TaskState.RUNNING, 1)])
+        for state in states[:5]:
+            records.tasks.record_transitions([transition("t1", state, 1)])
+        assert len(records.tasks.list_events("t1")) == 1 + MAX_TRANSITIONS
+        assert len(records.tasks.list_events("t2")) == 2
+        # Those of another attempt, and of other reporters, are recorded.
+        later = [transition("t1", TaskState.WAITING_FOR_NODES, 2), transition("t1", TaskState.RUNNING, 2)]
+        assert records.tasks.record_transitions(later) == ["t1"]
+        assert records.tasks.list_events("t1")[-2:] == later
+        assert records.tasks.get_tasks(["t1"])["t1"].state is TaskState.RUNNING
+
+    def test_history_is_read_in_pages(self, records: Records) -> None:
+        records.tasks.add_tasks([make_task()])
+        records.tasks.record_transitions([transition("t1", TaskState.RUNNING, attempt) for attempt in range(1, 6)])
+        whole = records.tasks.list_events("t1")
+        assert [event.attempt for event in whole] == [0, 1, 2, 3, 4, 5]
+        assert records.tasks.list_events("t1", limit=2) == whole[:2]
+        assert records.tasks.list_events("t1", after=2, limit=3) == whole[2:5]
+        assert records.tasks.list_events("t1", after=6) == []
 
     def test_events_of_unknown_tasks_are_dropped(self, records: Records) -> None:
         assert records.tasks.record_transitions([transition("unknown", TaskState.RUNNING, 1)]) == []

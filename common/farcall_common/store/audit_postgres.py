@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import psycopg
 from psycopg.rows import DictRow
 
-from farcall_common.store.model import AuditEntry, Quota, Quotable
+from farcall_common.store.model import FORBIDDEN, AuditEntry, Quota, Quotable
 from farcall_common.store.postgres import PostgresDatabase, to_json
 
 _ADD: Final = """
@@ -38,7 +38,8 @@ _WITHIN: Final = """
 #: Two disjoint halves, each by its own index.
 _LIST: Final = f"""
     SELECT * FROM (
-        (SELECT {_ENTRY} FROM audit WHERE identity_id = ANY(%(ids)s) AND {_WITHIN}
+        (SELECT {_ENTRY} FROM audit
+         WHERE identity_id = ANY(%(ids)s) AND (action <> '{FORBIDDEN}' OR owner_id = ANY(%(ids)s)) AND {_WITHIN}
          ORDER BY at, audit_id LIMIT %(limit)s)
         UNION ALL
         (SELECT {_ENTRY} FROM audit

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-import psycopg
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store.audit_postgres import PostgresPort
-from farcall_common.store.model import Endpoint, Presence, SpoolMark
+from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark
 from farcall_common.store.postgres import columns_of, to_json
 
 #: Columns by name: a later release may have added some.
@@ -45,6 +44,24 @@ _MARK_SPOOLS: Final = """
     WHERE endpoint.endpoint_id = there.endpoint_id
         AND CASE WHEN endpoint.spool_id = new.spool_id THEN endpoint.spool_generation < new.generation
                  ELSE %(is_claim)s END
+"""
+
+_LOCK_ENDPOINT: Final = "SELECT endpoint_id FROM endpoint WHERE endpoint_id = %(id)s FOR NO KEY UPDATE"
+
+_DELETE_OLD_KEYS: Final = """
+    DELETE FROM endpoint_key WHERE public_key IN (
+        SELECT public_key FROM endpoint_key WHERE endpoint_id = %(id)s AND revoked_at IS NULL
+        ORDER BY public_key = %(key)s DESC, added_at DESC, public_key OFFSET %(most)s
+    ) RETURNING public_key
+"""
+
+#: Revoked keys that an endpoint remembers.
+_MAX_REVOKED: Final = 100
+_FORGET_REVOKED: Final = """
+    DELETE FROM endpoint_key WHERE public_key IN (
+        SELECT public_key FROM endpoint_key WHERE endpoint_id = %(id)s AND revoked_at IS NOT NULL
+        ORDER BY revoked_at DESC, public_key OFFSET %(most)s
+    )
 """
 
 
@@ -107,28 +124,48 @@ class PostgresEndpoints(PostgresPort):
 
     # keys
 
-    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime, most: int = 2) -> Sequence[str]:
+        parameters = {"key": public_key, "id": endpoint_id, "at": at, "most": most}
         with self._database.connection() as connection:
-            try:
-                added = connection.execute(
-                    """
-                    INSERT INTO endpoint_key (public_key, endpoint_id, added_at) VALUES (%(key)s, %(id)s, %(at)s)
-                    ON CONFLICT (public_key) DO UPDATE SET public_key = excluded.public_key
-                        WHERE endpoint_key.endpoint_id = excluded.endpoint_id
-                    """,
-                    {"key": public_key, "id": endpoint_id, "at": at},
-                )
-            except psycopg.errors.ForeignKeyViolation as error:
-                raise EndpointUnknown(f"there is no endpoint {endpoint_id}") from error
-        if added.rowcount == 0:
-            raise Conflict("the key belongs to another endpoint")
+            if not connection.execute(_LOCK_ENDPOINT, parameters).fetchone():
+                raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
+            added = connection.execute(
+                """
+                INSERT INTO endpoint_key (public_key, endpoint_id, added_at) VALUES (%(key)s, %(id)s, %(at)s)
+                ON CONFLICT (public_key) DO UPDATE SET public_key = excluded.public_key
+                    WHERE endpoint_key.endpoint_id = excluded.endpoint_id AND endpoint_key.revoked_at IS NULL
+                """,
+                parameters,
+            )
+            if added.rowcount == 0:
+                raise Conflict("the key belongs to another endpoint, or was revoked")
+            deleted = connection.execute(_DELETE_OLD_KEYS.encode(), parameters).fetchall()
+        return [row["public_key"] for row in deleted]
 
-    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
-        query = "SELECT public_key FROM endpoint_key WHERE endpoint_id = %(id)s"
-        return [row["public_key"] for row in self._database.rows(query, {"id": endpoint_id})]
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[EndpointKey]:
+        query = """
+            SELECT public_key, added_at FROM endpoint_key WHERE endpoint_id = %(id)s AND revoked_at IS NULL
+            ORDER BY added_at, public_key
+        """
+        return [EndpointKey(**row) for row in self._database.rows(query, {"id": endpoint_id})]
+
+    def revoke_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> bool:
+        parameters = {"key": public_key, "id": endpoint_id, "at": at, "most": _MAX_REVOKED}
+        with self._database.connection() as connection:
+            revoked = connection.execute(
+                """
+                UPDATE endpoint_key SET revoked_at = %(at)s
+                WHERE public_key = %(key)s AND endpoint_id = %(id)s AND revoked_at IS NULL
+                """,
+                parameters,
+            )
+            connection.execute(_FORGET_REVOKED.encode(), parameters)
+        return revoked.rowcount > 0
 
     def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
-        query = "SELECT public_key, endpoint_id FROM endpoint_key WHERE public_key = ANY(%(keys)s)"
+        query = """
+            SELECT public_key, endpoint_id FROM endpoint_key WHERE public_key = ANY(%(keys)s) AND revoked_at IS NULL
+        """
         rows = self._database.rows(query, {"keys": list(public_keys)})
         return {row["public_key"]: row["endpoint_id"] for row in rows}
 

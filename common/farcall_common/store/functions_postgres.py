@@ -87,16 +87,19 @@ class PostgresFunctions(PostgresPort):
         )
         return Function(**rows[0]) if rows else None
 
-    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, tuple[str, bytes]]:
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, tuple[str, bytes]]]:
         rows = self._database.rows(
             """
-            SELECT DISTINCT ON (body_hash) body_hash, name, body
+            SELECT DISTINCT ON (function_id, body_hash) function_id, body_hash, name, body
             FROM unnest(%(ids)s::text[], %(hashes)s::text[]) AS wanted (function_id, body_hash)
                 JOIN function_version USING (function_id, body_hash) JOIN function USING (function_id)
             """,
             {"ids": [function_id for function_id, _ in wanted], "hashes": [body_hash for _, body_hash in wanted]},
         )
-        return {row["body_hash"]: (row["name"], row["body"]) for row in rows}
+        found: dict[str, dict[str, tuple[str, bytes]]] = {}
+        for row in rows:
+            found.setdefault(row["function_id"], {})[row["body_hash"]] = (row["name"], row["body"])
+        return found
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
         rows = self._database.rows(

@@ -71,6 +71,10 @@ class OpenTask:
     submitted_at: dt.datetime
 
 
+#: The action of an audit entry about a refusal, which only the owner of the object reads: it names that owner.
+FORBIDDEN: Final = "request.forbidden"
+
+
 @dataclasses.dataclass(frozen=True)
 class AuditEntry:
     """An entry of the audit log: ``action`` (like ``function.delete``) by ``identity_id``, on an object of
@@ -178,6 +182,14 @@ class Endpoint:
     silent_s: float | None = dataclasses.field(default=None, compare=False)
     online: bool = False
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointKey:
+    """A CURVE public key (Z85) with which an endpoint's agent may connect."""
+
+    public_key: str
+    added_at: dt.datetime
 
 
 class PeerKind(enum.StrEnum):

@@ -20,6 +20,7 @@ from farcall_common.store.model import (
     CancelOutcome,
     Container,
     Endpoint,
+    EndpointKey,
     ForwarderInfo,
     Function,
     FunctionAlias,
@@ -92,8 +93,9 @@ class Functions(Audited, Protocol):
         """Change name, description and sharing of a function that exists."""
 
     def get_version(self, function_id: str, version: int, *, with_body: bool = True) -> Function | None: ...
-    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, tuple[str, bytes]]:
-        """Names and bodies by body hash; ``wanted`` are ids of functions, each with the hash of one of its versions."""
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, tuple[str, bytes]]]:
+        """Names and bodies by function id and body hash; ``wanted`` are ids of functions, each with the hash of one of
+        its versions. Functions with equal bodies have their own names."""
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
         """Versions of a function, newest first, without bodies; ``created_at`` is when a version was added."""
@@ -155,14 +157,22 @@ class Endpoints(Audited, Protocol):
         """Record presence, in one transaction. The last of an endpoint counts; unknown endpoints are skipped."""
 
     # keys
-    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
-        """Assign a CURVE key to an endpoint. Repeating it is harmless."""
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime, most: int = 2) -> Sequence[str]:
+        """Assign a CURVE key to an endpoint. Repeating it is harmless. Of more than ``most`` keys, those that were
+        added first are deleted; returns them.
 
-    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
-        """The CURVE public keys (Z85) of an endpoint."""
+        :raises Conflict: if it belongs to another endpoint, or was revoked.
+        :raises EndpointUnknown: if the endpoint does not exist.
+        """
+
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[EndpointKey]:
+        """The keys of an endpoint that are not revoked, the oldest first."""
+
+    def revoke_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> bool:
+        """Revoke a key for ever, or as long as the endpoint has not revoked 100 others. False if it has no such key."""
 
     def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
-        """The endpoints of CURVE public keys (Z85), by key."""
+        """The endpoints of CURVE public keys (Z85) that are not revoked, by key."""
 
     # spools
     def find_spools(self, endpoint_ids: Sequence[str]) -> Mapping[str, SpoolMark]:
@@ -245,6 +255,7 @@ class Tasks(Audited, Protocol):
         """Append events and change the tasks' states; a transition that is not legal any more (the task is finished,
         further, or at a later attempt) only leaves its event. ``event.attempt`` raises the task's attempt.
 
+        Of an attempt, an agent may report MAX_TRANSITIONS; later ones are dropped.
         Returns the ids of the tasks whose attempt rose. For a task with ``idempotent=False`` that is the permit to
         dispatch it: without it, some forwarder had it before, and it may have started.
 
@@ -260,7 +271,8 @@ class Tasks(Audited, Protocol):
         :raises InvalidRequest: for a state that is not terminal, or one that its reporter may not report.
         """
 
-    def list_events(self, task_id: str) -> Sequence[TaskEvent]: ...
+    def list_events(self, task_id: str, *, after: int = 0, limit: int | None = None) -> Sequence[TaskEvent]:
+        """The history of a task, oldest first, after the first ``after`` events: they never change."""
 
     # open and old tasks
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
@@ -299,8 +311,8 @@ class Audit(Protocol):
         after: tuple[dt.datetime, int] | None = None,
         limit: int = 100,
     ) -> Sequence[AuditEntry]:
-        """Entries by these identities, and by others on their objects, from ``since`` to before ``until``, oldest
-        first; with ``after``, those after the entry of that time and id."""
+        """Entries by these identities (without refusals), and by others on their objects, from ``since`` to before
+        ``until``, oldest first; with ``after``, those after the entry of that time and id."""
 
     def purge_entries(self, *, before: dt.datetime, limit: int) -> int:
         """Delete up to ``limit`` older entries. Returns how many."""
@@ -329,8 +341,9 @@ class Registry(Protocol):
     def forwarders(self) -> Sequence[ForwarderInfo]:
         """Live forwarders, without those that drain."""
 
-    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
-        """Let a CURVE key connect for a while."""
+    def admit(self, key: PeerKey, *, ttl_s: float) -> bool:
+        """Let a CURVE key connect for a while. Returns whether it may: one that is admitted for another peer stays
+        that peer's."""
 
     def dismiss(self, public_keys: Sequence[str]) -> None:
         """Stop admitting these CURVE keys."""
@@ -488,8 +501,13 @@ class Queue(Registry, Protocol):
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
 
-    def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
-        """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full."""
+    def take_tokens(
+        self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
+    ) -> TokensTaken:
+        """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full.
+
+        With ``in_debt``, take all of them: a bucket that had fewer gives none until it has filled up to one again.
+        """
 
 
 class WakeUps(Protocol):

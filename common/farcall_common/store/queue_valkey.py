@@ -321,8 +321,10 @@ class ValkeyQueue(ValkeyRegistry):
             waiting, own = pipeline.execute()
         return int(waiting or 0), int(own)
 
-    def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
-        taken, wait_s = self._scripts.run_on("take_tokens", [f"rate:{bucket}"], tokens, rate_per_s, burst)
+    def take_tokens(
+        self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
+    ) -> TokensTaken:
+        taken, wait_s = self._scripts.run_on("take_tokens", [f"rate:{bucket}"], tokens, rate_per_s, burst, int(in_debt))
         return TokensTaken(int(taken), float(wait_s))
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:

@@ -36,9 +36,16 @@ class ValkeyRegistry:
         infos = [codec.if_known(codec.unpack_forwarder, data) for data in found if data]
         return [info for info in infos if info and not info.draining]
 
-    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
+    def admit(self, key: PeerKey, *, ttl_s: float) -> bool:
+        name, packed, ttl_ms = f"zap:{key.public_key}", codec.pack(key), round(ttl_s * 1000)
         with mapped():
-            self._client.set(f"zap:{key.public_key}", codec.pack(key), px=round(ttl_s * 1000))
+            known = self._client.set(name, packed, px=ttl_ms, nx=True, get=True)
+            if known is None:
+                return True
+            if codec.if_known(codec.unpack_peer, known) not in (None, key):
+                return False
+            self._client.set(name, packed, px=ttl_ms)
+            return True
 
     def dismiss(self, public_keys: Sequence[str]) -> None:
         pipeline = self._client.pipeline(transaction=False)

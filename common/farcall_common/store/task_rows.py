@@ -124,7 +124,7 @@ EVENTS: Final = f"""
         )
         UNION ALL
         SELECT event_id, {", ".join(_EVENT)} FROM task_event WHERE task_id = %(id)s
-    ) AS events ORDER BY event_id
+    ) AS events ORDER BY event_id LIMIT %(limit)s OFFSET %(after)s
 """
 
 #: A page by the index ``task_group_of_owner``, then the tasks of each group on it. A group may have tasks of others.

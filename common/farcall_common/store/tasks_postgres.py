@@ -27,7 +27,7 @@ from farcall_common.store.model import (
     TaskResult,
 )
 from farcall_common.store.postgres import columns_of
-from farcall_common.wire.states import TaskState
+from farcall_common.wire.states import Reporter, TaskState
 
 # Rows are locked in the order of their ids, so that two batches that share some never deadlock.
 
@@ -36,6 +36,10 @@ _LOCK_TASKS: Final = """
     WHERE task_id = ANY(%(ids)s) ORDER BY task_id FOR NO KEY UPDATE
 """
 
+_COUNT_REPORTED: Final = f"""
+    SELECT task_id, attempt, count(*) AS count FROM task_event
+    WHERE task_id = ANY(%(ids)s) AND reporter = '{Reporter.AGENT}' GROUP BY task_id, attempt
+"""
 
 #: Rows as JSON, so that one statement can read several tables.
 _READ_FOR_SUBMIT: Final = f"""
@@ -161,7 +165,8 @@ class PostgresTasks(PostgresPort):
         transitions.check_transitions(events)
         # Pipelined, a transaction is two round trips: begin and lock, write and commit.
         with self._database.connection() as connection, connection.pipeline(), connection.transaction():
-            before = _lock_tasks(connection, {event.task_id for event in events})
+            before, reported = _lock_tasks(connection, {event.task_id for event in events})
+            events = transitions.within_limit(events, reported)
             after = transitions.apply_events(before, events)
             changes = [{"task_id": id_, "state": str(s.state), "attempt": s.attempt} for id_, s in after.items()]
             _write(connection, task_rows.MOVE_TASKS, changes)
@@ -184,8 +189,8 @@ class PostgresTasks(PostgresPort):
             for row in ended
         }
 
-    def list_events(self, task_id: str) -> Sequence[TaskEvent]:
-        rows = self._database.rows(task_rows.EVENTS, {"id": task_id})
+    def list_events(self, task_id: str, *, after: int = 0, limit: int | None = None) -> Sequence[TaskEvent]:
+        rows = self._database.rows(task_rows.EVENTS, {"id": task_id, "after": after, "limit": limit})
         return [task_rows.event_from_row(row) for row in rows]
 
     # open and old tasks
@@ -230,8 +235,12 @@ class PostgresTasks(PostgresPort):
 
 def _lock_tasks(
     connection: psycopg.Connection[DictRow], task_ids: Iterable[str]
-) -> dict[str, transitions.TaskProgress]:
-    return {
+) -> tuple[dict[str, transitions.TaskProgress], dict[tuple[str, int], int]]:
+    """Lock tasks. Returns their progress, and how many transitions of each attempt agents have reported."""
+    parameters = {"ids": list(task_ids)}
+    locked = connection.execute(_LOCK_TASKS, parameters)
+    counted = connection.execute(_COUNT_REPORTED.encode(), parameters)  # on its way before an answer is read
+    progress = {
         row["task_id"]: transitions.TaskProgress(
             task_rows.state_of(row["state"], is_over=row["finished_at"] is not None),
             row["attempt"],
@@ -239,8 +248,9 @@ def _lock_tasks(
             row["owner_id"],
             row["task_group_id"],
         )
-        for row in connection.execute(_LOCK_TASKS, {"ids": list(task_ids)})
+        for row in locked
     }
+    return progress, {(row["task_id"], row["attempt"]): row["count"] for row in counted}
 
 
 def _write(connection: psycopg.Connection[DictRow], statement: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from farcall_common.errors import InvalidRequest, TaskCancelled
+from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import Task, TaskEvent, TaskResult
 from farcall_common.wire.states import LEGAL_TRANSITIONS, REPORTERS, Reporter, TaskState
 
@@ -76,6 +78,20 @@ def check_transitions(events: Iterable[TaskEvent]) -> None:
     for event in events:
         if event.state.is_terminal or event.reporter not in REPORTERS[event.state]:
             raise InvalidRequest(f"the {event.reporter} may not move a task to {event.state}")
+
+
+def within_limit(events: Iterable[TaskEvent], reported: Mapping[tuple[str, int], int]) -> list[TaskEvent]:
+    """The events without an agent's reports over MAX_TRANSITIONS of one attempt of a task. ``reported`` counts those
+    that are recorded, by task id and attempt."""
+    counts = Counter(reported)
+    kept = []
+    for event in events:
+        if event.reporter is Reporter.AGENT:
+            counts[event.task_id, event.attempt] += 1
+            if counts[event.task_id, event.attempt] > MAX_TRANSITIONS:
+                continue
+        kept.append(event)
+    return kept
 
 
 def check_results(results: Iterable[TaskResult]) -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from farcall_common.errors import EndpointInUse, EndpointUnknown, Fenced, QueueDataLost
+from farcall_common.errors import EndpointInUse, EndpointUnknown, Fenced, QueueDataLost, TicketInvalid
 from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, Presence, QueuedTask, SpoolMark, Task
 from farcall_common.store.ports import Tasks
 from farcall_common.store.settings import Stores
@@ -55,10 +55,14 @@ class BatchedSteps:
 
     @_perform.register
     def _(self, like: do.ClaimEndpoint, steps: Sequence[do.ClaimEndpoint]) -> Sequence[Event]:
-        # The endpoint may be deleted although its connection, key and ticket still exist.
+        # The endpoint may be deleted, or its key, although the connection and the ticket still exist.
         spools = self._endpoints.find_spools([step.endpoint_id for step in steps])
-        old = [step for step in steps if (mark := spools.get(step.endpoint_id)) and _is_old_copy(step, mark)]
-        known = [step for step in steps if step.endpoint_id in spools and step not in old]
+        keys = self._endpoints.find_endpoints_by_key([step.public_key for step in steps])
+        there = [step for step in steps if step.endpoint_id in spools]
+        foreign = [step for step in there if keys.get(step.public_key) != step.endpoint_id]
+        own = [step for step in there if step not in foreign]
+        old = [step for step in own if _is_old_copy(step, spools[step.endpoint_id])]
+        known = [step for step in own if step not in old]
         wanted = [(step.endpoint_id, step.spool_id, step.weights) for step in known]
         fences = self._queue.claim(self._forwarder_id, wanted, ttl_s=like.ttl_s)
         claimed: list[Event] = [
@@ -74,6 +78,9 @@ class BatchedSteps:
         }
         self._endpoints.claim_spools({id_: mark for id_, mark in marks.items() if mark != spools[id_]})
         claimed += [ev.ClaimRefused(step.endpoint_id, step.generation, outdated(step.endpoint_id)) for step in old]
+        claimed += [
+            ev.ClaimRefused(step.endpoint_id, step.generation, _without_key(step.endpoint_id)) for step in foreign
+        ]
         deleted = [step for step in steps if step.endpoint_id not in spools]
         return claimed + [
             ev.ClaimRefused(step.endpoint_id, step.generation, _deleted(step.endpoint_id)) for step in deleted
@@ -182,6 +189,14 @@ def _deleted(endpoint_id: str) -> EndpointUnknown:
     return EndpointUnknown(
         f"Endpoint {endpoint_id} was deleted.",
         hint="Move endpoint.json out of the endpoint's directory and start it: it is registered as a new endpoint.",
+    )
+
+
+def _without_key(endpoint_id: str) -> TicketInvalid:
+    return TicketInvalid(
+        f"The key of this connection does not belong to endpoint {endpoint_id} any more.",
+        hint="Connect again with a new ticket. If the key was revoked, move curve.secret out of the endpoint's "
+        "directory first.",
     )
 
 

@@ -61,8 +61,9 @@ class GenerationStep(StoreStep, frozen=True):
 
 
 class ClaimEndpoint(GenerationStep, frozen=True):
-    """Claim the ownership of an endpoint for the agent with this spool."""
+    """Claim the ownership of an endpoint for the agent with this key and this spool."""
 
+    public_key: str
     spool_id: str
     ttl_s: float
     weights: Mapping[str, int] = msgspec.field(default_factory=dict)

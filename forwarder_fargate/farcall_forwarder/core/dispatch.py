@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from farcall_common.store.model import LeasedTask, TaskResult
+from farcall_common.store.model import LeasedTask, QueuedTask, TaskResult
 from farcall_common.wire import Reporter, RunTasks, TaskState
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
@@ -56,11 +56,7 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
         if leased.cancel_requested:
             endpoint.finish(results.cancelled(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
             continue
-        is_ready = (
-            task.options.idempotent
-            and task.payload is not None
-            and _has_function(endpoint, session, task.function_hash)
-        )
+        is_ready = task.options.idempotent and task.payload is not None and _has_function(endpoint, session, task)
         stage = Stage.SENT if is_ready else Stage.PREPARING
         endpoint.leases[task.task_id] = Lease.of_leased(leased, stage=stage, expires_at=expires_at)
         (ready if is_ready else unready).append(leased)
@@ -74,7 +70,9 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
 def _prepare(endpoint: Endpoint, session: PeerSession, tasks: Sequence[LeasedTask], now: Instant) -> list[Action]:
     if not tasks:
         return []
-    functions = {(t.task.function_id, t.task.function_hash) for t in tasks}
+    functions = {
+        (t.task.function_id, t.task.function_hash) for t in tasks if not _has_function(endpoint, session, t.task)
+    }
     policy = endpoint.policy
     endpoint.preparing += len(tasks)
     return [
@@ -84,7 +82,7 @@ def _prepare(endpoint: Endpoint, session: PeerSession, tasks: Sequence[LeasedTas
             session_id=session.session_id,
             spool_id=endpoint.spool_id,
             tasks=tasks,
-            functions=sorted(each for each in functions if not _has_function(endpoint, session, each[1])),
+            functions=sorted(functions),
             blob_keys=sorted({t.task.payload_ref.blob_key for t in tasks if t.task.payload_ref}),
             dispatches=dispatches(tasks, spool_id=endpoint.spool_id, at=now.epoch),
             url_ttl_s=policy.download_url_ttl_s,
@@ -94,8 +92,9 @@ def _prepare(endpoint: Endpoint, session: PeerSession, tasks: Sequence[LeasedTas
 
 def on_prepared(endpoint: Endpoint, event: ev.TasksPrepared, now: Instant) -> list[Action]:
     """Functions and payloads are fetched, and dispatches of tasks that may not run twice are recorded."""
-    for function_hash, (name, body) in event.bodies.items():
-        endpoint.functions.add(function_hash, name, body)
+    for function_id, versions in event.bodies.items():
+        for function_hash, (name, body) in versions.items():
+            endpoint.functions.add(function_id, function_hash, name, body)
     if endpoint.session is None or endpoint.session.session_id != event.order.session_id:
         return []  # The leases were returned when that session ended.
     endpoint.preparing -= len(event.order.tasks)
@@ -125,7 +124,8 @@ def _result_without_run(
     if task.task_id in event.refused:
         reason = "The task was sent to the endpoint before, and the endpoint has lost it."
         return results.lost(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt, reason=reason)
-    if task.function_hash not in event.bodies and not _has_function(endpoint, session, task.function_hash):
+    is_fetched = task.function_hash in event.bodies.get(task.function_id, {})
+    if not is_fetched and not _has_function(endpoint, session, task):
         return results.unknown_function(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
     if task.is_spilled and task.task_id not in event.payloads:
         return results.unknown_task(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
@@ -136,14 +136,19 @@ def _run(
     endpoint: Endpoint,
     session: PeerSession,
     tasks: Sequence[LeasedTask],
-    fetched: Mapping[str, tuple[str, bytes]],
+    fetched: Mapping[str, Mapping[str, tuple[str, bytes]]],
     now: Instant,
     urls: Mapping[str, str] | None = None,
 ) -> list[Action]:
     """Send tasks. Their functions are fetched, cached or known to the agent."""
-    new = {leased.task.function_hash for leased in tasks} - session.functions
-    bodies = {h: body for h in sorted(new) if (body := fetched.get(h) or endpoint.functions.get(h))}
-    session.functions |= new
+    new = {leased.task.function_hash: leased.task.function_id for leased in tasks}
+    bodies = {
+        hash_: body
+        for hash_, id_ in sorted(new.items())
+        if hash_ not in session.functions
+        and (body := fetched.get(id_, {}).get(hash_) or endpoint.functions.get(id_, hash_))
+    }
+    session.functions |= new.keys()
     for leased in tasks:
         if leased.task.options.idempotent:  # The dispatch of the others was committed before.
             endpoint.transitions.add(
@@ -171,6 +176,8 @@ def _session_for_tasks(endpoint: Endpoint) -> PeerSession | None:
     return session
 
 
-def _has_function(endpoint: Endpoint, session: PeerSession, function_hash: str) -> bool:
-    """Whether the agent or this process has the function's body."""
-    return function_hash in session.functions or endpoint.functions.get(function_hash) is not None
+def _has_function(endpoint: Endpoint, session: PeerSession, task: QueuedTask) -> bool:
+    """Whether the agent or this process has the body of a task's function."""
+    if task.function_hash in session.functions:
+        return True
+    return endpoint.functions.get(task.function_id, task.function_hash) is not None

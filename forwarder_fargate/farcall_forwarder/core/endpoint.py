@@ -31,24 +31,27 @@ class EndpointPhase(enum.Enum):
 
 
 class FunctionCache:
-    """Names and bodies of functions by hash, bounded by their size. The least recently used are evicted first."""
+    """Names and bodies of functions by id and hash, bounded by their size. The least recently used are evicted first.
+
+    Not by hash alone: the name of a function is for those who may use it, however many others have the same body.
+    """
 
     def __init__(self, *, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._functions: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+        self._functions: OrderedDict[tuple[str, str], tuple[str, bytes]] = OrderedDict()
 
-    def get(self, function_hash: str) -> tuple[str, bytes] | None:
+    def get(self, function_id: str, function_hash: str) -> tuple[str, bytes] | None:
         """Name and body, or None if they must be fetched."""
-        found = self._functions.get(function_hash)
+        found = self._functions.get((function_id, function_hash))
         if found is not None:
-            self._functions.move_to_end(function_hash)
+            self._functions.move_to_end((function_id, function_hash))
         return found
 
-    def add(self, function_hash: str, name: str, body: bytes) -> None:
+    def add(self, function_id: str, function_hash: str, name: str, body: bytes) -> None:
         """Add a function; others are evicted if the cache is full."""
-        if function_hash not in self._functions:
-            self._functions[function_hash] = (name, body)
+        if (function_id, function_hash) not in self._functions:
+            self._functions[function_id, function_hash] = (name, body)
             self._size_bytes += len(body)
         while self._size_bytes > self._limit_bytes:
             _, (_, dropped) = self._functions.popitem(last=False)
@@ -87,6 +90,7 @@ class Endpoint:
         self.endpoint_id = endpoint_id
         self.generation = generation
         self.instance_id = hello.instance_id
+        self.public_key = session.peer.public_key
         self.weights = hello.weights
 
         self.context = context

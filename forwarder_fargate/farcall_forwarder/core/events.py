@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated
+from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated, TicketInvalid
 from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedResults, Task, TaskResult
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, GenerationStep, PrepareTasks, ResultBatch
@@ -114,9 +114,10 @@ class EndpointClaimed(GenerationEvent, frozen=True):
 
 
 class ClaimRefused(GenerationEvent, frozen=True):
-    """Another agent of the endpoint is connected elsewhere, the endpoint was deleted, or the spool is an old copy."""
+    """Another agent of the endpoint is connected elsewhere, the endpoint or the agent's key was deleted, or the spool
+    is an old copy."""
 
-    error: EndpointInUse | EndpointUnknown | SpoolOutdated
+    error: EndpointInUse | EndpointUnknown | SpoolOutdated | TicketInvalid
 
 
 class LeasesRead(EndpointEvent, frozen=True):
@@ -151,12 +152,12 @@ class TasksLeased(EndpointEvent, frozen=True):
 
 
 class TasksPrepared(Event, frozen=True):
-    """``bodies`` maps function hashes to names and bodies, ``urls`` maps blob keys to pre-signed GETs. ``refused`` are
-    tasks without a permit: they may have been started from another spool. ``payloads`` are those that the queue did
-    not have, by task id."""
+    """``bodies`` maps function ids and hashes to names and bodies, ``urls`` maps blob keys to pre-signed GETs.
+    ``refused`` are tasks without a permit: they may have been started from another spool. ``payloads`` are those that
+    the queue did not have, by task id."""
 
     order: PrepareTasks
-    bodies: Mapping[str, tuple[str, bytes]]
+    bodies: Mapping[str, Mapping[str, tuple[str, bytes]]]
     urls: Mapping[str, str]
     refused: frozenset[str]
     payloads: Mapping[str, bytes] = msgspec.field(default_factory=dict)

@@ -36,6 +36,8 @@ class Lease:
     timings: dict[str, float]
     cancelled: bool = False
     payload_ref: BlobRef | None = None
+    #: How many the agent has reported.
+    transitions: int = 0
 
     @classmethod
     def of_leased(cls, leased: LeasedTask, *, stage: Stage, expires_at: float) -> Lease:

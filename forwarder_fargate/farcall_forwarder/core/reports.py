@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from farcall_common import wire
+from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.wire import Reporter, TaskState, is_uuid
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core import uploads
@@ -16,7 +17,7 @@ from farcall_forwarder.core.leases import Stage
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.presence import on_heartbeat
 from farcall_forwarder.core.results import MAX_ATTEMPTS, read_result
-from farcall_forwarder.core.untrusted import clean_details, clean_time
+from farcall_forwarder.core.untrusted import clean_time
 
 #: Non-terminal states that an agent may report.
 _TRANSIENT_STATES: Final = frozenset(
@@ -76,17 +77,20 @@ def _accept(endpoint: Endpoint, tasks: Sequence[wire.TaskRef], now: Instant) -> 
 
 
 def _add_transitions(endpoint: Endpoint, transitions: Sequence[wire.TaskTransition], now: Instant) -> None:
-    """Tasks have reached non-terminal states."""
+    """Tasks have reached non-terminal states. Only that is recorded: the history of a task has no free text of an
+    agent, and no more entries than the limit."""
     for transition in transitions:
         lease = endpoint.leases.get(transition.task_id)
         if lease and lease.stage is not Stage.RETURNED and transition.state in _TRANSIENT_STATES:
+            lease.transitions += 1
+            if lease.transitions > MAX_TRANSITIONS:
+                continue
             endpoint.transitions.add(
                 transition.task_id,
                 transition.state,
                 Reporter.AGENT,
                 at=clean_time(transition.at, now=now.epoch) or now.epoch,
                 attempt=min(transition.attempt, lease.attempt),
-                detail=clean_details(transition.detail) if transition.detail else None,
                 now_mono=now.mono,
             )
 

@@ -49,6 +49,7 @@ def claim(endpoint: Endpoint) -> list[Action]:
         do.ClaimEndpoint(
             endpoint.endpoint_id,
             endpoint.generation,
+            endpoint.public_key,
             endpoint.spool_id,
             endpoint.policy.ownership_ttl_s,
             endpoint.weights,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from farcall_common.store.model import TaskEvent
 from farcall_common.wire import Reporter, TaskState
@@ -19,7 +19,6 @@ class _Transition(NamedTuple):
     reporter: Reporter
     at: float
     attempt: int
-    detail: Mapping[str, Any]
 
 
 class TransitionBuffer:
@@ -46,12 +45,11 @@ class TransitionBuffer:
         at: float,
         attempt: int,
         now_mono: float,
-        detail: Mapping[str, Any] | None = None,
     ) -> None:
         """Add a transition at ``at`` epoch seconds."""
         transitions = self._transitions.setdefault(task_id, [])
         if len(transitions) < _MAX_TRANSITIONS:
-            transitions.append(_Transition(state, reporter, at, attempt, detail or {}))
+            transitions.append(_Transition(state, reporter, at, attempt))
         if self._since is None:
             self._since = now_mono
 
@@ -70,7 +68,6 @@ class TransitionBuffer:
                 transition.reporter,
                 dt.datetime.fromtimestamp(transition.at, dt.UTC),
                 transition.attempt,
-                transition.detail,
             )
             for task_id in taken
             for transition in self._transitions.pop(task_id)

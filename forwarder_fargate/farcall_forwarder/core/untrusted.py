@@ -18,6 +18,8 @@ MAX_ENTRIES: Final = 200
 MAX_DEPTH: Final = 6
 #: Bytes of one task's details, as JSON: two tails of output and some facts need a sixth of it.
 MAX_DETAILS: Final = 64 * 1024
+#: The detail that has times of a task by name, as Globus Compute's clients read it.
+TRANSITIONS: Final = "task_transitions"
 #: Characters of an endpoint's problem, and of the reason why one attempt of a task failed.
 MAX_PROBLEM: Final = 1000
 MAX_REASON: Final = 1000
@@ -36,6 +38,8 @@ def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
 def clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
     """Details of one task, which are stored with it: all of them, or none if they are too large."""
     cleaned = clean_map(value)
+    if TRANSITIONS in cleaned:
+        cleaned[TRANSITIONS] = _times(cleaned[TRANSITIONS])
     return cleaned if len(json.dumps(cleaned)) <= MAX_DETAILS else {}
 
 
@@ -72,6 +76,12 @@ def clean_status(report: EndpointReport) -> EndpointStatus:
         outstanding_tasks=min(report.outstanding_tasks, _MAX_COUNT),
         problem=problem[:MAX_PROBLEM] if isinstance(problem, str) else "",
     )
+
+
+def _times(value: Any) -> dict[str, float]:
+    """Epoch seconds by name. Other values are left out."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return {name: at for name, at in entries if isinstance(at, int | float) and not isinstance(at, bool)}
 
 
 def _typed(key: str, value: Any) -> Any:

@@ -125,8 +125,15 @@ class OidcProvider:
     def _keys_address(self) -> str:
         """Where the issuer's keys are, by its own document (OpenID Connect Discovery 1.0, section 4)."""
         try:
-            answer = requests.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration", timeout=_TIMEOUT_S)
+            # Redirects are not followed, as PyJWKClient does not: they could lead to an address that is not secure.
+            answer = requests.get(
+                f"{self._issuer.rstrip('/')}/.well-known/openid-configuration",
+                timeout=_TIMEOUT_S,
+                allow_redirects=False,
+            )
             answer.raise_for_status()
+            if answer.is_redirect:
+                raise Unavailable("The issuer redirects to another address, which is not followed.")
             document = answer.json()
             name, keys = document["issuer"], str(document["jwks_uri"])
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from farcall_lambdas.models.fields import (
     MAX_FUNCTIONS_ALLOWED,
@@ -20,6 +21,9 @@ from farcall_lambdas.models.fields import (
     Text,
     Title,
 )
+
+#: Key in an endpoint's metadata that only a connect writes: the workers, as the agent reported them.
+RUNTIME: Final = "runtime"
 
 
 class _EndpointFields(Shape):
@@ -85,6 +89,14 @@ class EndpointRuntime(Shape):
     serializers: Maybe[list[str]] = None
     platform: Maybe[str] = None
 
+    @classmethod
+    def read(cls, metadata: Mapping[str, Any]) -> EndpointRuntime | None:
+        """The runtime in an endpoint's metadata; None without one that can be read."""
+        try:
+            return cls.model_validate(metadata.get(RUNTIME))
+        except ValidationError:
+            return None
+
 
 class EndpointAnswer(Shape):
     """An endpoint, mostly as its agent registered it. ``runtime`` is left out for one that never connected."""
@@ -126,6 +138,20 @@ class AllowedFunctions(Shape):
     endpoint_id: str
     restricted: bool
     functions: list[str]
+
+
+class EndpointKeyEntry(Shape):
+    """``added_at`` in epoch seconds."""
+
+    public_key: str
+    added_at: float
+
+
+class EndpointKeys(Shape):
+    """The keys with which agents of an endpoint may connect, the oldest first."""
+
+    endpoint_id: str
+    keys: list[EndpointKeyEntry]
 
 
 class Connect(Shape):

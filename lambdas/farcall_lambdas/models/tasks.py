@@ -191,10 +191,12 @@ class BatchStatus(Shape):
 
 
 class TaskBatchAnswer(Shape):
-    """Results that do not fit one answer are left out: request the missing tasks again."""
+    """Results that do not fit one answer are left out: request the missing tasks again. unknown are the tasks that
+    you do not have; Globus Compute's client gets them as failed tasks in results."""
 
     response: str = "batch"
     results: dict[str, TaskAnswer]
+    unknown: Maybe[list[str]] = None
 
 
 class TaskGroupEntry(Shape):
@@ -243,8 +245,11 @@ class TaskEventShape(Shape):
 
 
 class TaskEvents(Shape):
+    """Oldest first. With ``next`` there may be more: pass it as ``after``, the number of events to leave out."""
+
     task_id: str
     events: list[TaskEventShape]
+    next: Maybe[int] = None
 
 
 class WhyEndpoint(Shape):

@@ -30,6 +30,7 @@ def list_groups(
     before: Annotated[Id | None, Query()] = None,
 ) -> GroupList:
     groups = call.services.results.groups(call.identity, before=before, limit=limit)
+    call.count(len(groups))
     entries = [
         GroupEntry(
             task_group_id=group.task_group_id,
@@ -58,6 +59,7 @@ def list_audit(
         after=place and (place[0], int(place[1])),
         limit=limit,
     )
+    call.count(len(entries))
     shown = [
         AuditEntryShape(
             at=each.at.timestamp(),

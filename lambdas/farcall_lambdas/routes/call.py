@@ -39,6 +39,10 @@ class Call:
     #: The workers of an endpoint, read once per request.
     workers_of: Callable[[str], Mapping[str, str]]
 
+    def count(self, entries: int) -> None:
+        """Count the entries that the request names, or gets, against the rate limit of the caller."""
+        self.services.admission.count_entries(self.identity, entries)
+
 
 def current_call(request: Request) -> Call:
     """The call context of the current request."""

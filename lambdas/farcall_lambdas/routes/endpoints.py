@@ -13,6 +13,8 @@ from farcall_lambdas.models.endpoints import (
     EndpointAnswer,
     EndpointDetails,
     EndpointEntry,
+    EndpointKeyEntry,
+    EndpointKeys,
     EndpointRegistered,
     EndpointRegisteredV2,
     EndpointRuntime,
@@ -25,7 +27,7 @@ from farcall_lambdas.models.endpoints import (
     StreamAnswer,
     UpdateEndpoint,
 )
-from farcall_lambdas.models.fields import Id
+from farcall_lambdas.models.fields import Id, PublicKey
 from farcall_lambdas.models.functions import Removed
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
 from farcall_lambdas.services.connect import Admitted
@@ -82,7 +84,7 @@ def get_endpoint(endpoint_id: Id, call: CurrentCall) -> EndpointAnswer:
         endpoint_version=_text(reported.get("endpoint_version")),
         sdk_version=_text(reported.get("sdk_version")),
         subscription_uuid=_text(reported.get("subscription_uuid")),
-        runtime=EndpointRuntime(**runtime) if isinstance(runtime := reported.get("runtime"), dict) else None,
+        runtime=EndpointRuntime.read(reported),
     )
 
 
@@ -113,6 +115,20 @@ def get_allowed_functions(endpoint_id: Id, call: CurrentCall) -> AllowedFunction
 def connect_endpoint(endpoint_id: Id, body: Connect, call: CurrentCall) -> ConnectAnswer:
     admitted = call.services.connect.connect(call.identity, endpoint_id, body)
     return ConnectAnswer(endpoint_id=endpoint_id, owner_id=admitted.owner_id, **_connection(admitted, call))
+
+
+@router.get("/v3/endpoints/<endpoint_id>/keys", summary="The keys of an endpoint of yours", tags=["connections"])
+def list_endpoint_keys(endpoint_id: Id, call: CurrentCall) -> EndpointKeys:
+    found = call.services.endpoints.keys(call.identity, endpoint_id)
+    keys = [EndpointKeyEntry(public_key=each.public_key, added_at=each.added_at.timestamp()) for each in found]
+    return EndpointKeys(endpoint_id=endpoint_id, keys=keys)
+
+
+@router.delete("/v3/endpoints/<endpoint_id>/keys", summary="Revoke a key of an endpoint of yours", tags=["connections"])
+def revoke_endpoint_key(endpoint_id: Id, call: CurrentCall, public_key: Annotated[PublicKey, Query()]) -> Removed:
+    """The session of an agent with this key ends, and the key is refused from now on."""
+    call.services.endpoints.revoke_key(call.identity, endpoint_id, public_key)
+    return Removed()
 
 
 @router.post("/v3/stream", summary="Connect a client to its result stream", tags=["connections"])

@@ -1,6 +1,6 @@
 """Submit routes: tasks, and uploads of large payloads."""
 
-from farcall_common.errors import FarcallError
+from farcall_common.errors import FarcallError, Forbidden
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.models.fields import Id
@@ -26,6 +26,7 @@ router = new_router()
 def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
     if body.create_queue and call.is_globus_client:
         raise no_result_queue()  # its Executor would wait for results at a queue, and fail after its tasks have run
+    call.count(sum(map(len, body.tasks.values())))
     submitted = call.services.submit.submit(call.identity, endpoint_id, body)
     results = _results(submitted, call)
     return SubmitAnswer(
@@ -42,6 +43,7 @@ def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
 def submit_v2(body: SubmitV2, call: CurrentCall) -> SubmitV2Answer:
     """Tasks of one function for one endpoint are accepted or refused together; each task says which. They count as one
     request."""
+    call.count(len(body.tasks))
     check_count(len(body.tasks), call.settings)
     group_id = body.task_group_id or new_id()
     parts: dict[tuple[str, str], list[int]] = {}
@@ -81,6 +83,8 @@ def _submit_part(
             call.services.admission.count(call.identity)
         submitted = call.services.submit.submit(call.identity, endpoint_id, wanted)
     except FarcallError as error:
+        if isinstance(error, Forbidden):
+            call.services.account.note_refusal(call.identity, error, route="POST /v2/submit")
         status = status_of(error)
         if status >= 500:
             raise

@@ -1,13 +1,15 @@
 """Task routes: read, explain, cancel, retry, discard."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
-from farcall_common.errors import ErrorRecord, ResultTooLarge, TaskUnknown
+from farcall_common.errors import ErrorRecord, Fault, ResultTooLarge, TaskUnknown
 from farcall_common.store.model import QueueState, Task
 from farcall_common.wire.states import TaskState
+from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.fields import Cursor, Id, Instant, decode_cursor, encode_cursor, instant
 from farcall_lambdas.models.tasks import (
     BatchStatus,
@@ -35,7 +37,16 @@ from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.results import TaskView
 from farcall_lambdas.services.why import Situation, Why
 
+logger = Logger(service=SERVICE, child=True)
+
 router = new_router()
+
+_UNREADABLE: Final = ErrorRecord(
+    code="RESULT_MALFORMED",
+    message="The record of the task cannot be shown.",
+    hint="Upgrade the endpoint's software, then run the task again.",
+    fault=Fault.PEER,
+)
 
 
 @router.get("/v2/tasks/<task_id>", summary="Get a task", tags=["tasks"])
@@ -45,15 +56,20 @@ def get_task(task_id: Id, call: CurrentCall) -> TaskAnswer:
 
 @router.post("/v2/batch_status", summary="Get many tasks", tags=["tasks"])
 def get_task_batch(body: BatchStatus, call: CurrentCall) -> TaskBatchAnswer:
+    call.count(len(body.task_ids))
     views = call.services.results.get_many(call.identity, body.task_ids, takes_refs=call.takes_refs)
-    return TaskBatchAnswer(
-        results={task_id: task_answer(view, call) if view else _unknown(task_id) for task_id, view in views.items()}
-    )
+    unknown = [task_id for task_id, view in views.items() if view is None]
+    results = {task_id: task_answer(view, call) for task_id, view in views.items() if view is not None}
+    if call.is_globus_client:  # it knows no other form
+        results |= {task_id: _unknown(task_id) for task_id in unknown}
+        unknown = []
+    return TaskBatchAnswer(results=results, unknown=unknown or None)
 
 
 @router.get("/v2/taskgroup/<task_group_id>", summary="List your tasks of a group", tags=["tasks"])
 def get_task_group(task_group_id: Id, call: CurrentCall) -> TaskGroupAnswer:
     tasks = call.services.results.group(call.identity, task_group_id)
+    call.count(len(tasks))
     return TaskGroupAnswer(
         taskgroup_id=task_group_id,
         tasks=[TaskGroupEntry(id=task.task_id, created_at=_globus_time(task)) for task in tasks],
@@ -81,13 +97,21 @@ def list_tasks(
         before=decode_cursor(before),
         limit=limit,
     )
+    call.count(len(tasks))
     last = tasks[-1] if may_have_more else None
     next_page = encode_cursor(last.submitted_at, last.task_id) if last and last.submitted_at else None
     return TaskList(tasks=[_entry(task, call) for task in tasks], next=next_page)
 
 
 @router.get("/v3/tasks/<task_id>/events", summary="The history of a task", tags=["tasks"])
-def get_task_events(task_id: Id, call: CurrentCall) -> TaskEvents:
+def get_task_events(
+    task_id: Id,
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+) -> TaskEvents:
+    found, following = call.services.results.events(call.identity, task_id, after=after, limit=limit)
+    call.count(len(found))
     events = [
         TaskEventShape(
             state=event.state.value,
@@ -96,9 +120,9 @@ def get_task_events(task_id: Id, call: CurrentCall) -> TaskEvents:
             attempt=event.attempt,
             detail=dict(event.detail),
         )
-        for event in call.services.results.events(call.identity, task_id)
+        for event in found
     ]
-    return TaskEvents(task_id=task_id, events=events)
+    return TaskEvents(task_id=task_id, events=events, next=following)
 
 
 @router.get("/v3/tasks/<task_id>/why", summary="Why a task is where it is", tags=["tasks"])
@@ -113,6 +137,7 @@ def cancel_task(task_id: Id, call: CurrentCall) -> CancelAnswer:
 
 @router.post("/v3/tasks/cancel", summary="Cancel many tasks", tags=["tasks"])
 def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
+    call.count(len(body.task_ids))
     cancelled = call.services.cancel.cancel_all(call.identity, body.task_ids)
     return CancelBatchAnswer(results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()})
 
@@ -131,7 +156,17 @@ def discard_task(task_id: Id, call: CurrentCall) -> DiscardAnswer:
 
 
 def task_answer(view: TaskView, call: Call) -> TaskAnswer:
-    """A task as an answer shows it."""
+    """A task as an answer shows it. One that cannot be shown has an error, so that the other tasks of the answer are
+    shown: its endpoint reported what it has."""
+    try:
+        return _task_answer(view, call)
+    except (TypeError, ValueError) as error:  # pydantic's are values' errors, too
+        task_id = view.task.task_id
+        logger.error("a task cannot be shown", task_id=task_id, exc_info=error)
+        return _failed(task_id, _UNREADABLE)
+
+
+def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
     task = view.task
     error = task.error
     # Globus Compute's client reads results and exceptions only: other reasons become exceptions.
@@ -184,11 +219,16 @@ def _details(task: Task, call: Call) -> dict[str, Any]:
     if not task.details and not transitions:
         return {}
     workers = call.workers_of(task.endpoint_id) if call.is_globus_client else {}
-    return {**workers, **task.details, "task_transitions": {**task.details.get("task_transitions", {}), **transitions}}
+    reported = task.details.get("task_transitions")
+    reported = reported if isinstance(reported, dict) else {}
+    return {**workers, **task.details, "task_transitions": {**reported, **transitions}}
 
 
 def _unknown(task_id: str) -> TaskAnswer:
-    error = TaskUnknown(f"There is no task {task_id}.").record
+    return _failed(task_id, TaskUnknown(f"There is no task {task_id}.").record)
+
+
+def _failed(task_id: str, error: ErrorRecord) -> TaskAnswer:
     return TaskAnswer(task_id=task_id, status=TaskState.FAILED.value, reason=error.message, error=error.to_json())
 
 

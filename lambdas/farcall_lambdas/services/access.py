@@ -42,7 +42,9 @@ class Access:
         """An endpoint that belongs to the caller; the same errors."""
         endpoint = self.endpoint(identity, endpoint_id)
         if not identity.owns(endpoint.owner_id):
-            raise Forbidden(f"Endpoint {endpoint_id} belongs to someone else.", hint="Only its owner may do this.")
+            raise Forbidden(f"Endpoint {endpoint_id} belongs to someone else.", hint="Only its owner may do this.").of(
+                endpoint_id, owner_id=endpoint.owner_id
+            )
         return endpoint
 
     def functions(
@@ -66,14 +68,16 @@ class Access:
         """A function that belongs to the caller; the same errors."""
         function = self.function(identity, function_id)
         if not identity.owns(function.owner_id):
-            raise Forbidden(f"Function {function_id} belongs to someone else.", hint="Only its owner may do this.")
+            raise Forbidden(f"Function {function_id} belongs to someone else.", hint="Only its owner may do this.").of(
+                function_id, owner_id=function.owner_id
+            )
         return function
 
     def _usable(self, identity: Identity, endpoint_id: str, endpoint: Endpoint | None) -> Endpoint:
         if endpoint is None:
             raise EndpointUnknown(f"There is no endpoint {endpoint_id}.")
         if not self._may_use(identity, endpoint_id, owner_id=endpoint.owner_id, public=endpoint.public):
-            raise Forbidden(f"You may not use endpoint {endpoint_id}.")
+            raise Forbidden(f"You may not use endpoint {endpoint_id}.").of(endpoint_id, owner_id=endpoint.owner_id)
         return endpoint
 
     def _runnable(
@@ -90,7 +94,7 @@ class Access:
             if function is None:
                 raise FunctionUnknown(f"There is no function {reference}.")
             if not self._may_use(identity, function_id, owner_id=function.owner_id, public=function.public):
-                raise Forbidden(f"You may not run function {function_id}.")
+                raise Forbidden(f"You may not run function {function_id}.").of(function_id, owner_id=function.owner_id)
         return found
 
     def _may_use(self, identity: Identity, object_id: str, *, owner_id: str, public: bool) -> bool:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 from collections.abc import Sequence
+from typing import Final
 
-from farcall_common.store.model import AuditEntry
+from aws_lambda_powertools import Logger
+
+from farcall_common.errors import Forbidden, Unavailable
+from farcall_common.store.model import FORBIDDEN, AuditEntry
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.account import Limits, Quota
 from farcall_lambdas.services.base import SOURCE_IP, Service
+
+logger = Logger(service=SERVICE, child=True)
+
+#: Refusals of one caller at objects of one owner that are audited in an hour.
+_REFUSALS_AUDITED: Final = 10
 
 
 class AccountService(Service):
@@ -49,6 +60,31 @@ class AccountService(Service):
             identity.identity_set, since=since, until=until, after=after, limit=limit
         )
         return [each if identity.owns(each.identity_id) else _without_address(each) for each in found]
+
+    def note_refusal(self, identity: Identity, refusal: Forbidden, *, route: str) -> None:
+        """Log a refusal, and audit it for the owner of the object, if it has one: a few in an hour of each caller, so
+        that no caller fills the audit. The log has all."""
+        logger.warning(
+            "request forbidden",
+            code=refusal.code,
+            identity_id=identity.identity_id,
+            source_ip=identity.source_ip,
+            route=route,
+            object_id=refusal.object_id,
+            owner_id=refusal.owner_id,
+        )
+        if not refusal.owner_id:
+            return
+        done = self._entry(
+            identity, FORBIDDEN, refusal.object_id, owner_id=refusal.owner_id, code=refusal.code, route=route
+        )
+        bucket = f"refusals:{refusal.owner_id}:{identity.identity_id}"
+        with contextlib.suppress(Unavailable):  # the answer is the refusal in any case
+            taken = self._stores.queue.take_tokens(
+                bucket, 1, rate_per_s=_REFUSALS_AUDITED / 3600, burst=_REFUSALS_AUDITED
+            )
+            if taken.tokens:
+                self._stores.audit.add_entries([done])
 
 
 def _without_address(entry: AuditEntry) -> AuditEntry:

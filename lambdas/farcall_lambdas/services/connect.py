@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from farcall_common.errors import Forbidden, ForwarderWaking, NoForwarder, RateLimited, Unavailable
-from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
+from farcall_common.errors import Conflict, Forbidden, ForwarderWaking, NoForwarder, RateLimited, Unavailable
+from farcall_common.store.model import AuditEntry, ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.models.endpoints import Connect
+from farcall_lambdas.models.endpoints import RUNTIME, Connect
 from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.endpoints import end_sessions
 
 #: Forwarders in an answer: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
@@ -61,9 +62,9 @@ class ConnectService(Service):
             runtime["serializers"] = sorted(wanted.serializers)
         if wanted.platform:
             runtime["platform"] = wanted.platform
-        if any(runtime.values()) and endpoint.metadata.get("runtime") != runtime:
+        if any(runtime.values()) and endpoint.metadata.get(RUNTIME) != runtime:
             # Only this field: its owner may be changing or deleting the endpoint at this moment.
-            self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, "runtime": runtime}})
+            self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, RUNTIME: runtime}})
         if key_owner is None:
             done = self._entry(
                 identity,
@@ -72,7 +73,7 @@ class ConnectService(Service):
                 owner_id=endpoint.owner_id,
                 public_key=wanted.public_key,
             )
-            self._stores.endpoints.audited(done).add_endpoint_key(endpoint_id, wanted.public_key, at=self._now())
+            self._add_key(endpoint_id, wanted.public_key, done)
         return dataclasses.replace(self._admit(peer), owner_id=endpoint.owner_id)
 
     def stream(self, identity: Identity, public_key: str) -> Admitted:
@@ -86,6 +87,19 @@ class ConnectService(Service):
         peer = PeerKey(public_key, PeerKind.CLIENT, identity.identity_id)
         self._check_key(identity, peer)
         return self._admit(peer)
+
+    def _add_key(self, endpoint_id: str, public_key: str, done: AuditEntry) -> None:
+        """:raises Forbidden: if it was revoked, or another endpoint has got it."""
+        try:
+            endpoints = self._stores.endpoints.audited(done)
+            former = endpoints.add_endpoint_key(endpoint_id, public_key, at=self._now())
+        except Conflict as error:
+            raise Forbidden(
+                "This key was revoked, or belongs to another endpoint.",
+                hint="Make a new key pair: move curve.secret out of the endpoint's directory and start it.",
+            ) from error
+        if former:
+            end_sessions(self._stores, endpoint_id, former)
 
     def _check_key(self, identity: Identity, peer: PeerKey) -> None:
         """Each key is kept while its ticket is valid: new keys of an identity are limited.
@@ -106,7 +120,7 @@ class ConnectService(Service):
         except Unavailable:
             return  # Then no forwarder is known either.
         if known is not None:
-            raise Forbidden("This key belongs to another user.", hint="Make a new key pair.")
+            raise _foreign_key()
         if not taken.tokens:
             raise RateLimited("You made too many new keys.", hint=_KEEP_KEY, retry_after_s=taken.wait_s)
 
@@ -117,7 +131,8 @@ class ConnectService(Service):
             self._wake(now)
             raise NoForwarder("No forwarder is running.", retry_after_s=RETRY_AFTER_S)
         ttl_s = self._settings.ticket_ttl_s
-        self._stores.queue.admit(peer, ttl_s=ttl_s)
+        if not self._stores.queue.admit(peer, ttl_s=ttl_s):
+            raise _foreign_key()  # another user has got it since it was checked
         ticket = self._stores.tickets.issue(peer, expires_at=now + ttl_s)
         return Admitted(forwarders[:MAX_FORWARDERS], ticket, now + ttl_s)
 
@@ -133,6 +148,10 @@ class ConnectService(Service):
             self._fleet.wake()
             self._woken_at = now
         raise ForwarderWaking("The forwarder was idle and is starting.", retry_after_s=WAKING_RETRY_AFTER_S)
+
+
+def _foreign_key() -> Forbidden:
+    return Forbidden("This key belongs to another user.", hint="Make a new key pair.")
 
 
 def rank(forwarders: Sequence[ForwarderInfo], subject: str) -> Sequence[ForwarderInfo]:

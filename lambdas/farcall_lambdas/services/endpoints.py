@@ -9,13 +9,14 @@ from typing import Any
 
 from aws_lambda_powertools import Logger
 
-from farcall_common.errors import InvalidRequest, Unavailable
-from farcall_common.store.model import Endpoint, Quota, Quotable
+from farcall_common.errors import InvalidRequest, NotFound, Unavailable
+from farcall_common.store import Stores
+from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
-from farcall_lambdas.models.endpoints import RegisterEndpoint, UpdateEndpoint
+from farcall_lambdas.models.endpoints import RUNTIME, EndpointRuntime, RegisterEndpoint, UpdateEndpoint
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
 from farcall_lambdas.services.base import Service
 
@@ -73,13 +74,32 @@ class EndpointService(Service):
         """Delete an endpoint of the caller, and disconnect its agent: its machine or its key may be compromised."""
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         done = self._entry(identity, "endpoint.delete", endpoint_id, owner_id=endpoint.owner_id)
-        keys = self._stores.endpoints.list_endpoint_keys(endpoint_id)
+        keys = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
         self._stores.endpoints.audited(done).delete_endpoint(endpoint_id)
-        try:
-            self._stores.queue.dismiss(keys)
-            self._stores.queue.evict(endpoint_id)
-        except Unavailable:
-            logger.warning("queue unavailable; an agent may stay until its ticket expires", endpoint_id=endpoint_id)
+        end_sessions(self._stores, endpoint_id, keys)
+
+    def keys(self, identity: Identity, endpoint_id: str) -> Sequence[EndpointKey]:
+        """The keys of an endpoint of the caller, the oldest first."""
+        self._access.own_endpoint(identity, endpoint_id)
+        return self._stores.endpoints.list_endpoint_keys(endpoint_id)
+
+    def revoke_key(self, identity: Identity, endpoint_id: str, public_key: str) -> None:
+        """Revoke a key of an endpoint of the caller, and end the session of the agent that has it. An agent with
+        another key of the endpoint connects again.
+
+        :raises NotFound: if the endpoint has no such key.
+        """
+        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        known = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
+        if public_key not in known:
+            raise NotFound(
+                f"Endpoint {endpoint_id} has no such key.", hint=f"GET /v3/endpoints/{endpoint_id}/keys lists its keys."
+            )
+        done = self._entry(
+            identity, "endpoint.key.revoke", endpoint_id, owner_id=endpoint.owner_id, public_key=public_key
+        )
+        self._stores.endpoints.audited(done).revoke_endpoint_key(endpoint_id, public_key, at=self._now())
+        end_sessions(self._stores, endpoint_id, [public_key])
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Online while heartbeats arrive: a forwarder that died cannot report its endpoints as offline."""
@@ -91,14 +111,14 @@ class EndpointService(Service):
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
         """Workers of an endpoint as reported when it last connected, with Globus Compute's keys."""
         endpoint = self._stores.endpoints.get_endpoint(endpoint_id)
-        runtime = endpoint.metadata.get("runtime") if endpoint is not None else None
-        if not isinstance(runtime, dict) or not runtime.get("python_version"):
+        runtime = EndpointRuntime.read(endpoint.metadata) if endpoint is not None else None
+        if runtime is None or not runtime.python_version:
             return {}
-        workers = {"endpoint_id": endpoint_id, "python_version": str(runtime["python_version"])}
-        packages = runtime.get("packages") or {}
+        workers = {"endpoint_id": endpoint_id, "python_version": runtime.python_version}
+        packages = runtime.packages
         others = {
             "dill_version": packages.get("dill"),
-            "os": runtime.get("platform"),
+            "os": runtime.platform,
             "globus_compute_sdk_version": (ours := packages.get("farcall-endpoint")) and f"farcall-endpoint {ours}",
         }
         return workers | {name: str(value) for name, value in others.items() if value}
@@ -108,16 +128,32 @@ class EndpointService(Service):
     ) -> dict[str, Any]:
         changes = _changes(wanted, endpoint)
         if wanted.allowed_functions:
-            changes["allowed_functions"] = self._pinned(identity, wanted.allowed_functions)
+            self._check_fixed(identity, wanted.allowed_functions)
         return changes
 
-    def _pinned(self, identity: Identity, references: Sequence[str]) -> Sequence[str]:
-        """Allowed functions must not change: a function of another owner, who can change it at any time, is pinned to
-        its current newest version."""
+    def _check_fixed(self, identity: Identity, references: Sequence[str]) -> None:
+        """Allowed functions must not change: another owner can change a function at any time, also between its review
+        and this request.
+
+        :raises InvalidRequest: for another user's function without a version.
+        """
         bare = [reference for reference in references if "@" not in reference]
         found = self._stores.functions.get_functions(bare, with_bodies=False) if bare else {}
-        others = {id_: f"{id_}@{each.version}" for id_, each in found.items() if not identity.owns(each.owner_id)}
-        return [others.get(reference, reference) for reference in references]
+        for function_id, function in found.items():
+            if not identity.owns(function.owner_id):
+                raise InvalidRequest(
+                    f"Function {function_id} belongs to another user, who can change it.",
+                    hint=f"Allow a version that you have read: {function_id}@VERSION.",
+                )
+
+
+def end_sessions(stores: Stores, endpoint_id: str, keys: Sequence[str]) -> None:
+    """Refuse these former keys of an endpoint from now on, and end the session of its agent."""
+    try:
+        stores.queue.dismiss(keys)
+        stores.queue.evict(endpoint_id)
+    except Unavailable:
+        logger.warning("queue unavailable; an agent may stay until its ticket expires", endpoint_id=endpoint_id)
 
 
 def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
@@ -130,6 +166,10 @@ def _refuse_unenforceable(wanted: RegisterEndpoint | UpdateEndpoint) -> None:
 def _changes(wanted: RegisterEndpoint | UpdateEndpoint, endpoint: Endpoint) -> dict[str, Any]:
     """The fields that were sent. An explicit null clears a text or the allow-list, and is ignored elsewhere."""
     sent = wanted.model_fields_set
+    if RUNTIME in (wanted.metadata or {}):
+        raise InvalidRequest(
+            f"metadata has the field {RUNTIME}, which the endpoint's agent reports.", hint=f"Leave {RUNTIME} out."
+        )
     changes: dict[str, Any] = {
         name: getattr(wanted, name) for name in ("display_name", "description", "allowed_functions") if name in sent
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
@@ -37,6 +38,9 @@ _SHARE_PART: Final = 100
 #: Tokens that are taken in advance, and the seconds within which they must be used.
 _ADVANCE: Final = 20
 _ADVANCE_GOOD_S: Final = 1.0
+
+#: Entries that a request names or gets for one token; each as many more are one token more.
+_ENTRIES_PER_TOKEN: Final = 100
 
 #: Part of the database's disk that may be used when something is added: its write-ahead log needs room, too.
 _STORAGE_SHARE: Final = 0.85
@@ -204,13 +208,25 @@ class RateLimit:
                 self._in_hand.clear()
             self._in_hand[identity.identity_id] = _Advance(taken.tokens - 1, now + _ADVANCE_GOOD_S)
 
-    def _spend_in_hand(self, identity_id: str) -> bool:
+    def charge(self, identity: Identity, tokens: int) -> None:
+        """Count more for a request that is under way. It is not refused; those after it may be."""
+        owed = tokens - self._spend_in_hand(identity.identity_id, tokens)
+        if not owed:
+            return
+        with contextlib.suppress(Unavailable):
+            self._queue.take_tokens(
+                identity.identity_id, owed, rate_per_s=self._rate_per_s, burst=self._burst, in_debt=True
+            )
+
+    def _spend_in_hand(self, identity_id: str, tokens: int = 1) -> int:
+        """Spend up to so many of the tokens in hand; returns how many."""
         with self._lock:
             advance = self._in_hand.get(identity_id)
-            if advance is None or advance.tokens <= 0 or advance.good_until <= self._clock():
-                return False
-            advance.tokens -= 1
-            return True
+            if advance is None or advance.good_until <= self._clock():
+                return 0
+            spent = min(tokens, advance.tokens)
+            advance.tokens -= spent
+            return spent
 
     def _take(self, identity_id: str) -> TokensTaken:
         try:
@@ -245,3 +261,10 @@ class Admission:
         :raises RateLimited: over the limit.
         """
         self._rate_limit.spend(identity)
+
+    def count_entries(self, identity: Identity, entries: int) -> None:
+        """Count a request by its size, after the first token: a request about thousands of tasks is as much work as
+        many others."""
+        tokens = max(0, entries - 1) // _ENTRIES_PER_TOKEN
+        if tokens:
+            self._rate_limit.charge(identity, tokens)

@@ -1,7 +1,8 @@
 """Memoization: a repeated call gets the result of the earlier one and is not queued (funcX, HPDC 2020).
 
-Only successes are memoized, and only those of the caller's own tasks: results of another user's endpoint cannot be
-trusted, however public the function is. Two calls are equal when the bytes of function and payload are.
+Only successes are memoized, and only those of the caller's own tasks at the same endpoint: a result is what an endpoint
+reported, and the caller trusts the endpoint of the call, not others. Two calls are equal when the bytes of function and
+payload are.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ class Memo:
     def marked(self, task: Task) -> Task:
         """The task with its key.
 
-        The serialisation strategies of the result are part of it: another form of the result is another result.
+        The endpoint is part of it. So are the serialisation strategies of the result: another form of the result is
+        another result.
         """
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
         options = task.options
         environment = [f"container {options.container}"] if options.container else []
-        parts = [task.function_hash, payload, *environment, *options.result_serializers]
+        parts = [task.endpoint_id, task.function_hash, payload, *environment, *options.result_serializers]
         return msgspec.structs.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:

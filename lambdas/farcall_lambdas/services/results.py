@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.errors import BlobUnknown, TaskGroupUnknown, TaskUnknown, TooManyTasks
+from farcall_common.errors import BlobUnknown, ErrorRecord, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
@@ -27,6 +27,7 @@ _FARCALL_FORMAT: Final = (
     "The result is in a format of Farcall, as its submitter requested: read it with farcall.Client, or submit "
     'such calls with result_serializers=["DillDataBase64"].'
 )
+_FOR_ITS_SUBMITTER: Final = "Only its submitter can read why."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ class ResultService(Service):
     ) -> tuple[Sequence[Task], bool]:
         """The caller's tasks, newest first, without results, as many as fit an answer; and whether there may be more.
 
-        The owner of an endpoint sees the dead letters of all users there, without output and exceptions of their code.
+        The owner of an endpoint sees the dead letters of all users there, without texts of their code.
         """
         sees_all = state is TaskState.DEAD_LETTERED and self._owns_endpoint(identity, endpoint_id)
         tasks = self._stores.tasks.list_tasks(
@@ -155,9 +156,16 @@ class ResultService(Service):
         """The caller's task groups, newest first, older than the group ``before``."""
         return self._stores.tasks.list_groups(identity.identity_id, before=before, limit=limit)
 
-    def events(self, identity: Identity, task_id: str) -> Sequence[TaskEvent]:
-        """The history of a task; the same error."""
-        return self.history(identity, task_id)[1]
+    def events(
+        self, identity: Identity, task_id: str, *, after: int, limit: int
+    ) -> tuple[Sequence[TaskEvent], int | None]:
+        """A page of the history of a task, after its first ``after`` events, as many as fit an answer; and the
+        ``after`` of the next page, None if there is none. The same error."""
+        self.task(identity, task_id)
+        found = self._stores.tasks.list_events(task_id, after=after, limit=limit)
+        shown = self._fitting(found, shown=lambda event: dict(event.detail))
+        has_more = len(found) == limit or len(shown) < len(found)
+        return shown, after + len(shown) if has_more else None
 
     def task(self, identity: Identity, task_id: str) -> Task:
         """A task as it is recorded; the same error."""
@@ -191,9 +199,14 @@ class ResultService(Service):
 
 
 def _for_the_endpoint(task: Task) -> Task:
-    """Another user's task, as the owner of the endpoint that ran it may see it."""
-    error = task.error and dataclasses.replace(
-        task.error, traceback=None, exception_data=None, stdout_tail=None, stderr_tail=None
+    """Another user's task, as the owner of the endpoint that ran it may see it: no text that its code may choose."""
+    error = task.error and ErrorRecord(
+        code=task.error.code,
+        message=_FOR_ITS_SUBMITTER,
+        fault=task.error.fault,
+        retryable=task.error.retryable,
+        attempt=task.error.attempt,
+        endpoint_id=task.error.endpoint_id,
     )
     return msgspec.structs.replace(task, error=error, details={})
 

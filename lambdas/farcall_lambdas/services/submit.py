@@ -33,6 +33,7 @@ from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.models.endpoints import RUNTIME
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.blobs import BlobService
@@ -253,7 +254,9 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
     for function in functions.values():
         version = f"{function.function_id}@{function.version}"
         if allowed.isdisjoint((function.function_id, version)):
-            raise FunctionNotPermitted(f"Endpoint {endpoint.endpoint_id} does not run function {version}.")
+            raise FunctionNotPermitted(f"Endpoint {endpoint.endpoint_id} does not run function {version}.").of(
+                endpoint.endpoint_id, owner_id=endpoint.owner_id
+            )
 
 
 def _check_container(endpoint: Endpoint, container: Container) -> None:
@@ -284,7 +287,7 @@ def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> No
 
 def _runtime(endpoint: Endpoint) -> Mapping[str, Any]:
     """The runtime that the endpoint reported when it last connected."""
-    runtime = endpoint.metadata.get("runtime")
+    runtime = endpoint.metadata.get(RUNTIME)
     return runtime if isinstance(runtime, dict) else {}
 
 

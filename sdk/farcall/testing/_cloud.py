@@ -20,7 +20,7 @@ import msgspec
 from farcall._batch import encode_payload
 from farcall._client import Client
 from farcall.testing._registry import Registry
-from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal, unknown_task
+from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
 from farcall_common.errors import (
     BlobUnknown,
     Conflict,
@@ -283,10 +283,9 @@ class FakeCloud:
         return self._shown(self._task(task_id))
 
     def _batch_status(self, body: Json) -> Json:
-        shown = {
-            id_: self._shown(self._tasks[id_]) if id_ in self._tasks else unknown_task(id_) for id_ in body["task_ids"]
-        }
-        return {"response": "batch", "results": shown}
+        shown = {id_: self._shown(self._tasks[id_]) for id_ in body["task_ids"] if id_ in self._tasks}
+        unknown = [id_ for id_ in body["task_ids"] if id_ not in self._tasks]
+        return {"response": "batch", "results": shown} | ({"unknown": unknown} if unknown else {})
 
     def _list_events(self, _: Json, task_id: str) -> Json:
         return {"task_id": task_id, "events": self._task(task_id).events}

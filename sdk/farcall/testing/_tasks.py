@@ -18,7 +18,6 @@ from farcall_common.errors import (
     FarcallError,
     InvalidRequest,
     TaskGroupUnknown,
-    TaskUnknown,
 )
 from farcall_common.http_errors import status_of
 from farcall_common.wire import Reporter, TaskState
@@ -81,11 +80,6 @@ class Task:
             "detail": {},
         }
         self.events.append(event)
-
-
-def unknown_task(task_id: str) -> Json:
-    error = TaskUnknown(f"there is no task {task_id}").record
-    return {"task_id": task_id, "status": "failed", "reason": error.message, "details": {}, "error": error.to_json()}
 
 
 def read_json(content: bytes) -> Json:

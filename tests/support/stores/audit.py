@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self, cast
 
-from farcall_common.store.model import AuditEntry, Quota
+from farcall_common.store.model import FORBIDDEN, AuditEntry, Quota
 from tests.support.stores.reach import Reach
 
 
@@ -43,7 +43,7 @@ class FakeAudit(Reach):
             found = [
                 entry
                 for entry in self._audit
-                if (entry.identity_id in identity_ids or entry.owner_id in identity_ids)
+                if (entry.owner_id in identity_ids or (entry.identity_id in identity_ids and entry.action != FORBIDDEN))
                 and (since is None or entry.at >= since)
                 and (until is None or entry.at < until)
                 and (after is None or (entry.at, entry.audit_id) > after)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import Conflict, EndpointUnknown
-from farcall_common.store.model import Endpoint, Presence, SpoolMark
+from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark
 from tests.support.stores.functions import FakeFunctions
 from tests.support.stores.reach import moment
 
@@ -22,7 +22,8 @@ class FakeEndpoints(FakeFunctions):
         self._clock = clock
         self._endpoints: dict[str, Endpoint] = {}
         self._spools: dict[str, SpoolMark] = {}
-        self._keys: dict[str, str] = {}
+        self._keys: dict[str, tuple[str, dt.datetime]] = {}
+        self._revoked: dict[str, dt.datetime] = {}
         self._grants: set[tuple[str, str]] = set()
 
     def put_endpoint(self, endpoint: Endpoint) -> None:
@@ -74,7 +75,8 @@ class FakeEndpoints(FakeFunctions):
 
     def delete_endpoint(self, endpoint_id: str) -> bool:
         with self._call():
-            self._keys = {key: id_ for key, id_ in self._keys.items() if id_ != endpoint_id}
+            self._keys = {key: (id_, at) for key, (id_, at) in self._keys.items() if id_ != endpoint_id}
+            self._revoked = {key: at for key, at in self._revoked.items() if key in self._keys}
             self._spools.pop(endpoint_id, None)
             return self._endpoints.pop(endpoint_id, None) is not None
 
@@ -87,20 +89,39 @@ class FakeEndpoints(FakeFunctions):
                         endpoint, online=each.online, status=each.status, seen_at=seen_at
                     )
 
-    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> None:
+    def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime, most: int = 2) -> Sequence[str]:
         with self._call():
             if endpoint_id not in self._endpoints:
                 raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
-            if self._keys.setdefault(public_key, endpoint_id) != endpoint_id:
-                raise Conflict("the key belongs to another endpoint")
+            if self._keys.get(public_key, (endpoint_id,))[0] != endpoint_id or public_key in self._revoked:
+                raise Conflict("the key belongs to another endpoint, or was revoked")
+            self._keys.setdefault(public_key, (endpoint_id, at))
+            others = [each.public_key for each in self.list_endpoint_keys(endpoint_id) if each.public_key != public_key]
+            deleted = others[: max(0, len(others) + 1 - most)]
+            for key in deleted:
+                del self._keys[key]
+            return deleted
 
-    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[str]:
+    def list_endpoint_keys(self, endpoint_id: str) -> Sequence[EndpointKey]:
         with self._call():
-            return [key for key, id_ in self._keys.items() if id_ == endpoint_id]
+            found = [EndpointKey(key, at) for key, (id_, at) in self._keys.items() if id_ == endpoint_id]
+            usable = [each for each in found if each.public_key not in self._revoked]
+            return sorted(usable, key=lambda each: (each.added_at, each.public_key))
+
+    def revoke_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime) -> bool:
+        with self._call():
+            if self.find_endpoints_by_key([public_key]).get(public_key) != endpoint_id:
+                return False
+            self._revoked[public_key] = at
+            of_endpoint = [key for key in self._revoked if self._keys[key][0] == endpoint_id]
+            for key in of_endpoint[:-100]:
+                del self._revoked[key], self._keys[key]
+            return True
 
     def find_endpoints_by_key(self, public_keys: Sequence[str]) -> Mapping[str, str]:
         with self._call():
-            return {key: self._keys[key] for key in public_keys if key in self._keys}
+            usable = (key for key in public_keys if key in self._keys and key not in self._revoked)
+            return {key: self._keys[key][0] for key in usable}
 
     # spools
 

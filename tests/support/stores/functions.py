@@ -51,10 +51,14 @@ class FakeFunctions(FakeAudit):
             found = self._functions.get(function_id, {}).get(version)
         return found if with_body or found is None else dataclasses.replace(found, body=b"")
 
-    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, tuple[str, bytes]]:
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, tuple[str, bytes]]]:
         with self._call():
             versions = [each for id_, _ in wanted for each in self._functions.get(id_, {}).values()]
-        return {each.body_hash: (each.name, each.body) for each in versions if _key(each) in set(wanted)}
+        found: dict[str, dict[str, tuple[str, bytes]]] = {}
+        for each in versions:
+            if _key(each) in wanted:
+                found.setdefault(each.function_id, {})[each.body_hash] = (each.name, each.body)
+        return found
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
         with self._call():

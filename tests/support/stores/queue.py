@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -402,13 +403,15 @@ class FakeQueue(FakeRegistry):
             waiting = self._lane(endpoint_id).waiting
             return len(waiting), len(waiting.of(owner_id))
 
-    def take_tokens(self, bucket: str, tokens: int, *, rate_per_s: float, burst: int) -> TokensTaken:
+    def take_tokens(
+        self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
+    ) -> TokensTaken:
         with self._call():
             now = self._clock()
             held, since = self._buckets.get(bucket, (float(burst), now))
             at = max(since, now)
             held = min(float(burst), held + (at - since) * rate_per_s)
-            given = min(tokens, int(held))
+            given = tokens if in_debt else max(0, min(tokens, math.floor(held)))
             self._buckets[bucket] = (held - given, at)
             return TokensTaken(given, 0.0 if given else (1 - held) / rate_per_s)
 

@@ -45,9 +45,9 @@ class FakeRegistry(Reach):
             now = self._clock()
             return [info for info, until in self._forwarders.values() if until > now and not info.draining]
 
-    def admit(self, key: PeerKey, *, ttl_s: float) -> None:
+    def admit(self, key: PeerKey, *, ttl_s: float) -> bool:
         with self._call():
-            self._peers[key.public_key] = key
+            return self._peers.setdefault(key.public_key, key) == key
 
     def dismiss(self, public_keys: Sequence[str]) -> None:
         with self._call():

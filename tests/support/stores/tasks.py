@@ -178,6 +178,9 @@ class FakeTasks(FakeEndpoints):
         transitions.check_transitions(events)
         with self._call():
             before = self._progress([event.task_id for event in events])
+            known = (event for event in self._events if event.reporter is Reporter.AGENT)
+            reported = collections.Counter((event.task_id, event.attempt) for event in known)
+            events = transitions.within_limit(events, reported)
             after = transitions.apply_events(before, events)
             for task_id, now in after.items():
                 task = self._tasks[task_id]
@@ -205,9 +208,10 @@ class FakeTasks(FakeEndpoints):
             self._dead_letters -= gone
             return len(gone)
 
-    def list_events(self, task_id: str) -> Sequence[TaskEvent]:
+    def list_events(self, task_id: str, *, after: int = 0, limit: int | None = None) -> Sequence[TaskEvent]:
         with self._call():
-            return [event for event in self._events if event.task_id == task_id]
+            events = [event for event in self._events if event.task_id == task_id]
+            return events[after:][:limit]
 
     def _progress(self, task_ids: Sequence[str]) -> dict[str, transitions.TaskProgress]:
         return {
