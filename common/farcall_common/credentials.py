@@ -25,6 +25,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "api_url": "FARCALL_API_URL",
     "token": "FARCALL_TOKEN",
     "endpoint": "FARCALL_ENDPOINT",
+    "trust": "FARCALL_TRUST",
 }
 #: The file of the login in ``$FARCALL_HOME``; :mod:`farcall_common.login`, which loads HTTP, has its content.
 LOGIN_FILE: Final = "login.json"

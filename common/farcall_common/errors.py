@@ -30,6 +30,7 @@
     ├── QueueDataLost             the queue lost an endpoint's data; restore it from the database
     ├── SerializationError        a value cannot be turned into bytes
     ├── DeserializationError      bytes cannot be turned into a value
+    │   └── ResultRefused         reading the result could run code that the reader did not ask for
     ├── ConfigurationError        a setting is missing or wrong
     └── TaskError                 the outcome of a task without a result
         ├── TaskPending           (not an outcome: the task has not ended yet)
@@ -397,6 +398,13 @@ class EndpointIncompatible(InvalidRequest, SerializationError):
 class DeserializationError(FarcallError):
     code = "DESERIALIZATION_FAILED"
     fault = Fault.PEER
+
+
+class ResultRefused(DeserializationError):
+    """A result is written in a way that this client does not read: it came from an endpoint that is not trusted, or is
+    not what was asked for."""
+
+    code = "RESULT_REFUSED"
 
 
 class ConfigurationError(FarcallError):

@@ -105,6 +105,7 @@ def test_settings_are_shown_and_changed(farcall: Farcall, config: Path, monkeypa
         "api_url": ("http://elsewhere", "FARCALL_API_URL"),
         "token": ("(set)", "config.toml"),
         "endpoint": ('the "big" one', "config.toml"),
+        "trust": (None, None),
     }
     farcall("config", "unset", "endpoint")
     assert farcall("config", "get", "endpoint", "--json").exit_code == 78

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from farcall import Client, EndpointIncompatible, Executor, PayloadTooLarge
-from farcall._compatibility import EndpointRuntime, unmet
+from farcall._compatibility import unmet
+from farcall._endpoints import EndpointRuntime
 from farcall._functions import THIS_PYTHON, FunctionTable, PackedFunction, Requirements, pack_call
 from farcall.testing import FakeCloud
 from farcall_common.payload import STRATEGIES, DillCode, Serializer

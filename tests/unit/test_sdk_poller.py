@@ -32,9 +32,9 @@ class Laptop:
         self.future: ComputeFuture[Any] = ComputeFuture(
             TaskRecord(task_id, adopted=True), task_group_id="g", endpoint_id="e", on_cancel=print, ask_why=client.why
         )
-        collector = Collector(
-            ResultReader(connection_of(client).api, connection_of(client).blobs), on_finished=lambda: None
-        )
+        connection = connection_of(client)
+        reader = ResultReader(connection.api, connection.blobs, connection.policy)
+        collector = Collector(reader, on_finished=lambda: None)
         collector.add(self.future)
         self._poller = Poller(
             connection_of(client).api,

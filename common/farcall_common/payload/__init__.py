@@ -34,20 +34,24 @@ from farcall_common.payload.framing import Piece, is_text
 from farcall_common.payload.report import describe_exception, load_user_data, pack_exception, task_error
 from farcall_common.payload.serializer import (
     BINARY_DATA,
+    DATA_ONLY,
     DEFAULT_CODE,
     DEFAULT_DATA,
     PORTABLE_DATA,
     STRATEGIES,
     Serializer,
+    ids_written,
     is_binary,
     packed,
     parse_allowed,
+    refused_strategy,
     strategy_named,
 )
 from farcall_common.payload.strategy import Strategy
 
 __all__ = [
     "BINARY_DATA",
+    "DATA_ONLY",
     "DEFAULT_CODE",
     "DEFAULT_DATA",
     "PORTABLE_DATA",
@@ -71,12 +75,14 @@ __all__ = [
     "Serializer",
     "Strategy",
     "describe_exception",
+    "ids_written",
     "is_binary",
     "is_text",
     "load_user_data",
     "pack_exception",
     "packed",
     "parse_allowed",
+    "refused_strategy",
     "strategy_named",
     "task_error",
 ]

@@ -17,6 +17,7 @@ from typing import Any, Final
 from farcall_common.errors import (
     DeserializationError,
     ErrorRecord,
+    ResultRefused,
     TaskError,
     TaskFailed,
     TaskUnknown,
@@ -109,7 +110,7 @@ def task_error(
     its kind.
 
     Its notes have the remote traceback, which Python prints below the local one. What the function raised is its
-    ``__cause__`` if ``load_original`` makes an exception.
+    ``__cause__`` if ``load_original`` makes an exception; a note says so if that may not be read.
     """
     error = error_from_record(record, default=expected)
     if isinstance(error, TaskUnknown):
@@ -120,8 +121,12 @@ def task_error(
     if note:
         error.add_note(note)
     if load_original and isinstance(error, TaskFailed):
-        with contextlib.suppress(DeserializationError):  # it cannot be read here: its text is enough
+        try:
             load_user_data(functools.partial(_take_original, error, load_original))
+        except ResultRefused as refused:
+            error.add_note(f"The exception itself was not read: {refused.record.message}.")
+        except DeserializationError:  # it cannot be read here: its text is enough
+            pass
     return error
 
 
