@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+from farcall_common.addresses import check_address
 from farcall_common.errors import ConfigurationError
 from farcall_common.files import write_private
 
@@ -59,7 +60,8 @@ class Credentials:
         ``~/.farcall`` unless set) the login at that API in ``login.json``, if there is one, and the ``[default]`` table
         of ``config.toml``. Space around a value does not count.
 
-        :raises ConfigurationError: if a setting is missing or invalid.
+        :raises ConfigurationError: if a setting is missing or invalid, or if the address is ``http`` of another machine
+            and ``FARCALL_ALLOW_HTTP`` is not 1.
         """
         home = find_home(environ) if home is None else home
         api_url = _value(api_url) or from_environment("api_url", environ)
@@ -77,9 +79,11 @@ class Credentials:
         if not _is_http(api_url):
             raise ConfigurationError(
                 f"api_url is not an http(s) address: {api_url!r}",
-                hint="Write it as https://HOST or http://HOST:PORT, where it comes from: an argument, FARCALL_API_URL, "
-                f"or {config_path(home)}.",
+                hint="Write it as https://HOST, or http://127.0.0.1:PORT for a local tier, where it comes from: an "
+                f"argument, FARCALL_API_URL, or {config_path(home)}.",
             )
+        where = f" (it comes from an argument, FARCALL_API_URL, or {config_path(home)})"
+        check_address(api_url, what="api_url", where=where, environ=environ)
         return cls(api_url.rstrip("/"), token, login)
 
 

@@ -54,7 +54,7 @@ class StreamingCloud:
         self.polls = 0
         self.refusals = 0
         self.asleep = 0
-        self.client = Client("http://farcall.test", self.cloud.token, transport=httpx.MockTransport(self._answer))
+        self.client = Client("https://farcall.test", self.cloud.token, transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v3/stream" and self.asleep:
@@ -233,7 +233,10 @@ def test_a_result_in_a_blob_is_fetched(executor: Executor, forwarder: ScriptedFo
     sha256 = hashlib.sha256(data).hexdigest()
     cloud.cloud._blobs[f"owner/{sha256}"] = data
     blob = BlobLocation(
-        blob_key=f"owner/{sha256}", size_bytes=len(data), sha256=sha256, url=f"http://blobs.farcall.test/owner/{sha256}"
+        blob_key=f"owner/{sha256}",
+        size_bytes=len(data),
+        sha256=sha256,
+        url=f"https://blobs.farcall.test/owner/{sha256}",
     )
     forwarder.push([success(future, result_blob=blob)])
     assert future.result(WAIT_S) == "x" * 100_000

@@ -26,7 +26,7 @@ class Laptop:
     def __init__(self, cloud: FakeCloud, *, retry_timeout_s: float) -> None:
         self.asked, self.slept_s, self.unreachable = 0, 0.0, 0
         self._cloud = cloud
-        client = Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(self._answer))
+        client = Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(self._answer))
         function_id = client.register_function(abs)
         task_id = client.run(-7, endpoint_id=cloud.endpoint_id, function_id=function_id)
         self.future: ComputeFuture[Any] = ComputeFuture(

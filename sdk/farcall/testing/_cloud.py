@@ -51,8 +51,8 @@ from farcall_common.wire import Reporter, TaskState, is_uuid
 
 Json = dict[str, Any]
 
-_API_URL: Final = "http://farcall.test"
-_BLOB_URL: Final = "http://blobs.farcall.test"
+_API_URL: Final = "https://farcall.test"
+_BLOB_URL: Final = "https://blobs.farcall.test"
 #: Frames of these are left out of tracebacks, as an endpoint leaves out its own.
 _OURS: Final = frozenset({"farcall", "farcall_common"})
 
