@@ -57,6 +57,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+from farcall_common.plain_text import plain
+
 
 class Fault(enum.StrEnum):
     """Cause of an error: who has to act."""
@@ -177,7 +179,7 @@ class FarcallError(Exception):
 
     def __str__(self) -> str:
         text = f"[{self.record.code}] {self.record.message}"
-        return f"{text} ({self.record.hint})" if self.record.hint else text
+        return plain(f"{text} ({self.record.hint})" if self.record.hint else text)
 
 
 _BY_CODE[FarcallError.code] = FarcallError
@@ -529,7 +531,7 @@ class RemoteTraceback(Exception):
     """The cause of an exception that came from a worker: its traceback there, as text."""
 
     def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+        return plain(f"\n{self.args[0]}")
 
 
 def original_of(error: BaseException) -> BaseException:

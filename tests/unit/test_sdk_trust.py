@@ -61,7 +61,7 @@ def attack(tmp_path: Path) -> Attack:
 
 
 class Forged:
-    """A cloud whose endpoint belongs to somebody else, and answers what it likes."""
+    """A cloud whose endpoint belongs to another user, and answers what it likes."""
 
     def __init__(self, cloud: FakeCloud) -> None:
         self.cloud = cloud

@@ -27,6 +27,7 @@ from farcall_common.errors import (
 from farcall_common.limits import MAX_EXCEPTION_BYTES
 from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
 from farcall_common.payload.strategy import Strategy, hint_for, message_of
+from farcall_common.plain_text import plain
 
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_TRACEBACK_CHARACTERS = 64_000
@@ -154,7 +155,7 @@ def _remote_report(record: ErrorRecord) -> str:
     for name, tail in (("stdout", record.stdout_tail), ("stderr", record.stderr_tail)):
         if tail:
             parts.append(f"Last {name} of the task:\n{tail.rstrip()}")
-    return "\n\n".join(parts)
+    return plain("\n\n".join(parts))
 
 
 def _format(error: BaseException, own_packages: Collection[str]) -> str:
