@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from farcall_common.addresses import check_address
 from farcall_common.errors import ConfigurationError
-from farcall_common.files import write_private
+from farcall_common.files import warn_if_shared, write_private
 
 #: The settings in ``config.toml``, and the environment variable that overrides each.
 VARIABLES: Final[Mapping[str, str]] = {
@@ -95,6 +95,7 @@ def login_at(api_url: str, home: Path) -> Path | None:
     path = home / LOGIN_FILE
     try:
         login = json.loads(path.read_bytes())
+        warn_if_shared(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -127,6 +128,8 @@ def read_settings(home: Path) -> dict[str, str]:
     for name in VARIABLES:
         if not isinstance(table.get(name, ""), str):
             raise ConfigurationError(f"{name} in {path} is not a string", hint="Put its value between quotes.")
+    if table.get("token"):
+        warn_if_shared(path)
     return {name: value for name, value in table.items() if isinstance(value, str)}
 
 

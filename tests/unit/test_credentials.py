@@ -245,3 +245,27 @@ def test_settings_go_into_a_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a table"):
         write_settings(tmp_path, {"token": "x"})
     assert config_path(tmp_path).read_text() == "default = 17\n"
+
+
+@pytest.mark.parametrize("name", ["config.toml", "login.json"])
+@pytest.mark.parametrize(
+    ("mode", "warns"), [(0o644, True), (0o640, True), (0o602, True), (0o600, False), (0o400, False)]
+)
+def test_a_secret_that_others_may_read_is_warned_of(
+    name: str, mode: int, warns: bool, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"config.toml": FILE if name == "config.toml" else NO_TOKEN, "login.json": json.dumps(LOGIN)}
+    for each in {"config.toml", name}:
+        (home / each).write_text(files[each])
+        (home / each).chmod(0o600)
+    (home / name).chmod(mode)
+    for _ in range(2):
+        Credentials.resolve(environ={}, home=home)
+    assert [f"chmod 600 {home / name}" in message for message in caplog.messages] == [True] * warns
+
+
+def test_a_file_without_a_token_may_be_read_by_all(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config_path(home).write_text(NO_TOKEN)
+    config_path(home).chmod(0o644)
+    Credentials.resolve(environ={"FARCALL_TOKEN": "t"}, home=home)
+    assert caplog.messages == []
