@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+from farcall_common.addresses import check_address
 from farcall_common.errors import ConfigurationError
-from farcall_common.files import write_private
+from farcall_common.files import warn_if_shared, write_private
 
 #: The settings in ``config.toml``, and the environment variable that overrides each.
 VARIABLES: Final[Mapping[str, str]] = {
     "api_url": "FARCALL_API_URL",
     "token": "FARCALL_TOKEN",
     "endpoint": "FARCALL_ENDPOINT",
+    "trust": "FARCALL_TRUST",
 }
 #: Variables with a client's id and secret: ours first, then those of Globus Compute.
 CLIENT_VARIABLES: Final = (
@@ -63,7 +65,8 @@ class Credentials:
         ``~/.farcall`` unless set) the login at that API in ``login.json``, if there is one, and the ``[default]`` table
         of ``config.toml``. Space around a value does not count.
 
-        :raises ConfigurationError: if a setting is missing or invalid.
+        :raises ConfigurationError: if a setting is missing or invalid, or if the address is ``http`` of another machine
+            and ``FARCALL_ALLOW_HTTP`` is not 1.
         """
         home = find_home(environ) if home is None else home
         api_url = _value(api_url) or from_environment("api_url", environ)
@@ -81,9 +84,11 @@ class Credentials:
         if not _is_http(api_url):
             raise ConfigurationError(
                 f"api_url is not an http(s) address: {api_url!r}",
-                hint="Write it as https://HOST or http://HOST:PORT, where it comes from: an argument, FARCALL_API_URL, "
-                f"or {config_path(home)}.",
+                hint="Write it as https://HOST, or http://127.0.0.1:PORT for a local tier, where it comes from: an "
+                f"argument, FARCALL_API_URL, or {config_path(home)}.",
             )
+        where = f" (it comes from an argument, FARCALL_API_URL, or {config_path(home)})"
+        check_address(api_url, what="api_url", where=where, environ=environ)
         return cls(api_url.rstrip("/"), token, login)
 
 
@@ -95,6 +100,7 @@ def login_at(api_url: str, home: Path) -> Path | None:
     path = home / LOGIN_FILE
     try:
         login = json.loads(path.read_bytes())
+        warn_if_shared(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -127,6 +133,8 @@ def read_settings(home: Path) -> dict[str, str]:
     for name in VARIABLES:
         if not isinstance(table.get(name, ""), str):
             raise ConfigurationError(f"{name} in {path} is not a string", hint="Put its value between quotes.")
+    if table.get("token"):
+        warn_if_shared(path)
     return {name: value for name, value in table.items() if isinstance(value, str)}
 
 

@@ -30,6 +30,7 @@
     ├── QueueDataLost             the queue lost an endpoint's data; restore it from the database
     ├── SerializationError        a value cannot be turned into bytes
     ├── DeserializationError      bytes cannot be turned into a value
+    │   └── ResultRefused         reading the result could run code that the reader did not ask for
     ├── ConfigurationError        a setting is missing or wrong
     └── TaskError                 the outcome of a task without a result
         ├── TaskPending           (not an outcome: the task has not ended yet)
@@ -55,6 +56,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
+
+from farcall_common.plain_text import plain
 
 
 class Fault(enum.StrEnum):
@@ -176,7 +179,7 @@ class FarcallError(Exception):
 
     def __str__(self) -> str:
         text = f"[{self.record.code}] {self.record.message}"
-        return f"{text} ({self.record.hint})" if self.record.hint else text
+        return plain(f"{text} ({self.record.hint})" if self.record.hint else text)
 
 
 _BY_CODE[FarcallError.code] = FarcallError
@@ -414,6 +417,13 @@ class DeserializationError(FarcallError):
     fault = Fault.PEER
 
 
+class ResultRefused(DeserializationError):
+    """A result is written in a way that this client does not read: it came from an endpoint that is not trusted, or is
+    not what was asked for."""
+
+    code = "RESULT_REFUSED"
+
+
 class ConfigurationError(FarcallError):
     code = "CONFIGURATION"
     fault = Fault.CALLER
@@ -536,7 +546,7 @@ class RemoteTraceback(Exception):
     """The cause of an exception that came from a worker: its traceback there, as text."""
 
     def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+        return plain(f"\n{self.args[0]}")
 
 
 def original_of(error: BaseException) -> BaseException:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
+
+_logger = logging.getLogger(__name__)
+_warned: set[Path] = set()
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
@@ -30,3 +34,15 @@ def write_private(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, data, mode=0o600)
+
+
+def warn_if_shared(path: Path) -> None:
+    """Log a warning, once, if others than the owner have rights to a file with a secret."""
+    if os.name != "posix" or path in _warned:
+        return
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        _warned.add(path)
+        _logger.warning(
+            "%s holds a secret and has the mode %o: other users may have access. Run `chmod 600 %s`.", path, mode, path
+        )

@@ -20,6 +20,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from farcall_common.addresses import check_address
 from farcall_common.credentials import CLIENT_VARIABLES
 from farcall_common.errors import ConfigurationError, FarcallError, Unauthenticated, Unavailable
 from farcall_common.files import write_private
@@ -209,6 +210,7 @@ def request_token(
 ) -> Mapping[str, Any]:
     """Request a token from a provider; its answer has an ``access_token``.
 
+    :raises ConfigurationError: if the address is invalid or not safe.
     :raises Unauthenticated: if the provider refuses. ``__cause__`` has the error code of the answer, as a ValueError.
     :raises Unavailable: if it cannot be reached, limits requests, or its answer is invalid.
     """
@@ -241,6 +243,7 @@ def revoke(login: Login, *, secret: str | None = None) -> bool:
 
 
 def _post(url: str, form: Mapping[str, str], *, client_id: str, secret: str | None) -> httpx.Response:
+    check_address(url, what="the provider's address")
     auth = None if secret is None else httpx.BasicAuth(client_id, secret)
     data = dict(form) if auth else {**form, "client_id": client_id}
     try:

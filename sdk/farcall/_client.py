@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from farcall._batch import Batch
     from farcall._compatibility import CompatibilityChecker
     from farcall._settings import Authorizer
+    from farcall._trust import ResultPolicy
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict
 
@@ -79,6 +80,7 @@ class Connection:
     api: Api
     blobs: Blobs
     compatibility: CompatibilityChecker
+    policy: ResultPolicy
 
 
 class Client(SourceCode):
@@ -94,6 +96,11 @@ class Client(SourceCode):
     :param code_serialization_strategy: the strategy for functions, instead of the fastest one that works: a strategy,
         its name, or one of Globus Compute's.
     :param data_serialization_strategy: the same for arguments.
+    :param allowed_deserializers: the only strategies with which results are read: strategies, their names, or ``*Data``
+        for all; else those of ``FARCALL_ALLOWED_DESERIALIZERS``, else all.
+    :param trust: ids of endpoints of other owners that may answer with pickles, which run code here when they are read;
+        ``"*"`` trusts every endpoint. Else ``FARCALL_TRUST``, else ``trust`` in ``config.toml``. Results of other
+        endpoints that are not yours are read if they are plain data.
     :param authorizer: a ``globus_sdk`` authorizer, which provides the credentials instead of ``token``.
     :param do_version_check: request the version of the API now, which fails if it cannot be reached.
     :param environment: only None; use ``api_url``.
@@ -115,6 +122,8 @@ class Client(SourceCode):
         retry_timeout_s: float = 60.0,
         code_serialization_strategy: object = None,
         data_serialization_strategy: object = None,
+        allowed_deserializers: Iterable[object] | None = None,
+        trust: Iterable[str | uuid.UUID] | None = None,
         authorizer: Authorizer | None = None,
         do_version_check: bool = False,
         environment: str | None = None,
@@ -133,15 +142,21 @@ class Client(SourceCode):
         # Imported here: the network stack takes longer to load than the rest of the package together.
         from farcall._api import Api, Blobs
         from farcall._compatibility import CompatibilityChecker
+        from farcall._endpoints import EndpointCache
         from farcall._functions import as_serializer
         from farcall._http import Http
+        from farcall._trust import ResultPolicy, allowed_strategies, trusted_endpoints
 
         self.api_url: str = settings.api_url
         http = Http(
             settings, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s, authorizer=authorizer, transport=transport
         )
         self._api = Api(http)
-        self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(self._api))
+        endpoints = EndpointCache(self._api)
+        policy = ResultPolicy(
+            endpoints, allowed=allowed_strategies(allowed_deserializers), trusted=trusted_endpoints(trust)
+        )
+        self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(endpoints), policy)
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
         )
@@ -631,12 +646,17 @@ class Client(SourceCode):
         )
 
     def _info(self, task: Json) -> TaskInfo:
-        from farcall._results import ResultReader, result_from_json
+        from farcall._functions import as_serializer
+        from farcall._results import ResultReader, origin_from_json, result_from_json
 
         result, data = result_from_json(task)
+        connection = self._connection
+        reader = ResultReader(
+            self._api, connection.blobs, connection.policy, allowed=as_serializer(self.fx_serializer).allowed
+        )
         value, exception = None, None
         try:
-            value = ResultReader(self._api, self._connection.blobs).read(result, data)
+            value = reader.read(result, data, origin_from_json(task))
         except FarcallError as error:
             exception = error
         return TaskInfo(

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from farcall._api import Api
+from farcall._endpoints import EndpointCache, EndpointRuntime
 from farcall._functions import FunctionHandle, PackedFunction, Requirements
-from farcall_common.errors import EndpointIncompatible, FarcallError
+from farcall_common.errors import EndpointIncompatible
 from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill
 from farcall_common.task_options import TaskOptions
-
-#: How long the runtime of an endpoint is cached, and how long no request is made after one that failed.
-_CACHED_S: Final = 300.0
-_RETRY_AFTER_S: Final = 30.0
 
 #: Strategies for a function, text first: dill finds the source of functions that were typed into an interpreter.
 _REWRITING: Final = (DEFAULT_CODE[0], PureSourceDill(self_contained=True), *DEFAULT_CODE[1:])
@@ -26,23 +18,11 @@ _REWRITING: Final = (DEFAULT_CODE[0], PureSourceDill(self_contained=True), *DEFA
 _BINARY: Final = PickleOutOfBand().id
 
 
-@dataclasses.dataclass(frozen=True)
-class EndpointRuntime:
-    """What an endpoint reported when it connected. ``python`` is "3.12", empty if unknown; ``strategies`` is None if
-    unknown."""
-
-    python: str = ""
-    strategies: frozenset[str] | None = None
-
-
 class CompatibilityChecker:
     """Compares the requirements of calls with the runtimes of endpoints. May be used from any thread."""
 
-    def __init__(self, api: Api, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._api = api
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, EndpointRuntime]] = {}
+    def __init__(self, endpoints: EndpointCache) -> None:
+        self._endpoints = endpoints
 
     def check(self, endpoint_id: str, requirements: Requirements | None, *, what: str) -> None:
         """Make sure that an endpoint can read something.
@@ -50,14 +30,14 @@ class CompatibilityChecker:
         :raises EndpointIncompatible: if it is known that it cannot.
         """
         if requirements is not None:
-            runtime = self._runtime(endpoint_id)
+            runtime = self._endpoints.runtime(endpoint_id)
             reason = unmet(requirements, runtime)
             if reason:
                 raise EndpointIncompatible(f"{what} {reason}", hint=_hint(requirements, runtime))
 
     def reads_binary(self, endpoint_id: str) -> bool:
         """Whether an endpoint is known to read and write large values as bytes. Calls the API every few minutes."""
-        return _BINARY in (self._runtime(endpoint_id).strategies or ())
+        return _BINARY in (self._endpoints.runtime(endpoint_id).strategies or ())
 
     def with_binary_results(self, endpoint_id: str, options: TaskOptions) -> TaskOptions:
         """The options as they are sent: with binary results, if the endpoint writes them and no strategy is chosen."""
@@ -72,26 +52,13 @@ class CompatibilityChecker:
         """
         if handle.requirements is None:
             return handle
-        runtime = self._runtime(endpoint_id)
+        runtime = self._endpoints.runtime(endpoint_id)
         for known in (handle, *handle.rewritten):
             if not unmet(known.requirements, runtime):
                 return known
         rewritten = _rewritten(handle, handle.requirements, runtime)
         handle.rewritten.append(rewritten)
         return rewritten
-
-    def _runtime(self, endpoint_id: str) -> EndpointRuntime:
-        with self._lock:
-            until, runtime = self._known.get(endpoint_id, (0.0, EndpointRuntime()))
-        if self._clock() < until:
-            return runtime
-        try:
-            runtime, valid_s = _runtime_of(self._api.get_endpoint(endpoint_id, retry_timeout_s=0)), _CACHED_S
-        except FarcallError:
-            valid_s = _RETRY_AFTER_S  # nothing is known; the submit reports the error
-        with self._lock:
-            self._known[endpoint_id] = self._clock() + valid_s, runtime
-        return runtime
 
 
 def unmet(requirements: Requirements | None, runtime: EndpointRuntime) -> str:
@@ -104,13 +71,6 @@ def unmet(requirements: Requirements | None, runtime: EndpointRuntime) -> str:
     if requirements.python and runtime.python and runtime.python != requirements.python:
         return f"holds byte code of Python {requirements.python}, and the endpoint runs Python {runtime.python}"
     return ""
-
-
-def _runtime_of(endpoint: Mapping[str, Any]) -> EndpointRuntime:
-    reported: Mapping[str, Any] = endpoint.get("runtime") or {}
-    strategies = reported.get("serializers")
-    version = ".".join(str(reported.get("python_version") or "").split(".")[:2])
-    return EndpointRuntime(version, frozenset(strategies) if strategies else None)
 
 
 def _rewritten(handle: FunctionHandle, requirements: Requirements, runtime: EndpointRuntime) -> FunctionHandle:

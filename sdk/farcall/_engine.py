@@ -20,7 +20,7 @@ from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payloa
 from farcall._client import Connection
 from farcall._compatibility import CompatibilityChecker
 from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_call, sorted_kwargs
-from farcall._future import ComputeFuture, TaskRecord, failure_of, inputs_of, resolved, when_all_done
+from farcall._future import ComputeFuture, Origin, TaskRecord, failure_of, inputs_of, resolved, when_all_done
 from farcall._pacing import BurstLimit
 from farcall._results import Collector, Poller, ResultReader
 from farcall._stream import Stream
@@ -344,15 +344,16 @@ class Engine:
         burst: BurstLimit,
         on_ended: Callable[[], None],
     ) -> None:
-        self.serializer = serializer
         self._groups = {task_group_id}
         self._references: dict[str, str] = {}
         self._api = connection.api
         self._blobs = connection.blobs
+        self._reader = ResultReader(self._api, self._blobs, connection.policy)
+        self.serializer = serializer
         self._compatibility = connection.compatibility
         self._pid = os.getpid()
         self._unsent = MemoryBudget(_UNSENT_BYTES)
-        self._collector = Collector(ResultReader(self._api, self._blobs), on_finished=self._stop)
+        self._collector = Collector(self._reader, on_finished=self._stop)
         self._stream = Stream(self._api, self._collector, task_group_id=task_group_id, on_gap=self._poll_soon)
         self._poller = Poller(
             self._api, self._collector, stream_is_open=self._stream.is_open, retry_timeout_s=retry_timeout_s
@@ -386,6 +387,7 @@ class Engine:
     @serializer.setter
     def serializer(self, value: Serializer) -> None:
         self._serializer = value
+        self._reader.allowed = value.allowed
         self.functions: FunctionTable = FunctionTable(value)
 
     def registered(self, function_id: str | uuid.UUID) -> FunctionHandle:
@@ -488,6 +490,8 @@ class Engine:
         if context.task_group_id not in self._groups:
             self._groups.add(context.task_group_id)
             self._stream.subscribe(context.task_group_id)
+        if context.endpoint_id is not None:
+            task.origin = Origin((context.endpoint_id,), context.options.result_serializers)
         self._collector.add(future)
         return future
 

@@ -19,7 +19,16 @@ from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
-from farcall_common.payload import BINARY_DATA, Piece, Serializer, Strategy, is_binary, packed, strategy_named
+from farcall_common.payload import (
+    BINARY_DATA,
+    Piece,
+    Serializer,
+    Strategy,
+    is_binary,
+    packed,
+    parse_allowed,
+    strategy_named,
+)
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
@@ -31,8 +40,6 @@ _WITH_HEAD: Final = frozenset({b"f1", b"f2", b"f3"})
 _BYTE_CODE: Final = b"01"
 #: Functions that an executor remembers by identity.
 _REMEMBERED: Final = 1024
-
-unpack_result: Final = DEFAULT_SERIALIZER.deserialize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -383,11 +390,14 @@ def as_serializer(like: object = None, *, code: object = None, data: object = No
             raise ConfigurationError(
                 f"expected a Serializer, got {type(like).__name__}", hint="Pass a farcall_common.payload.Serializer."
             )
+    types = getattr(like, "allowed_deserializer_types", None)
+    allowed = parse_allowed((type(as_strategy(each)).__name__ for each in types), needs_code=False) if types else None
     if code is None and data is None:
         return DEFAULT_SERIALIZER
     return Serializer(
         code=DEFAULT_SERIALIZER.code if code is None else (_for_code(code, for_code=True),),
         data=DEFAULT_SERIALIZER.data if data is None else (_for_code(data, for_code=False),),
+        allowed=allowed,
         own_classes=True,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import threading
 import time
 import types
@@ -104,6 +105,15 @@ _cancelling: Final = threading.Lock()
 _NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a result comes from: the endpoints that may have written it, none if unknown, and the strategies that
+    its submitter asked for, none if any. Not as the endpoint reports it."""
+
+    endpoint_ids: tuple[str, ...]
+    result_serializers: tuple[str, ...] = ()
+
+
 class TaskRecord:
     """State of one task in this process: one record, shared by its future, the sender and the collector.
 
@@ -119,6 +129,7 @@ class TaskRecord:
         "created_at",
         "created_mono",
         "inputs",
+        "origin",
         "received_at",
         "sent",
         "task_id",
@@ -139,6 +150,8 @@ class TaskRecord:
         self.cancelled: bool = False
         #: Futures that must be done before the task is sent.
         self.inputs: Sequence[_Future] = ()
+        #: Where it was submitted to; None if another program did that.
+        self.origin: Origin | None = None
         #: Instants in the cloud and on the worker, as they came with the result.
         self.timings: Mapping[str, float] = _NOTHING
         #: The span of the call, if the program makes spans.

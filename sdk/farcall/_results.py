@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -11,9 +12,10 @@ from concurrent.futures import BrokenExecutor, Future, InvalidStateError, Thread
 from typing import Any, Final
 
 from farcall._api import IDS_PER_REQUEST, Api, BlobRef, Blobs
-from farcall._functions import unpack_result
-from farcall._future import ComputeFuture, record_of, settle_cancelled, settle_failed
+from farcall._arguments import as_id
+from farcall._future import ComputeFuture, Origin, record_of, settle_cancelled, settle_failed
 from farcall._pacing import OutageTimer, PollSchedule
+from farcall._trust import ResultPolicy
 from farcall_common.errors import (
     BlobUnknown,
     ErrorRecord,
@@ -30,7 +32,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from farcall_common.payload import Piece, load_user_data
+from farcall_common.payload import Piece, Serializer, load_user_data
 from farcall_common.payload import task_error as error_of_record
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
 
@@ -66,12 +68,22 @@ def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | Non
     return result, None if value is None else value.encode()
 
 
-def task_error(result: StreamResult) -> TaskError | TaskUnknown:
+def origin_from_json(task: Mapping[str, Any]) -> Origin:
+    """Where the result of a task comes from, by the API's JSON."""
+    return Origin(endpoint_ids_of(task.get("endpoint_id")), tuple(task.get("result_serializers") or ()))
+
+
+def endpoint_ids_of(endpoint_id: str | None) -> tuple[str, ...]:
+    """The endpoint of an :class:`Origin`."""
+    return (endpoint_id,) if endpoint_id else ()
+
+
+def task_error(result: StreamResult, *, load_original: Callable[[bytes], Any] | None = None) -> TaskError | TaskUnknown:
     """The exception for a task that ended without a value, has not ended, or does not exist.
 
     For a task that exists, a :class:`TaskError` by its state, so that ``except TaskFailed`` catches every failure; the
     record keeps the precise code. The remote traceback is a note of the exception: Python prints it below the local
-    one. The function's own exception is the ``__cause__`` if it can be read here.
+    one. The function's own exception is the ``__cause__`` if ``load_original`` reads it.
     """
     state = result.state
     if not state.is_terminal:
@@ -79,32 +91,67 @@ def task_error(result: StreamResult) -> TaskError | TaskUnknown:
     expected = _CLASSES.get(state, TaskError)
     if result.error is None:
         return expected(f"task {result.task_id} ended as {state}")
-    record = ErrorRecord.from_json(result.error)
-    data = record.exception_data
-    load = None if data is None else lambda: unpack_result(data.encode())
+    record, data = ErrorRecord.from_json(result.error), _exception_data(result)
+    load = None if data is None or load_original is None else functools.partial(load_original, data)
     return error_of_record(record, expected=expected, load_original=load)
+
+
+def _with_source(origin: Origin, result: StreamResult) -> Origin:
+    """The origin of a result; a memoized one was written by the endpoint of an earlier task. The details may be the
+    endpoint's own: they only add an endpoint that must be trusted too."""
+    if "memoized_from" not in result.details:
+        return origin
+    try:
+        source = as_id(str(result.details.get("memoized_endpoint_id")))
+    except ValueError:
+        source = ""
+    return dataclasses.replace(origin, endpoint_ids=(*(origin.endpoint_ids or ("",)), source))
+
+
+def _exception_data(result: StreamResult) -> bytes | None:
+    data = None if result.error is None else result.error.get("exception_data")
+    return data.encode(errors="replace") if isinstance(data, str) else None
 
 
 class ResultReader:
     """Reads the values of results, and downloads those that are blobs. May be used from any thread."""
 
-    def __init__(self, api: Api, blobs: Blobs) -> None:
+    def __init__(self, api: Api, blobs: Blobs, policy: ResultPolicy, *, allowed: frozenset[str] | None = None) -> None:
         self._api = api
         self._blobs = blobs
+        self._policy = policy
+        #: The strategies that the serializer of the reader allows; None: all.
+        self.allowed: frozenset[str] | None = allowed
 
-    def read(self, result: StreamResult, data: Piece | None) -> Any:
-        """The value that a task returned. May block for a download.
+    def needs_request(self, result: StreamResult, data: Piece | None, origin: Origin) -> bool:
+        """Whether :meth:`read` may block."""
+        if result.state is TaskState.SUCCESS and data is None:
+            return True
+        buffer = data if result.state is TaskState.SUCCESS else _exception_data(result)
+        return buffer is not None and self._policy.needs_request(buffer, _with_source(origin, result))
+
+    def read(self, result: StreamResult, data: Piece | None, origin: Origin) -> Any:
+        """The value that a task returned. May block for a download, and to find out whose the endpoint is.
 
         :raises TaskError: if the task did not succeed.
         :raises TaskUnknown: if the task does not exist.
-        :raises DeserializationError: if the value cannot be read here.
+        :raises ResultRefused: if the value may not be read here.
+        :raises DeserializationError: if it cannot be read here.
         :raises BlobUnknown: if the retention time of the result is over.
         :raises FarcallError: if the result cannot be downloaded.
         """
+        origin = _with_source(origin, result)
         if result.state is not TaskState.SUCCESS:
-            raise task_error(result)
+            what = f"the exception of task {result.task_id}"
+            raise task_error(
+                result, load_original=lambda found: self._serializer_for(found, origin, what).deserialize(found)
+            )
         found = self._fetch(result) if data is None else data
-        return load_user_data(lambda: unpack_result(found))
+        serializer = self._serializer_for(found, origin, f"the result of task {result.task_id}")
+        return load_user_data(lambda: serializer.deserialize(found))
+
+    def _serializer_for(self, found: Piece, origin: Origin, what: str) -> Serializer:
+        return self._policy.serializer_for(found, origin, allowed=self.allowed, what=what)
 
     def _fetch(self, result: StreamResult) -> Piece:
         found = self._download(result.result_blob)
@@ -185,11 +232,18 @@ class Collector:
         self._open.pop(task_id, None)
         self._check_finished()
 
-    def take_pushed(self, results: Sequence[StreamResult], frames: Sequence[bytes]) -> None:
-        """Settle futures with results from the stream."""
+    def take_pushed(self, results: Sequence[StreamResult], frames: Sequence[bytes]) -> bool:
+        """Settle futures with results from the stream. Returns whether some must be polled instead: those of tasks that
+        other programs submitted, as the stream does not say to which endpoint."""
+        left = False
         for result in results:
-            self._settle(result, None if result.result is None else frames[result.result])
+            future = self._open.get(result.task_id)
+            if future is not None and record_of(future).origin is None:
+                left = True
+            else:
+                self._settle(result, None if result.result is None else frames[result.result], None)
         self._check_finished()
+        return left
 
     def take_polled(self, tasks: Iterable[Mapping[str, Any]]) -> int:
         """Settle the futures of those tasks that ended. Returns how many did."""
@@ -197,7 +251,7 @@ class Collector:
         for task in tasks:
             result, data = result_from_json(task)
             if result.state.is_terminal:
-                self._settle(result, data)
+                self._settle(result, data, origin_from_json(task))
         self._check_finished()
         return before - len(self._open)
 
@@ -224,27 +278,28 @@ class Collector:
             self._closing = True
         self._check_finished()
 
-    def _settle(self, result: StreamResult, data: bytes | None) -> None:
+    def _settle(self, result: StreamResult, data: bytes | None, polled: Origin | None) -> None:
         future = self._open.pop(result.task_id, None)
         if future is None:
             return  # settled by the other thread, or cancelled
         record = record_of(future)
+        origin = record.origin or polled or Origin(())
         future.attempt, future.details, record.timings = result.attempt, result.details, result.timings
         record.received_at = time.time()
         try:
             if result.state is TaskState.CANCELLED:
                 settle_cancelled(future)
-            elif result.state is not TaskState.SUCCESS or data is not None:
-                self._set_result(future, result, data)
+            elif self._reader.needs_request(result, data, origin):
+                self._fetch(future, result, data, origin)
             else:
-                self._fetch(future, result)
+                self._set_result(future, result, data, origin)
         except BaseException as error:  # a defect of ours: it ends this thread, and the future is out of the table
             settle_failed(future, error)
             raise
 
-    def _set_result(self, future: ComputeFuture[Any], result: StreamResult, data: bytes | None) -> None:
+    def _set_result(self, future: ComputeFuture[Any], result: StreamResult, data: bytes | None, origin: Origin) -> None:
         try:
-            value = self._reader.read(result, data)
+            value = self._reader.read(result, data, origin)
         except FarcallError as error:
             settle_failed(future, error.with_traceback(None))  # our own frames do not help the reader
             return
@@ -253,13 +308,13 @@ class Collector:
         except InvalidStateError:
             _logger.debug("task %s: cancelled here before its result arrived", future.task_id)
 
-    def _fetch(self, future: ComputeFuture[Any], result: StreamResult) -> None:
+    def _fetch(self, future: ComputeFuture[Any], result: StreamResult, data: bytes | None, origin: Origin) -> None:
         with self._lock:
             if self._downloads is None:
                 self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="farcall-download")
             self._fetching[result.task_id] = future
         try:
-            download = self._downloads.submit(self._set_result, future, result, None)
+            download = self._downloads.submit(self._set_result, future, result, data, origin)
         except RuntimeError as error:  # the process exits: thread pools take no more work
             self._fetching.pop(result.task_id, None)
             settle_failed(future, Unavailable("The process ended before the result was downloaded."))

@@ -224,8 +224,10 @@ class Stream:
     def _handle(self, envelope: Envelope) -> None:
         match envelope.message:
             case ResultsReady(cursor=cursor, results=results):
-                self._collector.take_pushed(results, envelope.frames)
+                polls = self._collector.take_pushed(results, envelope.frames)
                 self._cursor = cursor
+                if polls:
+                    self._on_gap()
             case StreamOpened(cursor=cursor, resumed=resumed):
                 self._cursor = cursor
                 self._open = True

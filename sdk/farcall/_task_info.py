@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from farcall._display import card
+from farcall_common.plain_text import plain
 
 if TYPE_CHECKING:
     from farcall_common.wire import TaskState
@@ -45,7 +46,7 @@ class Why:
     expires_at: float | None = None
 
     def __str__(self) -> str:
-        return self.text
+        return plain(self.text)
 
     def _repr_html_(self) -> str:
         workers = None if self.total_workers is None else f"{self.idle_workers or 0} of {self.total_workers} idle"

@@ -74,7 +74,7 @@ class Real:
 
     def __init__(self, settings: ApiSettings | None = None) -> None:
         self.api = MemoryApi(settings=settings)
-        self.client = Client("http://farcall.test", "any-token", transport=httpx.MockTransport(self._answer))
+        self.client = Client("https://farcall.test", "any-token", transport=httpx.MockTransport(self._answer))
         self.endpoint_id = self.api.endpoint(endpoint_name="memory")
 
     def _answer(self, request: httpx.Request) -> httpx.Response:

@@ -20,9 +20,9 @@ TEXT: Final = (DOCS / "migrate.md").read_text(encoding="utf-8")
 ENDPOINT: Final = "00000000-0000-4000-8000-000000000001"
 #: What the page says is refused, as it is written there, and how it is asked for.
 REFUSED: Final[dict[str, Any]] = {
-    "`Client(app=…)`": lambda c: farcall.Client("http://farcall.test", "token", app=object()),
+    "`Client(app=…)`": lambda c: farcall.Client("https://farcall.test", "token", app=object()),
     "`Client(environment=…)`, `local_compute_services`": lambda c: farcall.Client(
-        "http://farcall.test", "token", environment="production"
+        "https://farcall.test", "token", environment="production"
     ),
     "`Client.register_function`: `group`, `ha_endpoint_id`": lambda c: c.register_function(print, group=ENDPOINT),
     "`Client.register_endpoint`: `auth_policy`, `high_assurance`, `admins`": lambda c: c.register_endpoint(

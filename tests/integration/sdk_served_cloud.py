@@ -21,9 +21,8 @@ class serving:  # noqa: N801 - reads as the verb it is
 
             def answer(self) -> None:
                 content = self.rfile.read(int(self.headers.get("content-length", 0)))
-                request = httpx.Request(
-                    self.command, f"http://farcall.test{self.path}", headers=dict(self.headers.items()), content=content
-                )
+                url, headers = f"https://farcall.test{self.path}", dict(self.headers.items())
+                request = httpx.Request(self.command, url, headers=headers, content=content)
                 response = cloud.transport.handle_request(request)
                 self.send_response(response.status_code)
                 self.send_header("content-length", str(len(response.content)))

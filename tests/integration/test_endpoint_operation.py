@@ -53,7 +53,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def test_start_at_boot_can_be_enabled_and_disabled(shell: Shell) -> None:
-    refused = shell.run("enable-on-boot", "lab", FARCALL_API_URL="http://x", FARCALL_TOKEN="plant")
+    refused = shell.run("enable-on-boot", "lab", FARCALL_API_URL="https://x", FARCALL_TOKEN="plant")
     assert refused.returncode == os.EX_CONFIG, "variables of this login are not there at boot"
     assert "config.toml" in refused.stderr
     (shell.home / "config.toml").write_text('[default]\napi_url = "http://127.0.0.1:9"\ntoken = "plant"\n')

@@ -32,7 +32,7 @@ from tests.integration.identity_provider import IdentityProvider, serving
 from tests.unit.sdk_cli_runner import Farcall
 from tests.waiting import WAIT_S
 
-API_URL = "http://farcall.test"
+API_URL = "https://farcall.test"
 SCOPE = "https://auth.globus.org/scopes/farcall/all"
 
 
@@ -392,7 +392,7 @@ def test_a_token_is_sent_only_to_its_own_deployment(
     provider: IdentityProvider, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(path, login_at(provider))
-    monkeypatch.setenv("FARCALL_API_URL", "http://elsewhere.test")
+    monkeypatch.setenv("FARCALL_API_URL", "https://elsewhere.test")
     with pytest.raises(Exception, match="the token is not set"):
         Client()
     with pytest.raises(Exception, match="the token is not set"):

@@ -15,11 +15,11 @@ import httpx
 import msgspec
 import pytest
 
-from farcall import Client, ComputeFuture, Executor, TaskFailed
+from farcall import Client, ComputeFuture, Executor, ResultRefused, TaskFailed
 from farcall.testing import FakeCloud
 from farcall_common.errors import ForwarderWaking
 from farcall_common.errors import TaskFailed as RemoteFailure
-from farcall_common.payload import Serializer
+from farcall_common.payload import PickleDataBase64, Serializer, describe_exception
 from farcall_common.wire import (
     SILENT_PERIODS,
     BlobLocation,
@@ -54,7 +54,7 @@ class StreamingCloud:
         self.polls = 0
         self.refusals = 0
         self.asleep = 0
-        self.client = Client("http://farcall.test", self.cloud.token, transport=httpx.MockTransport(self._answer))
+        self.client = Client("https://farcall.test", self.cloud.token, transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v3/stream" and self.asleep:
@@ -127,6 +127,44 @@ def test_pushed_results_resolve_futures(executor: Executor, forwarder: ScriptedF
     assert opening.cursor is None
 
 
+def test_pushed_pickles_of_an_endpoint_of_others_are_not_read(
+    cloud: StreamingCloud, executor: Executor, forwarder: ScriptedForwarder
+) -> None:
+    cloud.cloud.is_owned = False
+    value, error, trusted = (executor.submit(pow, 2, n) for n in range(3))
+    data = PickleDataBase64()
+    pickled = data.prefix + data.dump((1, 2))
+    record = RemoteFailure("no", record=describe_exception(ValueError("no"))).record.to_json()
+    record["exception_data"] = pickled.decode()
+    forwarder.push([success(value, 0), failure(error, error=record)], [pickled])
+    with pytest.raises(ResultRefused, match=f"task {value.task_id} comes from endpoint {cloud.cloud.endpoint_id}"):
+        value.result(WAIT_S)
+    with pytest.raises(ValueError, match="no") as caught:
+        error.result(WAIT_S)
+    assert caught.value.__cause__ is None
+    forwarder.push([success(trusted, 0)], [serializer.serialize([1])])
+    assert trusted.result(WAIT_S) == [1]
+
+
+def test_pushed_results_of_other_programs_are_polled(
+    cloud: StreamingCloud, executor: Executor, forwarder: ScriptedForwarder
+) -> None:
+    client = cloud.cloud.client()
+    batch = client.create_batch(executor.task_group_id)
+    batch.add(client.register_function(abs), [-7])
+    client.batch_run(cloud.cloud.endpoint_id, batch)
+    cloud.polls_allowed.clear()
+    [future] = executor.reload_tasks()
+    own: ComputeFuture[Any] = executor.submit(abs, -1)
+    forwarder.push([success(future, 0), success(own, 0)], [serializer.serialize("from nowhere")])
+    assert own.result(WAIT_S) == "from nowhere"
+    assert not future.done()
+    cloud.cloud.run_waiting()
+    cloud.polls_allowed.set()
+    assert future.result(WAIT_S) == 7
+    client.close()
+
+
 def test_a_new_group_is_subscribed_when_it_is_used(executor: Executor, forwarder: ScriptedForwarder) -> None:
     executor.submit(pow, 2, 1)
     executor.task_group_id = other = "99999999-0000-4000-8000-000000000001"
@@ -195,7 +233,10 @@ def test_a_result_in_a_blob_is_fetched(executor: Executor, forwarder: ScriptedFo
     sha256 = hashlib.sha256(data).hexdigest()
     cloud.cloud._blobs[f"owner/{sha256}"] = data
     blob = BlobLocation(
-        blob_key=f"owner/{sha256}", size_bytes=len(data), sha256=sha256, url=f"http://blobs.farcall.test/owner/{sha256}"
+        blob_key=f"owner/{sha256}",
+        size_bytes=len(data),
+        sha256=sha256,
+        url=f"https://blobs.farcall.test/owner/{sha256}",
     )
     forwarder.push([success(future, result_blob=blob)])
     assert future.result(WAIT_S) == "x" * 100_000

@@ -31,4 +31,4 @@ class Farcall:
         return [line.split("\t") for line in result.stdout.splitlines()]
 
     def _connect(self, api_url: str | None, token: str | None) -> Client:
-        return Client(api_url or "http://farcall.test", token or self._cloud.token, transport=self._cloud.transport)
+        return Client(api_url or "https://farcall.test", token or self._cloud.token, transport=self._cloud.transport)

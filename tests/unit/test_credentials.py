@@ -23,20 +23,21 @@ from farcall_common.errors import ConfigurationError
 from farcall_endpoint.cli import app as farcall_endpoint
 from farcall_endpoint.directory import EndpointDirectory
 
-FILE: Final = '[default]\napi_url = "http://file:1"\ntoken = "file-token"\n'
-NO_TOKEN: Final = '[default]\napi_url = "http://file:1"\n# größer\n'
-#: A login at http://file:1 that does not end.
+FILE: Final = '[default]\napi_url = "https://file:1"\ntoken = "file-token"\n'
+NO_TOKEN: Final = '[default]\napi_url = "https://file:1"\n# größer\n'
+#: A login at https://file:1 that does not end.
 LOGIN: Final = {
-    "api_url": "http://file:1",
+    "api_url": "https://file:1",
     "provider": "oidc",
     "client_id": "a-client",
     "scope": "",
-    "token_url": "http://provider",
+    "token_url": "https://provider",
     "access_token": "login-token",
     "refresh_token": "refresh-token",
 }
 ADDRESS: Final = "the address of the API is not set"
 TOKEN: Final = "the token is not set"
+NOT_HTTPS: Final = "api_url is not https: 'http://env:2'|api_url is not https: 'http://file:1'"
 NOT_HTTP: Final = r"not an http\(s\) address"
 
 
@@ -57,48 +58,56 @@ def env(api_url: str | None = None, token: str | None = None) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-FILE_ASKED: Final = ("http://file:1", "file-token")
-ENV_ASKED: Final = ("http://env:2", "env-token")
+FILE_ASKED: Final = ("https://file:1", "file-token")
+ENV_ASKED: Final = ("https://env:2", "env-token")
 
 CASES: Final = [
     # Precedence
     Case("nothing", says=ADDRESS),
     Case("no token", NO_TOKEN, says=TOKEN),
-    Case("no token in the environment", environ=env("http://env:2"), says=TOKEN),
+    Case("no token in the environment", environ=env("https://env:2"), says=TOKEN),
     Case("the file", FILE, asks=FILE_ASKED),
-    Case("the environment", environ=env("http://env:2", "env-token"), asks=ENV_ASKED),
-    Case("the environment before the file", FILE, environ=env("http://env:2", "env-token"), asks=ENV_ASKED),
-    Case("the token of the file", FILE, environ=env("http://env:2"), asks=("http://env:2", "file-token")),
-    Case("the address of the file", FILE, environ=env(None, "env-token"), asks=("http://file:1", "env-token")),
-    Case("the login before the file", FILE, login=True, asks=("http://file:1", "login-token")),
-    Case("the environment before the login", FILE, True, env(None, "env-token"), asks=("http://file:1", "env-token")),
-    Case("a login elsewhere", FILE, True, env("http://env:2"), asks=("http://env:2", "file-token")),
-    Case("a slash at the end", environ=env("http://env:2/", "env-token"), asks=ENV_ASKED),
+    Case("the environment", environ=env("https://env:2", "env-token"), asks=ENV_ASKED),
+    Case("the environment before the file", FILE, environ=env("https://env:2", "env-token"), asks=ENV_ASKED),
+    Case("the token of the file", FILE, environ=env("https://env:2"), asks=("https://env:2", "file-token")),
+    Case("the address of the file", FILE, environ=env(None, "env-token"), asks=("https://file:1", "env-token")),
+    Case("the login before the file", FILE, login=True, asks=("https://file:1", "login-token")),
+    Case("the environment before the login", FILE, True, env(None, "env-token"), asks=("https://file:1", "env-token")),
+    Case("a login elsewhere", FILE, True, env("https://env:2"), asks=("https://env:2", "file-token")),
+    Case("a slash at the end", environ=env("https://env:2/", "env-token"), asks=ENV_ASKED),
     Case("empty variables", FILE, environ=env("", ""), asks=FILE_ASKED),
     # Differences that there were
     Case("a home with a tilde", FILE, environ={"FARCALL_HOME": "~/home"}, asks=FILE_ASKED),
     Case("blank variables", FILE, environ=env(" ", "\n"), asks=FILE_ASKED),
-    Case("space around the token", environ=env("http://env:2", " env-token\n"), asks=ENV_ASKED),
-    Case("space around the address", environ=env(" http://env:2/\n", "env-token"), asks=ENV_ASKED),
+    Case("space around the token", environ=env("https://env:2", " env-token\n"), asks=ENV_ASKED),
+    Case("space around the address", environ=env(" https://env:2/\n", "env-token"), asks=ENV_ASKED),
     Case("space in the file", FILE.replace("file-token", " file-token "), asks=FILE_ASKED),
-    Case("a blank token", environ=env("http://env:2", " "), says=TOKEN),
+    Case("a blank token", environ=env("https://env:2", " "), says=TOKEN),
     Case("another scheme", environ=env("ftp://env:2", "env-token"), says=NOT_HTTP),
     Case("no scheme", environ=env("env:2", "env-token"), says=NOT_HTTP),
     Case("no host", environ=env("http://:2", "env-token"), says=NOT_HTTP),
     Case("half an address", environ=env("http://[::1", "env-token"), says=NOT_HTTP),
     Case("no number for a port", environ=env("http://env:x", "env-token"), says=NOT_HTTP),
-    Case("no scheme in the file", FILE.replace("http://", ""), says=NOT_HTTP),
+    Case("no scheme in the file", FILE.replace("https://", ""), says=NOT_HTTP),
     Case("a broken file", "[default", says=r"config\.toml cannot be read"),
-    Case("a broken file that is not needed", "[default", environ=env("http://env:2", "env-token"), asks=ENV_ASKED),
+    Case("a broken file that is not needed", "[default", environ=env("https://env:2", "env-token"), asks=ENV_ASKED),
     Case("no text", FILE.replace('"file-token"', "17"), says=r"token in .*config\.toml is not a string"),
     Case("no table", "default = 17", says=r"default in .*config\.toml is not a table"),
+    Case("http to another machine", environ=env("http://env:2", "env-token"), says=NOT_HTTPS),
+    Case("http to another machine in the file", FILE.replace("https", "http"), says=NOT_HTTPS),
+    Case("http to this machine", environ=env("http://127.0.0.1:2", "t"), asks=("http://127.0.0.1:2", "t")),
+    Case(
+        "http where it is allowed",
+        environ=env("http://env:2", "t") | {"FARCALL_ALLOW_HTTP": "1"},
+        asks=("http://env:2", "t"),
+    ),
     Case("other keys", f"{FILE}other = 17\n[local]\ntoken = 17\n", asks=FILE_ASKED),
 ]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("FARCALL_API_URL", "FARCALL_TOKEN", "FARCALL_ENDPOINT", "XDG_CONFIG_HOME"):
+    for name in ("FARCALL_API_URL", "FARCALL_TOKEN", "FARCALL_ENDPOINT", "FARCALL_ALLOW_HTTP", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "home"))
@@ -236,3 +245,27 @@ def test_settings_go_into_a_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a table"):
         write_settings(tmp_path, {"token": "x"})
     assert config_path(tmp_path).read_text() == "default = 17\n"
+
+
+@pytest.mark.parametrize("name", ["config.toml", "login.json"])
+@pytest.mark.parametrize(
+    ("mode", "warns"), [(0o644, True), (0o640, True), (0o602, True), (0o600, False), (0o400, False)]
+)
+def test_a_secret_that_others_may_read_is_warned_of(
+    name: str, mode: int, warns: bool, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"config.toml": FILE if name == "config.toml" else NO_TOKEN, "login.json": json.dumps(LOGIN)}
+    for each in {"config.toml", name}:
+        (home / each).write_text(files[each])
+        (home / each).chmod(0o600)
+    (home / name).chmod(mode)
+    for _ in range(2):
+        Credentials.resolve(environ={}, home=home)
+    assert [f"chmod 600 {home / name}" in message for message in caplog.messages] == [True] * warns
+
+
+def test_a_file_without_a_token_may_be_read_by_all(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config_path(home).write_text(NO_TOKEN)
+    config_path(home).chmod(0o644)
+    Credentials.resolve(environ={"FARCALL_TOKEN": "t"}, home=home)
+    assert caplog.messages == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import uuid
 from typing import Any
@@ -26,6 +27,15 @@ def test_a_registered_endpoint_belongs_to_the_caller(api: MemoryApi) -> None:
     assert stored is not None
     assert (stored.owner_id, stored.name, stored.display_name) == (ALICE.identity_id, "laptop", "My laptop")
     assert (stored.public, stored.description, stored.allowed_functions) == (True, "at home", None)
+
+
+def test_only_the_owner_sees_an_endpoint_as_owned(api: MemoryApi) -> None:
+    endpoint_id = api.endpoint(public=True, metadata={"owned": True})
+    path = f"/v2/endpoints/{endpoint_id}"
+    assert api.call("GET", path).body["owned"] is True
+    assert api.call("GET", path, caller=BOB).body["owned"] is False
+    linked = dataclasses.replace(BOB, identity_set=frozenset({BOB.identity_id, ALICE.identity_id}))
+    assert api.call("GET", path, caller=linked).body["owned"] is True
 
 
 def test_update_changes_only_the_sent_fields(api: MemoryApi) -> None:

@@ -46,7 +46,12 @@ def test_a_repeated_call_ends_at_once_and_is_never_queued(lab: MemoLab) -> None:
     second, result = lab.run()
 
     assert (result["status"], result["result"], result["attempt"]) == ("success", "answer", 0)
-    assert result["details"] == {"python_version": "3.12", "memoized_from": first, "task_transitions": {}}
+    assert result["details"] == {
+        "python_version": "3.12",
+        "memoized_from": first,
+        "memoized_endpoint_id": lab.endpoint_id,
+        "task_transitions": {},
+    }
     assert float(result["completion_t"]) == lab.api.clock.now
     assert lab.queue.depth([lab.endpoint_id]) == 1
     assert lab.api.call("GET", f"/v2/tasks/{second}").body["result"] == "answer"

@@ -106,6 +106,10 @@ def test_an_accepted_task_is_recorded_and_queued(lab: Lab) -> None:
     assert task.timings == {"submitted_at": lab.api.clock.now}
     assert lab.queue.depth([lab.endpoint_id]) == 1
     assert answer.body.keys() == {"request_id", "task_group_id", "endpoint_id", "tasks"}
+    shown = lab.api.call("GET", f"/v2/tasks/{task_id}").body
+    assert shown["result_serializers"] == ["a.B"]
+    [plain] = lab.submit().body["tasks"][lab.function_id]
+    assert "result_serializers" not in lab.api.call("GET", f"/v2/tasks/{plain}").body
 
 
 @pytest.mark.parametrize(

@@ -31,18 +31,18 @@ def farcall() -> Iterator[Farcall]:
 
 
 def test_login_stores_the_token_readable_by_its_owner_only(farcall: Farcall, config: Path) -> None:
-    result = farcall("login", "--api-url", "http://farcall.test/", input=f"{FakeCloud.token}\n")
+    result = farcall("login", "--api-url", "https://farcall.test/", input=f"{FakeCloud.token}\n")
     assert result.exit_code == 0
     assert result.stdout == ""
     assert FakeCloud.token not in result.stderr
     assert tomllib.loads(config.read_text()) == {
-        "default": {"api_url": "http://farcall.test", "token": FakeCloud.token}
+        "default": {"api_url": "https://farcall.test", "token": FakeCloud.token}
     }
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
 
 
 def test_token_refused_by_the_api_is_not_stored(farcall: Farcall, config: Path) -> None:
-    farcall("config", "set", "api_url", "http://farcall.test")
+    farcall("config", "set", "api_url", "https://farcall.test")
     result = farcall("login", input="wrong\n")
     assert result.exit_code == 77
     assert "UNAUTHENTICATED" in result.stderr
@@ -56,8 +56,10 @@ def test_token_refused_by_the_api_is_not_stored(farcall: Farcall, config: Path) 
     [
         ((), "secret\n", "the address of the API is not set"),
         (("--api-url", "ftp://x"), "secret\n", "not an http(s) address"),
-        (("--api-url", "http://x"), "\n", "the token is empty"),
-        (("--api-url", "http://x", "--provider", "globus"), "", "the client id is missing"),
+        (("--api-url", "https://x"), "\n", "the token is empty"),
+        (("--api-url", "http://x"), "token\n", "api_url is not https"),
+        (("--api-url", "https://x", "--issuer", "http://id", "--client-id", "c"), "", "the issuer is not https"),
+        (("--api-url", "https://x", "--provider", "globus"), "", "the client id is missing"),
     ],
 )
 def test_invalid_logins_are_refused(
@@ -70,7 +72,7 @@ def test_invalid_logins_are_refused(
 
 
 def test_whoami_shows_the_identity(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    farcall("login", "--api-url", "http://farcall.test", input=f"{FakeCloud.token}\n")
+    farcall("login", "--api-url", "https://farcall.test", input=f"{FakeCloud.token}\n")
     shown = json.loads(farcall("whoami", "--json").stdout)
     assert shown.keys() == {"api_url", "token_from", "identity_id", "username", "linked", "provider", "limits"}
     assert shown["token_from"] == str(config)
@@ -80,9 +82,9 @@ def test_whoami_shows_the_identity(farcall: Farcall, config: Path, monkeypatch: 
 
 
 def test_logout_removes_the_token(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    farcall("login", "--api-url", "http://farcall.test", input=f"{FakeCloud.token}\n")
+    farcall("login", "--api-url", "https://farcall.test", input=f"{FakeCloud.token}\n")
     assert "Logged out" in farcall("logout").stderr
-    assert tomllib.loads(config.read_text()) == {"default": {"api_url": "http://farcall.test"}}
+    assert tomllib.loads(config.read_text()) == {"default": {"api_url": "https://farcall.test"}}
     assert farcall("whoami").exit_code == 78
     monkeypatch.setenv("FARCALL_TOKEN", "another")
     again = farcall("logout", "--json")
@@ -97,14 +99,15 @@ def test_settings_are_shown_and_changed(farcall: Farcall, config: Path, monkeypa
     assert farcall("config", "get", "endpoint").stdout == 'the "big" one\n'
     assert farcall("config", "set", "colour", "red").exit_code == 78
     farcall("config", "set", "token", "secret")
-    monkeypatch.setenv("FARCALL_API_URL", "http://elsewhere")
+    monkeypatch.setenv("FARCALL_API_URL", "https://elsewhere")
     listed = farcall("config", "list", "--json").stdout
     assert "secret" not in listed
     values = {each["name"]: (each["value"], each["source"]) for each in json.loads(listed)}
     assert values == {
-        "api_url": ("http://elsewhere", "FARCALL_API_URL"),
+        "api_url": ("https://elsewhere", "FARCALL_API_URL"),
         "token": ("(set)", "config.toml"),
         "endpoint": ('the "big" one', "config.toml"),
+        "trust": (None, None),
     }
     farcall("config", "unset", "endpoint")
     assert farcall("config", "get", "endpoint", "--json").exit_code == 78
@@ -113,11 +116,11 @@ def test_settings_are_shown_and_changed(farcall: Farcall, config: Path, monkeypa
 def test_other_settings_of_the_file_stay(config: Path) -> None:
     config.parent.mkdir()
     config.write_text('# mine\n[other]\ntoken = "x"  # not this one\n\n[default]\n# here\n token = "old"\n\n[last]\n')
-    write_settings(config.parent, {"token": "new", "api_url": "http://x"})
+    write_settings(config.parent, {"token": "new", "api_url": "https://x"})
     text = config.read_text()
     assert tomllib.loads(text) == {
         "other": {"token": "x"},
-        "default": {"token": "new", "api_url": "http://x"},
+        "default": {"token": "new", "api_url": "https://x"},
         "last": {},
     }
     assert "# mine" in text

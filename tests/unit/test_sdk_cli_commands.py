@@ -325,7 +325,7 @@ def test_internal_errors_are_one_line_without_debug(cloud: FakeCloud) -> None:
 
     class BrokenFarcall(Farcall):
         def _connect(self, api_url: str | None, token: str | None) -> Client:
-            return Client("http://farcall.test", "token", transport=httpx.MockTransport(broken))
+            return Client("https://farcall.test", "token", transport=httpx.MockTransport(broken))
 
     farcall = BrokenFarcall(cloud)
     result = farcall("tasks", "ls")
@@ -343,7 +343,7 @@ def test_unreachable_address_is_reported() -> None:
         raise httpx.ConnectError("connection refused", request=request)
 
     def connect(api_url: str | None, token: str | None) -> Client:
-        return Client("http://farcall.test", "token", retry_timeout_s=0, transport=httpx.MockTransport(refuse))
+        return Client("https://farcall.test", "token", retry_timeout_s=0, transport=httpx.MockTransport(refuse))
 
     result = CliRunner().invoke(app, ["tasks", "ls"], obj=CommandEnvironment(connect))
     assert result.exit_code == 69

@@ -41,7 +41,7 @@ def spied(cloud: FakeCloud, seen: list[httpx.Request]) -> Client:
         seen.append(request)
         return cloud.transport.handle_request(request)
 
-    return Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle))
+    return Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle))
 
 
 def test_run_and_get_the_result(client: Client, cloud: FakeCloud) -> None:
@@ -129,7 +129,7 @@ def test_results_that_an_answer_left_out_are_requested_again(cloud: FakeCloud) -
             return httpx.Response(200, json={"response": "batch", "results": dict([*results.items()][:2])})
         return response
 
-    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+    with Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         function_id = client.register_function(divide)
         ids = [client.run(n, endpoint_id=cloud.endpoint_id, function_id=function_id) for n in range(5)]
         for task_id in ids:
@@ -160,7 +160,7 @@ def test_equal_bytes_in_two_threads_are_uploaded_once(cloud: FakeCloud) -> None:
             assert go_on.wait(WAIT_S)
         return cloud.transport.handle_request(request)
 
-    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+    with Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         refs: list[Any] = []
         threads = [
             threading.Thread(target=lambda: refs.append(connection_of(client).blobs.upload(b"data"))) for _ in range(2)
@@ -181,7 +181,7 @@ def test_failed_upload_is_retried_by_the_next_call(cloud: FakeCloud) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         return failures.pop() if request.method == "PUT" and failures else cloud.transport.handle_request(request)
 
-    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+    with Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         with pytest.raises(FarcallError):
             connection_of(client).blobs.upload(b"data")
         assert connection_of(client).blobs.upload(b"data").size_bytes == 4
@@ -201,7 +201,7 @@ def test_an_expired_upload_address_is_requested_again(cloud: FakeCloud) -> None:
             return answer
         return cloud.transport.handle_request(request)
 
-    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+    with Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         assert connection_of(client).blobs.upload(b"data").size_bytes == 4
     assert asked.count("POST /v3/blobs") == 2
 
@@ -211,7 +211,7 @@ def test_damaged_downloads_are_detected(cloud: FakeCloud, client: Client) -> Non
     ref = blobs.upload(b"data")
     cloud._blobs[ref.blob_key] = b"DATA"
     with pytest.raises(DeserializationError, match="not those that were stored"):
-        blobs.download(ref, f"http://blobs.farcall.test/{ref.blob_key}")
+        blobs.download(ref, f"https://blobs.farcall.test/{ref.blob_key}")
 
 
 def test_an_expired_download_address_is_requested_again(cloud: FakeCloud) -> None:
@@ -224,7 +224,7 @@ def test_an_expired_download_address_is_requested_again(cloud: FakeCloud) -> Non
                 return httpx.Response(403, text="<Error><Code>AccessDenied</Code></Error>")
         return cloud.transport.handle_request(request)
 
-    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+    with Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         function_id = client.register_function(repeat)
         task_id = client.run("ab", 50_000, endpoint_id=cloud.endpoint_id, function_id=function_id)
         assert client.get_result(task_id, wait_s=WAIT_S) == "ab" * 50_000
@@ -238,7 +238,7 @@ def test_a_deleted_result_is_blob_unknown(cloud: FakeCloud, status: int) -> None
             return httpx.Response(status, text="<Error><Code>NoSuchKey</Code></Error>")
         return cloud.transport.handle_request(request)
 
-    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
+    with Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client:
         with Executor(cloud.endpoint_id, client=client) as executor:
             future = executor.submit(repeat, "ab", 50_000)
             assert isinstance(future.exception(WAIT_S), BlobUnknown)
@@ -301,7 +301,7 @@ def test_endpoints_can_be_found(client: Client, cloud: FakeCloud) -> None:
 
 
 def test_a_wrong_token_is_raised_at_once(cloud: FakeCloud) -> None:
-    with Client("http://farcall.test", "wrong", transport=cloud.transport) as client:
+    with Client("https://farcall.test", "wrong", transport=cloud.transport) as client:
         with pytest.raises(Unauthenticated) as caught:
             client.version_check()
         assert "FARCALL_TOKEN" in caught.value.hint

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from farcall import Client, EndpointIncompatible, Executor, PayloadTooLarge
-from farcall._compatibility import EndpointRuntime, unmet
+from farcall._compatibility import unmet
+from farcall._endpoints import EndpointRuntime
 from farcall._functions import THIS_PYTHON, FunctionTable, PackedFunction, Requirements, pack_call
 from farcall.testing import FakeCloud
 from farcall_common.payload import STRATEGIES, DillCode, Serializer
@@ -112,7 +113,7 @@ def test_a_function_that_is_byte_code_is_refused_with_the_reason(executor: Execu
 def test_byte_code_is_rewritten_as_source_text_for_another_python(cloud: FakeCloud) -> None:
     with (
         Client(
-            "http://farcall.test", cloud.token, code_serialization_strategy=DillCode, transport=cloud.transport
+            "https://farcall.test", cloud.token, code_serialization_strategy=DillCode, transport=cloud.transport
         ) as c,
         Executor(cloud.endpoint_id, c) as executor,
     ):
@@ -165,7 +166,7 @@ def test_large_values_are_bytes_for_endpoints_that_read_them_and_text_for_others
 
     array = np.arange(100_000, dtype=np.float64)
     with (
-        Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(answer)) as client,
+        Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(answer)) as client,
         Executor(cloud.endpoint_id, client) as executor,
     ):
         result = executor.submit(same, array).result(WAIT_S)
@@ -198,7 +199,7 @@ def test_the_runtime_is_cached_also_when_the_api_does_not_answer(cloud: FakeClou
         return cloud.transport.handle_request(request)
 
     with (
-        Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(answer)) as client,
+        Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(answer)) as client,
         Executor(cloud.endpoint_id, client) as executor,
     ):
         assert executor.submit(plain, 1).result(WAIT_S) == 2

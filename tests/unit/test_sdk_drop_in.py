@@ -99,7 +99,7 @@ def client(cloud: FakeCloud, bodies: list[dict[str, Any]]) -> Iterator[Client]:
             bodies.append(msgspec.json.decode(request.content))
         return cloud.transport.handle_request(request)
 
-    with Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(spy)) as client:
+    with Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(spy)) as client:
         yield client
 
 
@@ -125,7 +125,7 @@ def test_an_executor_refuses_unsupported_arguments(client: Client) -> None:
 )
 def test_a_client_refuses_unsupported_arguments(argument: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match=next(iter(argument))):
-        Client("http://farcall.test", "token", **argument)
+        Client("https://farcall.test", "token", **argument)
 
 
 def test_unsupported_methods_raise(client: Client, cloud: FakeCloud) -> None:
@@ -216,7 +216,7 @@ def test_strategies_can_be_chosen(cloud: FakeCloud, bodies: list[dict[str, Any]]
         return cloud.transport.handle_request(request)
 
     with Client(
-        "http://farcall.test",
+        "https://farcall.test",
         cloud.token,
         code_serialization_strategy=GlobusCode,
         data_serialization_strategy="DillDataBase64",
@@ -240,7 +240,7 @@ def test_strategies_can_be_chosen(cloud: FakeCloud, bodies: list[dict[str, Any]]
 @pytest.mark.parametrize("name", ["DillCodeSource", "DillCodeTextInspect", "CombinedCode"])
 def test_functions_travel_by_strategies_that_globus_compute_calls_deprecated(cloud: FakeCloud, name: str) -> None:
     settings: Any = {"code_serialization_strategy": name, "transport": cloud.transport}
-    client = Client("http://farcall.test", cloud.token, **settings)
+    client = Client("https://farcall.test", cloud.token, **settings)
     with client, Executor(cloud.endpoint_id, client) as executor:
         assert executor.submit(double, 4).result(WAIT_S) == 8
 
@@ -248,7 +248,7 @@ def test_functions_travel_by_strategies_that_globus_compute_calls_deprecated(clo
 @pytest.mark.parametrize("bad", ["NoSuchStrategy", 5, JSONData])
 def test_a_strategy_for_data_is_refused_for_functions(bad: object) -> None:
     with pytest.raises(ConfigurationError):
-        Client("http://farcall.test", "token", code_serialization_strategy=bad)
+        Client("https://farcall.test", "token", code_serialization_strategy=bad)
 
 
 def test_an_authorizer_provides_the_credentials(cloud: FakeCloud) -> None:
@@ -265,7 +265,7 @@ def test_an_authorizer_provides_the_credentials(cloud: FakeCloud) -> None:
             self.tokens.pop(0)
             return len(self.tokens) > 1 or self.tokens == [cloud.token]
 
-    with Client("http://farcall.test", authorizer=Renewing(), transport=cloud.transport) as client:
+    with Client("https://farcall.test", authorizer=Renewing(), transport=cloud.transport) as client:
         with pytest.raises(Unauthenticated):
             client.get_functions()
         assert client.get_functions() == []
@@ -275,17 +275,17 @@ def test_an_authorizer_provides_the_credentials(cloud: FakeCloud) -> None:
             return None
 
     with pytest.raises(Unauthenticated, match="authorizer"):
-        Client("http://farcall.test", authorizer=Silent())
+        Client("https://farcall.test", authorizer=Silent())
 
 
 def test_a_version_check_finds_an_api_that_is_not_there(cloud: FakeCloud) -> None:
     def away(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
-    Client("http://farcall.test", cloud.token, do_version_check=True, transport=cloud.transport).close()
+    Client("https://farcall.test", cloud.token, do_version_check=True, transport=cloud.transport).close()
     with pytest.raises(farcall.Unavailable):
         Client(
-            "http://farcall.test", "t", do_version_check=True, retry_timeout_s=0, transport=httpx.MockTransport(away)
+            "https://farcall.test", "t", do_version_check=True, retry_timeout_s=0, transport=httpx.MockTransport(away)
         )
 
 

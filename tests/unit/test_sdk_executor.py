@@ -54,7 +54,7 @@ def executor(cloud: FakeCloud) -> Iterator[Executor]:
 def client_of(cloud: FakeCloud, wrapper: Wrapper) -> Client:
     """A client whose requests pass ``wrapper`` first; its answer, if it gives one, is used."""
     transport = httpx.MockTransport(lambda request: wrapper(request) or cloud.transport.handle_request(request))
-    return Client("http://farcall.test", cloud.token, transport=transport)
+    return Client("https://farcall.test", cloud.token, transport=transport)
 
 
 class Gate:
@@ -569,7 +569,7 @@ def test_an_expired_token_fails_unsent_calls_and_no_others(offline: FakeCloud) -
 
 def test_a_wrong_token_fails_at_once(cloud: FakeCloud) -> None:
     with (
-        Client("http://farcall.test", "wrong", transport=cloud.transport) as client,
+        Client("https://farcall.test", "wrong", transport=cloud.transport) as client,
         Executor(cloud.endpoint_id, client=client) as executor,
         pytest.raises(Unauthenticated),
     ):

@@ -41,7 +41,7 @@ def executor_of(cloud: FakeCloud, answer: Answer) -> Executor:
     def respond(request: httpx.Request) -> httpx.Response:
         return answer(request) or cloud.transport.handle_request(request)
 
-    client = Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(respond))
+    client = Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(respond))
     return Executor(cloud.endpoint_id, client=client)
 
 

@@ -26,15 +26,15 @@ class Laptop:
     def __init__(self, cloud: FakeCloud, *, retry_timeout_s: float) -> None:
         self.asked, self.slept_s, self.unreachable = 0, 0.0, 0
         self._cloud = cloud
-        client = Client("http://farcall.test", cloud.token, transport=httpx.MockTransport(self._answer))
+        client = Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(self._answer))
         function_id = client.register_function(abs)
         task_id = client.run(-7, endpoint_id=cloud.endpoint_id, function_id=function_id)
         self.future: ComputeFuture[Any] = ComputeFuture(
             TaskRecord(task_id, adopted=True), task_group_id="g", endpoint_id="e", on_cancel=print, ask_why=client.why
         )
-        collector = Collector(
-            ResultReader(connection_of(client).api, connection_of(client).blobs), on_finished=lambda: None
-        )
+        connection = connection_of(client)
+        reader = ResultReader(connection.api, connection.blobs, connection.policy)
+        collector = Collector(reader, on_finished=lambda: None)
         collector.add(self.future)
         self._poller = Poller(
             connection_of(client).api,

@@ -714,7 +714,7 @@ class RecordsSuite:
             0,
             at(2),
         )
-        assert ended.details == {"python_version": "3.12", "memoized_from": "t1"}
+        assert ended.details == {"python_version": "3.12", "memoized_from": "t1", "memoized_endpoint_id": "e1"}
         assert ended.memo_key is None
         assert [(e.state, e.reporter) for e in records.tasks.list_events("t3")] == [
             (TaskState.RECEIVED, Reporter.API),

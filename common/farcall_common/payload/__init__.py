@@ -40,9 +40,11 @@ from farcall_common.payload.serializer import (
     PORTABLE_DATA,
     STRATEGIES,
     Serializer,
+    ids_written,
     is_binary,
     packed,
     parse_allowed,
+    refused_strategy,
     strategy_named,
 )
 from farcall_common.payload.strategy import Strategy
@@ -73,12 +75,14 @@ __all__ = [
     "Serializer",
     "Strategy",
     "describe_exception",
+    "ids_written",
     "is_binary",
     "is_text",
     "load_user_data",
     "pack_exception",
     "packed",
     "parse_allowed",
+    "refused_strategy",
     "strategy_named",
     "task_error",
 ]

@@ -63,6 +63,7 @@ class JSONData(Strategy):
 
     prefix: ClassVar[bytes] = b"11\n"
     for_code: ClassVar[bool] = False
+    runs_code: ClassVar[bool] = False
 
     lossless: bool = False
 
@@ -247,6 +248,7 @@ class PickleOutOfBand(Strategy):
 
     prefix: ClassVar[bytes] = b"f3\n"
     for_code: ClassVar[bool] = False
+    also_writes: ClassVar[Sequence[bytes]] = (CloudPickleDataBase64.prefix, PickleDataBase64.prefix)
 
     def write(self, value: object) -> Sequence[Piece]:
         pickled, contents, by_value = _dumped(value)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from farcall_common.errors import (
     DeserializationError,
     ErrorRecord,
+    ResultRefused,
     TaskError,
     TaskFailed,
     TaskUnknown,
@@ -26,6 +27,7 @@ from farcall_common.errors import (
 from farcall_common.limits import MAX_EXCEPTION_BYTES
 from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
 from farcall_common.payload.strategy import Strategy, hint_for, message_of
+from farcall_common.plain_text import plain
 
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_TRACEBACK_CHARACTERS = 64_000
@@ -109,7 +111,7 @@ def task_error(
     its kind.
 
     Its notes have the remote traceback, which Python prints below the local one. What the function raised is its
-    ``__cause__`` if ``load_original`` makes an exception.
+    ``__cause__`` if ``load_original`` makes an exception; a note says so if that may not be read.
     """
     error = error_from_record(record, default=expected)
     if isinstance(error, TaskUnknown):
@@ -120,8 +122,12 @@ def task_error(
     if note:
         error.add_note(note)
     if load_original and isinstance(error, TaskFailed):
-        with contextlib.suppress(DeserializationError):  # it cannot be read here: its text is enough
+        try:
             load_user_data(functools.partial(_take_original, error, load_original))
+        except ResultRefused as refused:
+            error.add_note(f"The exception itself was not read: {refused.record.message}.")
+        except DeserializationError:  # it cannot be read here: its text is enough
+            pass
     return error
 
 
@@ -149,7 +155,7 @@ def _remote_report(record: ErrorRecord) -> str:
     for name, tail in (("stdout", record.stdout_tail), ("stderr", record.stderr_tail)):
         if tail:
             parts.append(f"Last {name} of the task:\n{tail.rstrip()}")
-    return "\n\n".join(parts)
+    return plain("\n\n".join(parts))
 
 
 def _format(error: BaseException, own_packages: Collection[str]) -> str:

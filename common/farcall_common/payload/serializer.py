@@ -79,8 +79,13 @@ DEFAULT_CODE: tuple[Strategy, ...] = (
 
 The first refuses functions of installed packages; the second sends them by name."""
 
-DATA_ONLY: frozenset[str] = frozenset({JSONData().id})
-"""The ids of the strategies whose buffers run no code when they are read, for :attr:`Serializer.allowed`."""
+DATA_ONLY = frozenset(
+    strategy.id
+    for strategy in STRATEGIES.values()
+    if not strategy.runs_code
+    or (isinstance(strategy, Combination) and any(not part.runs_code for part in strategy.parts))
+)
+"""The ids to allow for a writer who is not trusted: values without code, alone or as a part of a combination."""
 
 _PREFIX_LENGTH = 3
 _BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy in STRATEGIES.values()}
@@ -318,12 +323,40 @@ def strategy_named(name: str) -> Strategy:
     return strategy
 
 
-def parse_allowed(names: Iterable[str]) -> frozenset[str]:
-    """The strategy ids of an administrator's allow-list.
+def ids_written(strategies: Iterable[Strategy]) -> frozenset[str]:
+    """The ids of the buffers that strategies write, and of the parts of combinations."""
+    prefixes: set[bytes] = set()
+    for strategy in strategies:
+        prefixes |= {strategy.prefix, *strategy.also_writes}
+        if isinstance(strategy, Combination):
+            prefixes |= {part.prefix for part in strategy.parts}
+    return frozenset(_BY_PREFIX[prefix].id for prefix in prefixes)
+
+
+def refused_strategy(buffer: Piece, allowed: frozenset[str]) -> str | None:
+    """The name of the strategy of a buffer if a reader with this allow-list would read no part of it. None if it may
+    read it, and for an unknown strategy, which no reader reads."""
+    strategy = _BY_PREFIX.get(bytes(buffer[:_PREFIX_LENGTH]))
+    if strategy is None:
+        return None
+    if strategy.id in allowed:
+        if not isinstance(strategy, Combination):
+            return None
+        parts = [
+            _BY_PREFIX.get(bytes(part[:_PREFIX_LENGTH])) for part in strategy.split(bytes(buffer[_PREFIX_LENGTH:]))
+        ]
+        if any(part is not None and part.id in allowed for part in parts):
+            return None
+    return type(strategy).__name__
+
+
+def parse_allowed(names: Iterable[str], *, needs_code: bool = True) -> frozenset[str]:
+    """The strategy ids of an allow-list.
 
     Entries are names for :func:`strategy_named`, or ``*Code`` and ``*Data`` (also with a package in front, as in Globus
     Compute). A combination includes its parts.
 
+    :param needs_code: false for a reader of results alone.
     :raises ConfigurationError: if an entry is unknown, or if either no code or no data could be read.
     """
     allowed: set[Strategy] = set()
@@ -334,10 +367,11 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
             allowed.add(strategy)
         else:
             allowed.update(strategy for strategy in STRATEGIES.values() if strategy.for_code is kind)
-    if {strategy.for_code for strategy in allowed} != {True, False}:
+    kinds = {strategy.for_code for strategy in allowed}
+    if False not in kinds or (needs_code and True not in kinds):
+        wanted = "one strategy for code and one for data" if needs_code else "one strategy for data"
         raise ConfigurationError(
-            "An allow-list needs at least one strategy for code and one for data.",
-            hint="Add *Code or *Data for all of a kind; ['*Code', JSONData] is the strict choice for arguments.",
+            f"An allow-list needs at least {wanted}.", hint="*Code and *Data stand for all strategies of a kind."
         )
     parts = {part.id for strategy in allowed if isinstance(strategy, Combination) for part in strategy.parts}
     return frozenset(parts | {strategy.id for strategy in allowed})

@@ -22,10 +22,14 @@ class Strategy(abc.ABC):
     """One way to write values as UTF-8 text.
 
     ``prefix`` is the start of its buffers: the id and a newline. Ids are append-only: old buffers stay readable.
+    ``runs_code``: whether reading a buffer may run code that its writer chose. ``also_writes``: prefixes of other
+    strategies with which :meth:`write` writes some values.
     """
 
     prefix: ClassVar[bytes]
     for_code: ClassVar[bool]
+    runs_code: ClassVar[bool] = True
+    also_writes: ClassVar[Sequence[bytes]] = ()
 
     @property
     def id(self) -> str:

@@ -53,7 +53,11 @@ def as_received(task: Task, memoized: Mapping[str, Task] | None, *, now: dt.date
         state=TaskState.SUCCESS,
         result=source.result,
         result_ref=source.result_ref,
-        details={**source.details, "memoized_from": source.task_id},
+        details={
+            **source.details,
+            "memoized_from": source.task_id,
+            "memoized_endpoint_id": source.endpoint_id,
+        },
         finished_at=at,
         timings={**task.timings, "recorded_at": at.timestamp()},
         memo_key=None,

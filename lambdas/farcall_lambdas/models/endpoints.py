@@ -99,13 +99,15 @@ class EndpointRuntime(Shape):
 
 
 class EndpointAnswer(Shape):
-    """An endpoint, mostly as its agent registered it. ``runtime`` is left out for one that never connected."""
+    """An endpoint, mostly as its agent registered it. ``owned``: whether it is the caller's. ``runtime`` is left out
+    for one that never connected."""
 
     uuid: str
     name: str
     display_name: str | None
     multi_user: bool
     public: bool
+    owned: bool
     endpoint_config: str
     user_config_template: str
     user_config_schema: dict[str, Any]

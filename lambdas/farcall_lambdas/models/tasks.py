@@ -164,6 +164,7 @@ class TaskAnswer(Shape):
     finished.
 
     ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stages of the task.
+    ``result_serializers`` are those of the submit, if there are any.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
@@ -183,6 +184,7 @@ class TaskAnswer(Shape):
     function_version: Maybe[int] = None
     attempt: Maybe[int] = None
     timings: Maybe[dict[str, float]] = None
+    result_serializers: Maybe[list[str]] = None
     retry_of: Maybe[str] = None
 
 

@@ -74,6 +74,7 @@ def get_endpoint(endpoint_id: Id, call: CurrentCall) -> EndpointAnswer:
         display_name=endpoint.display_name,
         multi_user=endpoint.multi_user,
         public=endpoint.public,
+        owned=call.identity.owns(endpoint.owner_id),
         endpoint_config=_text(reported.get("endpoint_config", reported.get("config"))) or "",
         user_config_template=_text(reported.get("user_config_template")) or "",
         user_config_schema=schema if isinstance(schema := reported.get("user_config_schema"), dict) else {},

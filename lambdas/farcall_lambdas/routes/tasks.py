@@ -187,6 +187,7 @@ def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
         function_version=task.function_version,
         attempt=task.attempt,
         timings=dict(task.timings),
+        result_serializers=list(task.options.result_serializers) or None,
         retry_of=task.retry_of,
     )
 

@@ -19,6 +19,7 @@ from farcall._client import Client
 from farcall_common.credentials import find_home, read_settings
 from farcall_common.errors import ConfigurationError, EndpointUnknown, InvalidRequest
 from farcall_common.files import write_private
+from farcall_common.plain_text import plain
 
 _KEPT: Final = 200
 
@@ -35,7 +36,7 @@ def completes(kind: str) -> Callable[[str], list[str]]:
     """The completion of an argument of this kind: "endpoints", "tasks", "groups"."""
 
     def complete(incomplete: str) -> list[str]:
-        return [value for value in _read().get(kind, []) if value.startswith(incomplete)]
+        return [value for value in _read().get(kind, []) if value.startswith(incomplete) and plain(value) == value]
 
     return complete
 

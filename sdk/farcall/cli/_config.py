@@ -26,6 +26,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "api_url": "address of the API",
     "token": "your API token",
     "endpoint": "default endpoint: a name or an id",
+    "trust": "ids of endpoints of others whose pickled results are read",
 }
 
 

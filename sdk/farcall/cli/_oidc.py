@@ -18,11 +18,16 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx
 import typer
 
+from farcall_common.addresses import check_address
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
 from farcall_common.login import Login, client_form, request_token
 
 Json = Mapping[str, Any]
 
+#: Addresses in the discovery document that receive secrets or that the user logs in at.
+_SECRET_ENDPOINTS: Final = frozenset(
+    {"authorization_endpoint", "device_authorization_endpoint", "revocation_endpoint", "token_endpoint"}
+)
 _TIMEOUT_S: Final = 20.0
 _DEVICE: Final = "urn:ietf:params:oauth:grant-type:device_code"
 _INTERVAL_S: Final = 5.0
@@ -34,9 +39,10 @@ _LOGIN_TIMEOUT_S: Final = 300.0
 def discovered(issuer: str) -> Json:
     """The discovery document of an issuer.
 
-    :raises ConfigurationError: if there is none.
+    :raises ConfigurationError: if there is none, or if it is not at a safe address.
     :raises Unavailable: if it cannot be reached.
     """
+    check_address(issuer, what="the issuer")
     address = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
     hint = "--issuer is the address that the tokens' claim `iss` has."
     try:
@@ -48,6 +54,8 @@ def discovered(issuer: str) -> Json:
         raise Unavailable(f"{address} cannot be reached: {error}") from error
     if not isinstance(document, dict) or document.get("issuer") != issuer or "token_endpoint" not in document:
         raise ConfigurationError(f"{address} does not describe the issuer {issuer}", hint=hint)
+    for name in _SECRET_ENDPOINTS & document.keys():
+        check_address(str(document[name]), what=f"{name} of {issuer}")
     return document
 
 

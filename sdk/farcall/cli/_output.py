@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
+from farcall_common.plain_text import escaped, plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
@@ -36,6 +37,12 @@ def show_json(value: Any) -> None:
     typer.echo(msgspec.json.format(_encoded(value), indent=2))
 
 
+def show_text(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Write text of other people: without control characters if it is read on a terminal."""
+    is_terminal = (sys.stderr if err else sys.stdout).isatty()
+    typer.echo(plain(text) if is_terminal else text, err=err, nl=nl)
+
+
 def show_line(value: Any) -> None:
     """Write a value as one line of JSON, now."""
     typer.echo(_encoded(value))
@@ -45,18 +52,18 @@ def show_line(value: Any) -> None:
 def show_value(value: object) -> None:
     """Write the value of a function: text as it is, anything else as its repr."""
     if isinstance(value, str):
-        typer.echo(value)
+        show_text(value)
     elif sys.stdout.isatty():
         from rich.pretty import pprint
 
         pprint(value)
     else:
-        typer.echo(repr(value))
+        show_text(repr(value))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "") -> None:
     """Write rows under headings; in a pipe, plain lines with tabs between the cells."""
-    lines = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    lines = [["" if cell is None else plain(str(cell)) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in lines:
             typer.echo("\t".join(" ".join(cell.split()) for cell in line))
@@ -87,10 +94,12 @@ def instant(at: float | None) -> str:
 
 
 def _encoded(value: Any) -> str:
+    """JSON, with escapes for control characters that JSON does not demand to be escaped."""
     try:
-        return msgspec.json.encode(value, enc_hook=str).decode()
+        text = msgspec.json.encode(value, enc_hook=str).decode()
     except (TypeError, ValueError, OverflowError):  # an integer of more than 64 bits, above all
-        return json.dumps(_plain(value), default=lambda each: msgspec.to_builtins(each, enc_hook=str))
+        text = json.dumps(_plain(value), default=lambda each: msgspec.to_builtins(each, enc_hook=str))
+    return escaped(text)
 
 
 def _plain(value: Any) -> Any:
@@ -112,10 +121,10 @@ def internal(error: Exception) -> FarcallError:
 def show_error(error: FarcallError, *, as_json: bool) -> None:
     """Write an error to standard error: the remote traceback, if there is one, then one line."""
     if as_json:
-        typer.echo(msgspec.json.encode({"error": error.record.to_json()}).decode(), err=True)
+        typer.echo(_encoded({"error": error.record.to_json()}), err=True)
         return
     for note in getattr(error, "__notes__", ()):
-        typer.echo(note, err=True)
+        typer.echo(plain(note), err=True)
     typer.secho("Error:", fg="red", err=True, nl=False)
     typer.echo(f" {' '.join(str(error).split())}", err=True)
 
@@ -157,4 +166,6 @@ def write(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json:
 
 
 def _cell(value: Any) -> Any:
-    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
+    if isinstance(value, dict | list):
+        return _encoded(value)
+    return plain(value) if isinstance(value, str) else value

@@ -21,6 +21,7 @@ from farcall.cli._output import (
     show_fields,
     show_json,
     show_table,
+    show_text,
     write,
 )
 from farcall_common.errors import TaskUnknown
@@ -116,7 +117,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         return
     show_fields(fields)
     for note in getattr(error, "__notes__", ()):
-        typer.echo(f"\n{note}")
+        show_text(f"\n{note}")
 
 
 @app.command()
@@ -139,7 +140,7 @@ def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> Non
     if as_json:
         show_json(dataclasses.asdict(answer))
         return
-    typer.echo(answer.text)
+    show_text(answer.text)
     online = {True: "online", False: "offline", None: None}[answer.endpoint_online]
     idle = None if answer.total_workers is None else f"{answer.idle_workers} of {answer.total_workers} idle"
     show_fields(
@@ -169,8 +170,8 @@ def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
     if as_json:
         show_json({"task_id": task_id, "status": task["status"], "stdout_tail": output, "stderr_tail": errors})
         return
-    typer.echo(output, nl=bool(output) and not output.endswith("\n"))
-    typer.echo(errors, err=True, nl=bool(errors) and not errors.endswith("\n"))
+    show_text(output, nl=bool(output) and not output.endswith("\n"))
+    show_text(errors, err=True, nl=bool(errors) and not errors.endswith("\n"))
     if not output and not errors:
         typer.echo(f"No output of this task is kept; it is {task['status']}.", err=True)
 

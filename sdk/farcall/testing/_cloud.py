@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final
@@ -42,6 +42,7 @@ from farcall_common.payload import (
     PORTABLE_DATA,
     PickleOutOfBand,
     Serializer,
+    Strategy,
     describe_exception,
     pack_exception,
     strategy_named,
@@ -50,8 +51,8 @@ from farcall_common.wire import Reporter, TaskState, is_uuid
 
 Json = dict[str, Any]
 
-_API_URL: Final = "http://farcall.test"
-_BLOB_URL: Final = "http://blobs.farcall.test"
+_API_URL: Final = "https://farcall.test"
+_BLOB_URL: Final = "https://blobs.farcall.test"
 #: Frames of these are left out of tracebacks, as an endpoint leaves out its own.
 _OURS: Final = frozenset({"farcall", "farcall_common"})
 
@@ -123,6 +124,15 @@ class FakeCloud:
     def runtime(self, value: Json) -> None:
         self._endpoint.runtime = value
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether the endpoint belongs to the client's user; set it to False for one that others share."""
+        return self._endpoint.is_owned
+
+    @is_owned.setter
+    def is_owned(self, value: bool) -> None:
+        self._endpoint.is_owned = value
+
     def client(self) -> Client:
         """A client of this cloud."""
         return Client(_API_URL, self.token, transport=self.transport)
@@ -173,8 +183,7 @@ class FakeCloud:
         try:
             function = _serializer.unpack_function(body)
             args, kwargs = _serializer.unpack_call(task.payload)
-            wanted = BINARY_DATA if PickleOutOfBand().id in task.result_serializers else PORTABLE_DATA
-            result = _serializer.serialize(function(*args, **kwargs), strategies=wanted)
+            result = _serializer.serialize(function(*args, **kwargs), strategies=_strategies(task))
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
             error = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
             error = dataclasses.replace(error, exception_data=_exception_data(task, raised))
@@ -254,7 +263,7 @@ class FakeCloud:
             task.timings["submitted_at"] = time.time()
             task.move(TaskState.RECEIVED, Reporter.API)
             if source is not None:
-                task.result, task.memo_key, task.details = source.result, None, {"memoized_from": source.task_id}
+                task.result, task.memo_key, task.details = source.result, None, _memoized_from(source)
                 task.move(TaskState.SUCCESS, Reporter.API)
             elif self._pool is not None:
                 self._pool.submit(self._run, task)
@@ -371,6 +380,7 @@ class FakeCloud:
             "details": task.details,
             "timings": task.timings,
             **({"retry_of": task.retry_of} if task.retry_of else {}),
+            **({"result_serializers": list(task.result_serializers)} if task.result_serializers else {}),
         }
         if task.state.is_terminal:
             shown["completion_t"] = str(task.events[-1]["at"])
@@ -386,6 +396,18 @@ class FakeCloud:
             ref = {"blob_key": key, "size_bytes": len(task.result), "sha256": sha256, "url": f"{_BLOB_URL}/{key}"}
             shown["result_ref"] = ref
         return shown
+
+
+def _memoized_from(source: Task) -> Json:
+    return {"memoized_from": source.task_id, "memoized_endpoint_id": source.endpoint_id}
+
+
+def _strategies(task: Task) -> Sequence[Strategy]:
+    """The strategies for a result, in the choice of its submitter."""
+    names = tuple(task.result_serializers)
+    if names == (PickleOutOfBand().id,):
+        return BINARY_DATA
+    return [strategy_named(name) for name in names] or PORTABLE_DATA
 
 
 def _exception_data(task: Task, error: BaseException) -> str | None:

@@ -200,6 +200,7 @@ class Endpoint:
         self.endpoint_id: Final = str(uuid.uuid4())
         self.runtime: Json = {}
         self.is_online = False
+        self.is_owned = True
         self._tasks = tasks
         self._owner_id = owner_id
         self._is_deleted = False
@@ -244,6 +245,7 @@ class Endpoint:
             "name": "fake",
             "multi_user": False,
             "public": False,
+            "owned": self.is_owned,
             "endpoint_config": "",
             "user_config_template": "",
             "user_config_schema": {},
