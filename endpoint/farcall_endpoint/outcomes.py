@@ -47,6 +47,13 @@ function_not_permitted = Outcome(
     "The configuration of this endpoint does not list function {}.",
     "Ask the endpoint's owner to add it to allowed_functions.",
 )
+isolation_missing = Outcome(
+    "ISOLATION_MISSING",
+    Fault.PEER,
+    "This node of the endpoint cannot confine tasks of other users than its owner.",
+    "Ask the owner to update the kernel (Linux 6.2 or later with Landlock), or to accept separate processes as enough: "
+    "`isolation: process`.",
+)
 limit_invalid = Outcome(
     "LIMIT_INVALID",
     Fault.CALLER,

@@ -573,6 +573,17 @@ def test_shared_workers_serve_all_submitters() -> None:
     assert rig.killed == []
 
 
+def test_a_node_without_isolation_runs_tasks_of_the_owner_only() -> None:
+    rig = Rig()
+    rig.core = ManagerCore(slots=1, prefetch=PrefetchPolicy(horizon_s=1.0, limit=0), owner_only=True)
+    rig.start_all()
+    rig.handle(jobs_of("", 1))
+    rig.handle(jobs_of("a", 1))
+    [refused] = rig.progress().finished
+    assert (refused.task_id, (refused.error or {})["code"]) == ("a0", "ISOLATION_MISSING")
+    assert rig.done() == "0"
+
+
 @pytest.mark.parametrize("prefetch", [0, 30])
 def test_submitters_share_the_workers_of_a_node(prefetch: int) -> None:
     """Each worker is kept for a turn at least; what it has not started goes back."""

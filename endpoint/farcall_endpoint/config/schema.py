@@ -97,7 +97,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         msgspec.Meta(
             description="Separation of submitters: none shares the worker processes among all of them, process gives "
             "each of them processes, a home and a temporary directory of its own, landlock lets them reach no other "
-            "files and processes, auto is the last of these that works on a node."
+            "files and processes, auto is landlock, and refuses their tasks on nodes without it."
         ),
     ] = "auto"
     readable_paths: Annotated[

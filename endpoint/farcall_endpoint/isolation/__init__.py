@@ -17,7 +17,7 @@ class Isolation(enum.StrEnum):
     NONE = "none"
     PROCESS = "process"
     LANDLOCK = "landlock"
-    #: The last level that works on a node.
+    #: ``LANDLOCK`` where it works; elsewhere ``PROCESS``, for tasks of the owner only.
     AUTO = "auto"
 
 
@@ -36,5 +36,5 @@ def best_of(wanted: Isolation) -> Isolation:
         return Isolation.PROCESS
     raise ConfigurationError(
         "This node has no Landlock, which engine.isolation requires.",
-        hint="It needs Linux 6.12 or later with lsm=landlock; `isolation: process` separates submitters without it.",
+        hint="It needs Linux 6.2 or later with lsm=landlock; `isolation: process` separates submitters without it.",
     )

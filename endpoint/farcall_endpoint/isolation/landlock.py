@@ -2,7 +2,7 @@
 
 The kernel refuses everything that no rule allows (https://docs.kernel.org/userspace-api/landlock.html). A task reads
 system directories, Python and its packages, and what the configuration adds; it writes to its own directories. Other
-processes than its own descendants it cannot signal, trace or read in ``/proc``.
+processes than its own descendants it cannot trace or read in ``/proc``, nor, from Linux 6.12 on, signal.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Final
 
 from landlockpy import AccessFS, AccessNet, Ruleset, Scope, abi_version
 
-#: The first version of the interface that also refuses signals to other processes.
-FULL_ABI: Final = 6
+#: The first version of the interface that refuses to truncate files; from 6 on (Linux 6.12) it also refuses signals to
+#: processes outside, and abstract sockets.
+_LEAST_ABI: Final = 3
 
 _SYSTEM: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys", "/proc", "/nix", "/snap"),
@@ -44,8 +45,8 @@ _FILE: Final = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.EXECUTE | Acc
 
 
 def is_available() -> bool:
-    """Whether the kernel of this node has Landlock switched on, in a version that protects processes, too."""
-    return abi_version() >= FULL_ABI
+    """Whether the kernel of this node has Landlock switched on, in a version that protects files."""
+    return abi_version() >= _LEAST_ABI
 
 
 def readable_paths(

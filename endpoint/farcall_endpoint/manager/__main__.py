@@ -143,6 +143,7 @@ def main() -> None:
             batching=not options.no_batching,
             start_limit_s=options.start_limit,
             shared_workers=isolation is Isolation.NONE,
+            owner_only=options.isolation is Isolation.AUTO and isolation is Isolation.PROCESS,
         ),
         launcher=FreshProcessLauncher(
             working_dir=options.working_dir,

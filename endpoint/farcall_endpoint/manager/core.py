@@ -117,6 +117,7 @@ class ManagerCore:
     :param batching: whether several tasks may share a packet.
     :param start_limit_s: a worker that is not ready after so long is replaced.
     :param shared_workers: whether a worker serves all submitters.
+    :param owner_only: whether tasks of other submitters than the owner are refused.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class ManagerCore:
         batching: bool = True,
         start_limit_s: float = 60.0,
         shared_workers: bool = False,
+        owner_only: bool = False,
     ) -> None:
         self._slots = slots
         self._start_limit_s = start_limit_s
@@ -137,6 +139,7 @@ class ManagerCore:
         self._queue: FairQueue[Job] = FairQueue()
         self._workers: dict[int, _Worker] = {}
         self._shared_workers = shared_workers
+        self._owner_only = owner_only
         self._next_worker_id = 0
         self._yield_at: float | None = None  # when a turn ends that another submitter waits for
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
@@ -218,7 +221,10 @@ class ManagerCore:
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
                     for job in jobs:
-                        self._queue.add(job.order.submitter, job)
+                        if self._owner_only and job.order.submitter:
+                            self._finish(job, TaskState.FAILED, outcomes.isolation_missing().to_json())
+                        else:
+                            self._queue.add(job.order.submitter, job)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._untaken_bytes -= size_bytes
                 self._window_bytes = window_bytes

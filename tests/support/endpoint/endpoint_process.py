@@ -33,7 +33,7 @@ class EndpointProcess:
         if not self.directory.exists:
             self.directory.create()
             write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
-            self._configure(engine or {})
+            self._configure({"isolation": "process"} | dict(engine or {}))
         self.agent: subprocess.Popen[bytes] | None = None
 
     @property
