@@ -62,8 +62,8 @@ import json
 import uuid
 from collections.abc import Mapping
 from typing import Literal, TypeVar
-from urllib.parse import urlsplit
 
+from farcall_common.addresses import is_safe_address
 from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_REQUEST_BYTES, MAX_TASKS_PER_REQUEST, MIB
 from farcall_lambdas.allowed_users import AllowedUsers
@@ -204,12 +204,6 @@ def _dev_identities(text: str) -> Mapping[str, Identity]:
         raise ConfigurationError(
             f"FARCALL_DEV_TOKENS is not a JSON object of token to identity ({type(error).__name__})."
         ) from None
-
-
-def is_safe_address(text: str) -> bool:
-    """Whether keys may be fetched from an address: over TLS, or from this machine."""
-    address = urlsplit(text)
-    return address.scheme == "https" or (address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1"))
 
 
 def _issuer(environ: Mapping[str, str]) -> str:

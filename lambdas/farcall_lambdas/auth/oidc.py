@@ -10,10 +10,10 @@ from typing import Any, Final
 import jwt
 import requests
 
+from farcall_common.addresses import is_safe_address
 from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.settings import is_safe_address
 
 #: Signatures with a public key only: everyone can verify them, only the issuer can make them.
 _ALGORITHMS: Final = ("RS256", "ES256")
