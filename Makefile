@@ -44,7 +44,7 @@ GLOBUS_REQUIREMENTS := tests/e2e/data/globus-requirements.txt
 
 # The CDK's command line for LocalStack, in the versions of its lock file, by the Node of our environment.
 CDKLOCAL := localstack/cdklocal
-# As uv, it trusts whom the system trusts.
+# As uv, it trusts the authorities of the system.
 .tools/cdklocal/.made: export NODE_OPTIONS := --use-system-ca
 .tools/cdklocal/.made: $(CDKLOCAL)/package.json $(CDKLOCAL)/package-lock.json .venv/.synced
 	@mkdir -p $(@D) && cp $(CDKLOCAL)/package.json $(CDKLOCAL)/package-lock.json $(@D)

@@ -7,10 +7,15 @@ import threading
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import psutil
 import pytest
 
 GRACE_S = 5.0
+
+# Whether inputs are generated quickly depends on what else the machine does.
+hypothesis.settings.register_profile("farcall", suppress_health_check=[hypothesis.HealthCheck.too_slow], deadline=None)
+hypothesis.settings.load_profile("farcall")
 
 
 def pytest_configure() -> None:

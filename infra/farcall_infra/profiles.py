@@ -244,13 +244,13 @@ class CanarySchedule(_Section):
 
 
 class IdentitySource(_Section):
-    """The identity provider, and who of its users may use the deployment: nobody but those that are named.
+    """The identity provider, and which of its users may use the deployment: only those that are named.
 
     The provider is an OpenID Connect issuer (its URL, as in its tokens) with the audience of its tokens, and the
     clients (``*`` for any) or the scope of tokens that were made for Farcall; or Globus Auth if these are empty.
 
     ``allowed_identities`` and ``admins`` are identity ids or verified user names (``*`` among the first for everyone
-    whom the provider knows), ``allowed_domains`` the domains of verified user names, and ``allowed_groups`` ids of
+    that the provider knows), ``allowed_domains`` the domains of verified user names, and ``allowed_groups`` ids of
     Globus Groups, or names in the issuer's claim ``groups``.
     """
 
@@ -282,13 +282,13 @@ class IdentitySource(_Section):
             )
 
     @property
-    def allows_nobody(self) -> bool:
+    def allows_no_one(self) -> bool:
         """Whether no one may use the deployment."""
         return not (self.allowed_identities or self.allowed_domains or self.allowed_groups or self.admins)
 
     @property
     def allows_everyone(self) -> bool:
-        """Whether everyone whom the provider knows may."""
+        """Whether everyone that the provider knows may."""
         return EVERYONE in self.allowed_identities
 
     def environment(self) -> dict[str, str]:

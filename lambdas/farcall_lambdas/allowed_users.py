@@ -1,4 +1,4 @@
-"""Authorization: who may use a deployment, by identity, verified domain and group. Nobody may by default."""
+"""Authorization: who may use a deployment, by identity, verified domain and group. By default no one may."""
 
 from __future__ import annotations
 

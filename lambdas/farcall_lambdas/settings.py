@@ -15,7 +15,7 @@ variable                                meaning (default)
 ``FARCALL_OIDC_CLIENTS``                the clients whose tokens are accepted, by their ids, with commas; ``*`` for any;
 ``FARCALL_OIDC_SCOPE``                  or, or also, the scope that a token must carry
 ``FARCALL_ALLOWED_IDENTITIES``          who may use the deployment: identity ids and verified user names, with commas;
-                                        ``*`` for everybody with a valid token (nobody),
+                                        ``*`` for everyone with a valid token (no one),
 ``FARCALL_ALLOWED_DOMAINS``             domains of verified user names (none),
 ``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim ``groups`` (none),
 ``FARCALL_ADMINS``                      and administrators, by identity id or verified user name (none)

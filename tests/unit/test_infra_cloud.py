@@ -159,7 +159,7 @@ def test_the_oidc_issuer_must_match_its_configuration(answer: bytes | OSError, o
 @pytest.mark.parametrize(
     ("users", "outcome", "said"),
     [
-        ({"identity__allowed_domains": ""}, Outcome.WARNING, "nobody may use this deployment"),
+        ({"identity__allowed_domains": ""}, Outcome.WARNING, "no one may use this deployment"),
         ({"identity__allowed_identities": "*"}, Outcome.WARNING, "everyone who can log in at Globus may use"),
         (
             {"identity__admins": "ada@x.org,bob@x.org"},

@@ -159,7 +159,7 @@ def test_aws_is_the_default_target_and_keeps_data() -> None:
 
 
 def test_users_are_named_by_the_profile() -> None:
-    assert deployment_from_context({}).profile.identity.allows_nobody
+    assert deployment_from_context({}).profile.identity.allows_no_one
     group = "7c580b9a-4592-11e3-a2a0-12313d2d6e7f"
     named = {
         "identity.allowed_identities": "ada@example.org, a11ce000-0000-4000-8000-000000000001",
@@ -174,7 +174,7 @@ def test_users_are_named_by_the_profile() -> None:
         "FARCALL_ALLOWED_GROUPS": group,
         "FARCALL_ADMINS": "grace@example.org",
     }
-    assert not identity.allows_nobody
+    assert not identity.allows_no_one
     assert not identity.allows_everyone
     assert deployment_from_context({"identity.allowed_identities": "*"}).profile.identity.allows_everyone
 

@@ -190,12 +190,12 @@ def _issuer(issuer: str, fetch: Callable[[str], bytes]) -> Finding:
 
 def _users(identity: IdentitySource) -> Finding:
     what, provider = "users", identity.oidc_issuer or "Globus"
-    if identity.allows_nobody:
+    if identity.allows_no_one:
         hint = (
             "Name them in the identity section of your profile: allowed_identities, allowed_domains, allowed_groups or"
             " admins; docs/deploy.md says how."
         )
-        return Finding(what, Outcome.WARNING, "nobody may use this deployment", hint)
+        return Finding(what, Outcome.WARNING, "no one may use this deployment", hint)
     if identity.allows_everyone:
         hint = "They can use public endpoints and store data at your cost. Name users, domains or groups instead of *."
         return Finding(what, Outcome.WARNING, f"everyone who can log in at {provider} may use this deployment", hint)

@@ -78,7 +78,7 @@ class Identity(Construct):
                 stack, "DevTokens", no_echo=True, description="JSON object of token to identity_id and username"
             )
             # Whoever has one of the tokens may use the tier, unless the profile names others.
-            everyone = {"FARCALL_ALLOWED_IDENTITIES": EVERYONE} if source.allows_nobody else {}
+            everyone = {"FARCALL_ALLOWED_IDENTITIES": EVERYONE} if source.allows_no_one else {}
             self._environment = {
                 "FARCALL_AUTH_PROVIDER": "dev",
                 "FARCALL_DEV_TOKENS": tokens.value_as_string,
