@@ -47,7 +47,7 @@ def test_the_authorizer_has_a_concurrency_of_its_own(aws: Templates, size: Profi
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nobody_is_allowed_but_those_who_have_a_token_of_the_offline_tier(
+def test_only_tokens_of_the_offline_tier_are_allowed(
     synthesized: Callable[[str, str], Templates], profile: str, target: str
 ) -> None:
     variables = function_of(synthesized(target, profile), "authorizer.handle")["Environment"]["Variables"]

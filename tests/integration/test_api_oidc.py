@@ -48,7 +48,7 @@ def test_a_token_of_the_issuer_names_its_subject(issuer: IdentityProvider) -> No
     assert issuer.asked == ["/.well-known/openid-configuration", "/jwks"], "keys are kept"
 
 
-def test_nobody_may_use_a_deployment_that_says_nothing(issuer: IdentityProvider) -> None:
+def test_no_one_may_use_a_deployment_that_names_no_users(issuer: IdentityProvider) -> None:
     provider = _from_environment(issuer, FARCALL_OIDC_CLIENTS=issuer.client_id)
     with pytest.raises(UserNotAllowed, match=rf"ada@example.org \(identity {identity_id_of(issuer.issuer, 'ada')}\)"):
         provider.authenticate(issuer.token())

@@ -288,7 +288,7 @@ class TestGlobus:
         with pytest.raises(UserNotAllowed):
             self.provider(allowed=AllowedUsers(domains={"globus.org"})).authenticate("token")
 
-    def test_nobody_is_allowed_by_default(self, mocked: responses.RequestsMock) -> None:
+    def test_no_one_is_allowed_by_default(self, mocked: responses.RequestsMock) -> None:
         self.answer(mocked)
 
         with pytest.raises(UserNotAllowed, match=r"kingfish@globus.org \(identity .* may not use this deployment"):
