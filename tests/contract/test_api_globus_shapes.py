@@ -124,7 +124,8 @@ def test_missing_versions_of_a_function_are_none(lab: Lab) -> None:
 def test_reading_and_deleting_an_endpoint(lab: Lab) -> None:
     endpoint_id = lab.endpoint()
 
-    assert lab.v2.get_endpoint(endpoint_id).data.keys() == published(V2.get_endpoint).keys()
+    ours = {"owned"}  # for our client, which reads pickles of the caller's endpoints only
+    assert lab.v2.get_endpoint(endpoint_id).data.keys() == published(V2.get_endpoint).keys() | ours
     assert keys(lab.v2.get_endpoint_status(endpoint_id).data) == keys(published(V2.get_endpoint_status))
     assert keys(lab.v2.get_endpoints().data) == keys(published(V2.get_endpoints))
     assert keys(lab.v2.get_endpoints(role="any").data) == keys(published(V2.get_endpoints, "any"))
