@@ -197,6 +197,14 @@ class Api:
         )
         return dict(answer["results"])
 
+    def page_of_endpoint_tasks(self, endpoint_id: str, query: Json) -> Json:
+        """``tasks``, and with ``next`` there may be more: the query again with that as ``after``."""
+        return self._call("GET", f"/v3/endpoints/{quote(endpoint_id, safe='')}/tasks", query=_given(query))
+
+    def cancel_endpoint_tasks(self, endpoint_id: str, body: Json) -> Json:
+        """``results``, and with ``next`` there may be more: the request again with that as ``after``."""
+        return self._call("POST", f"/v3/endpoints/{quote(endpoint_id, safe='')}/tasks/cancel", body=_given(body))
+
     def page_of_audit(self, query: Json) -> Json:
         """``entries``, and with ``next`` there may be more: the query again with that as ``after``."""
         return self._call("GET", "/v3/audit", query=_given(query))

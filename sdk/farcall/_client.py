@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from farcall._arguments import as_function_id, as_id, refuse
 from farcall._settings import Settings, bearer_token
@@ -521,7 +521,8 @@ class Client(SourceCode):
         return self._api.list_versions(str(function_id), limit=limit)
 
     def delete_function(self, function_id: str | uuid.UUID) -> None:
-        """Delete a function with its versions and aliases. Tasks whose endpoint has it keep running."""
+        """Delete a function with its versions and aliases. Open tasks of other users with it are cancelled; of yours,
+        those keep running whose endpoint has it."""
         self._api.delete_function(str(function_id))
 
     def set_alias(self, name: str, function_id: str | uuid.UUID, *, version: int | None = None) -> None:
@@ -588,6 +589,7 @@ class Client(SourceCode):
         allowed_functions: Sequence[str | uuid.UUID] | None = None,
         *,
         public: bool | None = None,
+        waiting_tasks: Literal["cancel", "keep"] | None = None,
         subscription_id: str | uuid.UUID | None = None,
         auth_policy: str | uuid.UUID | None = None,
         high_assurance: bool | None = None,
@@ -599,6 +601,8 @@ class Client(SourceCode):
 
         :param public: whether all users may use it.
         :param allowed_functions: ids of the only functions that it runs; those of other users as ``<id>@<version>``.
+        :param waiting_tasks: with ``endpoint_id``, whether open tasks that would be refused now are cancelled
+            ("cancel", the default if rights are taken away) or may still run ("keep").
         :param auth_policy: only None, as ``high_assurance`` and ``admins``, which are not enforced.
         :raises Unsupported: for those.
         """
@@ -611,6 +615,7 @@ class Client(SourceCode):
             "display_name": display_name,
             "allowed_functions": None if allowed_functions is None else [as_function_id(f) for f in allowed_functions],
             "public": public,
+            "waiting_tasks": waiting_tasks,
             "subscription_uuid": None if subscription_id is None else as_id(subscription_id),
         }
         given = {key: value for key, value in body.items() if value is not None}
@@ -630,6 +635,53 @@ class Client(SourceCode):
     def get_allowed_functions(self, endpoint_id: str | uuid.UUID) -> Json:
         """``restricted``, and if so, ``functions``: the only ones that the endpoint runs."""
         return self._api.get_allowed_functions(str(endpoint_id))
+
+    def iter_endpoint_tasks(
+        self,
+        endpoint_id: str | uuid.UUID,
+        *,
+        submitter: str | None = None,
+        function_id: str | uuid.UUID | None = None,
+    ) -> Iterator[Json]:
+        """Open tasks of an endpoint of yours, whoever submitted them: ``task_id``, ``submitter``, ``function_id``,
+        ``function_version``, ``status``, ``age_s``. With ``submitter`` or ``function_id``, those only."""
+        query = {
+            "submitter": submitter,
+            "function_id": None if function_id is None else str(function_id),
+            "limit": _PAGE,
+        }
+        return _pages(
+            lambda cursor: self._api.page_of_endpoint_tasks(str(endpoint_id), query | {"after": cursor}), "tasks"
+        )
+
+    def cancel_endpoint_tasks(
+        self,
+        endpoint_id: str | uuid.UUID,
+        task_ids: Sequence[str] | None = None,
+        *,
+        submitter: str | None = None,
+        function_id: str | uuid.UUID | None = None,
+    ) -> dict[str, Json]:
+        """Cancel tasks at an endpoint of yours, whoever submitted them: ``task_ids``, or else the open ones of a
+        submitter, of a function, or of both. The answers of :meth:`cancel` by id.
+
+        :raises InvalidRequest: with both, or with nothing.
+        """
+        from farcall._api import IDS_PER_REQUEST
+
+        outcomes: dict[str, Json] = {}
+        if task_ids:
+            for start in range(0, len(task_ids), IDS_PER_REQUEST):
+                body: Json = {"task_ids": task_ids[start : start + IDS_PER_REQUEST], "submitter": submitter}
+                outcomes |= self._api.cancel_endpoint_tasks(str(endpoint_id), body | _function(function_id))["results"]
+            return outcomes
+        after = None
+        while True:
+            body = {"submitter": submitter, "after": after}
+            answer = self._api.cancel_endpoint_tasks(str(endpoint_id), body | _function(function_id))
+            outcomes |= answer["results"]
+            if (after := answer.get("next")) is None:
+                return outcomes
 
     def delete_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
         """Delete an endpoint of yours."""
@@ -691,6 +743,10 @@ def _pages(request: Callable[[str | None], Json], name: str) -> Iterator[Json]:
     while (cursor := answer.get("next")) is not None:
         answer = request(cursor)
         yield from answer[name]
+
+
+def _function(function_id: str | uuid.UUID | None) -> Json:
+    return {} if function_id is None else {"function_id": str(function_id)}
 
 
 def _epoch_s(at: Moment | None) -> float | None:

@@ -249,6 +249,30 @@ def test_cancelling(cloud: Cloud) -> None:
         client.get_result(task_id)
 
 
+def test_the_owner_of_an_endpoint_lists_and_cancels_its_open_tasks(cloud: Cloud) -> None:
+    client = cloud.client
+    one, other = client.register_function(divide), client.register_function(repeat)
+    first = client.run(1, endpoint_id=cloud.endpoint_id, function_id=one)
+    second, third = (client.run("a", 2, endpoint_id=cloud.endpoint_id, function_id=other) for _ in range(2))
+
+    [shown] = client.iter_endpoint_tasks(cloud.endpoint_id, function_id=one)
+    assert (shown["task_id"], shown["function_id"], shown["function_version"]) == (first, one, 1)
+    assert shown["age_s"] >= 0
+    everything = list(client.iter_endpoint_tasks(cloud.endpoint_id, submitter=shown["submitter"]))
+    assert {each["task_id"] for each in everything} == {first, second, third}
+
+    outcomes = client.cancel_endpoint_tasks(cloud.endpoint_id, [first])
+    assert {task_id: each["outcome"] for task_id, each in outcomes.items()} == {first: "cancelled"}
+    outcomes = client.cancel_endpoint_tasks(cloud.endpoint_id, function_id=other)
+    assert {task_id: each["outcome"] for task_id, each in outcomes.items()} == dict.fromkeys(
+        (second, third), "cancelled"
+    )
+    assert list(client.iter_endpoint_tasks(cloud.endpoint_id)) == []
+    for wanted in ({}, {"task_ids": [first], "submitter": shown["submitter"]}):
+        with pytest.raises(InvalidRequest):
+            client.cancel_endpoint_tasks(cloud.endpoint_id, **wanted)
+
+
 def test_calls_are_memoized_on_request(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide)

@@ -450,3 +450,22 @@ def test_a_peer_that_connects_during_a_drain_is_redirected(cloud: Cloud, endpoin
         late.hear(wire.Redirect)
         agent.say(wire.Goodbye())
         forwarder.join()
+
+
+# -- certain functions only --------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_waited_when_a_list_was_set_are_sent_as_data_only(
+    stores: Stores, cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.open_session()
+        cloud.submit_new(endpoint_id, 2)
+        stores.endpoints.change_endpoint(endpoint_id, {"allowed_functions": ["f"]})
+        stores.queue.evict(endpoint_id)
+        agent.say(wire.Credit(tasks=5))
+        agent.hear(wire.Redirect)
+        assert not agent.received
+    with Agent(cloud, endpoint_id, forwarder, spool_id=agent.spool_id) as again:
+        again.open_session(credit=5)
+        assert [spec.data_only for spec in again.take(2)] == [True, True]

@@ -296,7 +296,11 @@ def test_a_draining_forwarder_is_left_after_the_time_that_it_names() -> None:
     assert connection.may_send(wire.TaskResults)
     assert connection.handle([Tick()], 3.9) == []
     actions = connection.handle([Tick()], 4.0)
-    assert actions == [Close(politely=True), Closed("the forwarder drains: new version"), RequestForwarders()]
+    assert actions == [
+        Close(politely=True),
+        Closed("the forwarder asks the agent to reconnect: new version"),
+        RequestForwarders(),
+    ]
     assert connection.may_send(wire.Goodbye)
 
 

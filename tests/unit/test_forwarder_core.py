@@ -143,9 +143,9 @@ class World:
         refs = tuple(wire.TaskRef(task_id=task.task.task_id, attempt=task.attempt) for task in tasks)
         self.hears(wire.TasksAccepted(tasks=refs))
 
-    def open_stream(self, *groups: str, routing_id: bytes = b"client") -> list[do.Action]:
+    def open_stream(self, *groups: str, routing_id: bytes = b"client", ticket_s: float = 1_000_000) -> list[do.Action]:
         request = wire.OpenStream(
-            ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 60),
+            ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + ticket_s),
             protocol_versions=(1,),
             heartbeat_s=30.0,
             task_group_ids=groups,
@@ -627,6 +627,19 @@ def test_an_endpoint_without_a_session_is_maintained_without_a_spool() -> None:
     assert step.spool_id == ""
 
 
+@pytest.mark.parametrize("data_only", [False, True])
+def test_tasks_say_whether_their_endpoint_runs_certain_functions_only(data_only: bool) -> None:
+    world = World()
+    world.hears(hello())
+    world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7, data_only))
+    world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
+    world.hears(wire.Credit(tasks=2))
+    world.core._context.functions.add("function", "hash", "name", b"body")
+    [order] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1), leased(2)])))
+    assert isinstance(order, wire.RunTasks)
+    assert [spec.data_only for spec in order.tasks] == [data_only, data_only]
+
+
 # -- losing the queue, or the endpoint ---------------------------------------------------------------------------------
 
 
@@ -1082,3 +1095,63 @@ def test_metrics_are_logged_once_a_minute() -> None:
     world.mono += POLICY.meter_s
     (reading,) = readings()
     assert reading["tasks_finished"] == 0
+
+
+# -- tickets that end --------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_whose_ticket_ends_is_redirected_and_finishes_its_messages() -> None:
+    world = World()
+    world.serve(credit=3, ticket=TICKETS.issue(AGENT, expires_at=EPOCH + 20))
+    world.dispatch(leased(1))
+    assert [type(message) for message in sent(world.passes(19))] == []
+
+    [redirect] = sent(world.passes(2))
+
+    assert isinstance(redirect, wire.Redirect)
+    assert redirect.reason == "the ticket has expired"
+    assert world.core.counters["tickets_ended"] == 1
+    # It gets no more tasks, and its results under way count.
+    assert not [each for each in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(each, do.LeaseTasks)]
+    [batch] = the_flush(world.hears(success(1), b"one")).batches
+    assert [result.task_id for result in batch.results] == [task_id(1)]
+
+
+def test_a_peer_that_stays_after_its_ticket_ended_is_refused() -> None:
+    world = World()
+    world.serve(credit=3, ticket=TICKETS.issue(AGENT, expires_at=EPOCH + 20))
+    world.open_stream("group")
+    world.passes(45)
+    assert len(world.core._connections) == 2
+
+    actions = world.passes(6)
+
+    [refused] = [each for each in sent(actions) if isinstance(each, wire.Refused)]
+    assert refused.error["code"] == "TICKET_INVALID"
+    assert [each.routing_id for each in actions if isinstance(each, do.DropBacklog)] == [b"agent"]
+    assert len(world.core._connections) == 1, "the client's ticket ends later"
+    assert world.core.counters["refused.TICKET_INVALID"] == 1
+
+
+def test_a_client_whose_ticket_ends_gets_no_more_results_and_misses_none_with_a_new_one() -> None:
+    world = World()
+    world.serve(credit=3)
+    [begun] = sent(world.open_stream("group", ticket_s=60))
+    assert isinstance(begun, wire.StreamOpened)
+    [redirect] = [each for each in sent(world.passes(61)) if isinstance(each, wire.Redirect)]
+    assert redirect.reason == "the ticket has expired"
+    world.dispatch(leased(1))
+    actions = world.on(recorded(the_flush(world.hears(success(1), b"one"))))
+    assert not [each for each in sent(actions) if isinstance(each, wire.ResultsReady)]
+
+    request = wire.OpenStream(
+        ticket=TICKETS.issue(CLIENT, expires_at=EPOCH + 600),
+        protocol_versions=(1,),
+        heartbeat_s=30.0,
+        task_group_ids=("group",),
+        cursor=begun.cursor,
+    )
+    opened, ready = sent(world.hears(request, peer=CLIENT, routing_id=b"again"))
+    assert isinstance(opened, wire.StreamOpened)
+    assert isinstance(ready, wire.ResultsReady)
+    assert [result.task_id for result in ready.results] == [task_id(1)]

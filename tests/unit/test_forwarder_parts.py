@@ -660,3 +660,35 @@ def test_the_address_is_the_bound_one_unless_another_is_advertised() -> None:
     assert Settings(host="127.0.0.1", advertise="farcall.example").address(7) == "tcp://farcall.example:7"
     assert Settings(advertise="farcall.example:443").address(7) == "tcp://farcall.example:443"
     assert "0.0.0.0" not in Settings(host="0.0.0.0").address(7)
+
+
+def test_a_claim_reads_whether_the_endpoint_runs_certain_functions_only() -> None:
+    queue, _ = queue_of("a")
+    records = FakeDatabase().records
+    for endpoint_id, allowed in (("a", None), ("b", []), ("c", ["f"])):
+        records.endpoints.put_endpoint(Endpoint(endpoint_id, "owner", endpoint_id, allowed_functions=allowed))
+        records.endpoints.add_endpoint_key(endpoint_id, f"key {endpoint_id}", at=dt.datetime.now(dt.UTC))
+    steps = [ClaimEndpoint(name, 1, f"key {name}", "spool", 45.0) for name in "abc"]
+    claimed = steps_on(queue, records).perform(steps)
+    assert [isinstance(each, EndpointClaimed) and each.data_only for each in claimed] == [False, True, True]
+
+
+def test_a_list_that_is_set_during_a_claim_is_read_or_ends_the_claim() -> None:
+    """The API stores the list, then evicts: a claim before the eviction is stale, a later one reads the list."""
+
+    class Races(FakeQueue):
+        def claim(self, *args: Any, **kwargs: Any) -> Any:
+            answers = super().claim(*args, **kwargs)
+            records.endpoints.change_endpoint("a", {"allowed_functions": []})
+            self.evict("a")
+            return answers
+
+    queue, records = Races(), FakeDatabase().records
+    records.endpoints.put_endpoint(Endpoint("a", "owner", "a"))
+    records.endpoints.add_endpoint_key("a", "key a", at=dt.datetime.now(dt.UTC))
+    steps = steps_on(queue, records)
+    [first] = steps.perform([ClaimEndpoint("a", 1, "key a", "spool", 45.0)])
+    assert isinstance(first, EndpointClaimed)
+    [answer] = steps.perform([ReadLeases("a", first.fence)])
+    assert isinstance(answer, StepFenced)
+    assert first.data_only

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, Unavailable
+from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, RightWithdrawn, Unavailable
 from farcall_common.store import (
     BlobRef,
     CancelOutcome,
@@ -596,6 +596,13 @@ class QueueSuite:
             assert single.leased(queue, "e1", fence) == {}
 
     # cancelling
+
+    def test_a_cancelled_waiting_task_has_the_given_error(self, queue: Queue) -> None:
+        own(queue)
+        queue.enqueue([make_queued("t1")])
+        error = RightWithdrawn("The right was withdrawn.").record
+        assert queue.cancel("e1", ["t1"], error=error) == {"t1": CancelOutcome.REMOVED}
+        assert [result.error for result in queue.outbox("e1")] == [error]
 
     def test_cancelled_waiting_task_is_removed_with_its_result_in_the_outbox(self, queue: Queue) -> None:
         fence = own(queue)

@@ -37,7 +37,16 @@ from farcall_common.store import (
     TaskResult,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import FORBIDDEN, EndpointKey, Presence, QueuedTask, Quota, Quotable, SpoolMark
+from farcall_common.store.model import (
+    FORBIDDEN,
+    EndpointKey,
+    Presence,
+    QueuedTask,
+    Quota,
+    Quotable,
+    SpoolMark,
+    Withdrawal,
+)
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
@@ -758,6 +767,49 @@ class RecordsSuite:
         assert first[0].payload == b"\x00payload\xff"
         assert [task.task_id for task in records.tasks.list_open_tasks("e1", after="t2", limit=9)] == ["t3", "t4"]
         assert records.tasks.list_open_tasks("e1", after="t4") == []
+
+    def test_open_tasks_are_found_by_endpoint_function_and_owner(self, records: Records) -> None:
+        records.tasks.add_tasks(
+            [
+                make_task("t1", function_id="f1"),
+                make_task("t2", function_id="f2", owner_id="bob"),
+                make_task("t3", function_id="f2", endpoint_id="e2"),
+                make_task("t4", function_id="f2"),
+                make_task("t5", function_id="f1"),
+            ]
+        )
+        records.tasks.record_results([make_task_result("t5")], at=at(1))
+
+        def found(**wanted: Any) -> list[str]:
+            return [task.task_id for task in records.tasks.find_open_tasks(**wanted)]
+
+        assert found(endpoint_id="e1") == ["t1", "t2", "t4"]
+        assert found(endpoint_id="e1", function_id="f2") == ["t2", "t4"]
+        assert found(endpoint_id="e1", owner_id="bob") == ["t2"]
+        assert found(function_id="f2", after="t2", limit=1) == ["t3"]
+        assert all(task.payload is None for task in records.tasks.find_open_tasks(function_id="f1"))
+
+    def test_endpoints_with_certain_functions_only_are_found(self, records: Records) -> None:
+        for name, allowed in (("e1", None), ("e2", []), ("e3", ["f1"])):
+            records.endpoints.put_endpoint(Endpoint(name, "alice", name, allowed_functions=allowed))
+        assert records.endpoints.find_restricted(["e1", "e2", "e3", "e4"]) == {"e2", "e3"}
+
+    def test_withdrawals_are_listed_until_they_are_carried_out(self, records: Records) -> None:
+        later = Withdrawal("e1", "alice", ["alice", "al"], at(2), ends_sessions=True)
+        earlier = Withdrawal("f1", "bob", ["bob"], at(1), cancels_tasks=False)
+        for each in (later, earlier):
+            records.endpoints.put_withdrawal(each)
+        assert records.endpoints.list_withdrawals() == [earlier, later]
+        assert records.endpoints.list_withdrawals(limit=1) == [earlier]
+
+        # Tasks that the former one cancels are still to be cancelled.
+        newer = dataclasses.replace(later, at=at(3), cancels_tasks=False, ends_sessions=False)
+        records.endpoints.put_withdrawal(newer)
+        records.endpoints.delete_withdrawal(later)
+        kept = dataclasses.replace(newer, cancels_tasks=True)
+        assert records.endpoints.list_withdrawals() == [earlier, kept]
+        records.endpoints.delete_withdrawal(kept)
+        assert records.endpoints.list_withdrawals() == [earlier]
 
     def test_endpoints_with_open_tasks_are_listed(self, records: Records) -> None:
         assert records.tasks.list_endpoints_with_open_tasks() == []

@@ -13,7 +13,7 @@ import msgspec
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store.audit_postgres import PostgresPort
-from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark
+from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark, Withdrawal
 from farcall_common.store.postgres import columns_of, to_json
 
 #: Columns by name: a later release may have added some.
@@ -186,6 +186,36 @@ class PostgresEndpoints(PostgresPort):
         rows = [{"endpoint_id": endpoint_id, **vars(mark)} for endpoint_id, mark in marks.items()]
         if rows:
             self._database.run(_MARK_SPOOLS, {**columns_of(rows), "is_claim": is_claim})
+
+    def find_restricted(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        query = "SELECT endpoint_id FROM endpoint WHERE endpoint_id = ANY(%(ids)s) AND allowed_functions IS NOT NULL"
+        return frozenset(row["endpoint_id"] for row in self._database.rows(query, {"ids": list(endpoint_ids)}))
+
+    # withdrawn rights
+
+    def put_withdrawal(self, withdrawal: Withdrawal) -> None:
+        self._database.run(
+            """
+            INSERT INTO withdrawal (object_id, identity_id, owner_ids, at, cancels_tasks, ends_sessions)
+            VALUES (%(object_id)s, %(identity_id)s, %(owner_ids)s, %(at)s, %(cancels_tasks)s, %(ends_sessions)s)
+            ON CONFLICT (object_id) DO UPDATE SET
+                identity_id = excluded.identity_id, owner_ids = excluded.owner_ids, at = excluded.at,
+                cancels_tasks = withdrawal.cancels_tasks OR excluded.cancels_tasks,
+                ends_sessions = excluded.ends_sessions
+            """,
+            {**vars(withdrawal), "owner_ids": list(withdrawal.owner_ids)},
+        )
+
+    def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
+        query = """
+            SELECT object_id, identity_id, owner_ids, at, cancels_tasks, ends_sessions FROM withdrawal
+            ORDER BY at, object_id LIMIT %(limit)s
+        """
+        return [Withdrawal(**row) for row in self._database.rows(query, {"limit": limit})]
+
+    def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
+        query = "DELETE FROM withdrawal WHERE object_id = %(object_id)s AND at = %(at)s"
+        self._database.run(query, {"object_id": withdrawal.object_id, "at": withdrawal.at})
 
     # grants
 

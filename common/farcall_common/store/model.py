@@ -192,6 +192,20 @@ class EndpointKey:
     added_at: dt.datetime
 
 
+@dataclasses.dataclass(frozen=True)
+class Withdrawal:
+    """A right to use a function or an endpoint that ``identity_id`` withdrew ``at`` a time. The tasks of ``owner_ids``
+    keep it. What is still to be done for it: open tasks without the right are cancelled (``cancels_tasks``), and the
+    session of the endpoint's agent ends once (``ends_sessions``)."""
+
+    object_id: str
+    identity_id: str
+    owner_ids: Sequence[str]
+    at: dt.datetime
+    cancels_tasks: bool = True
+    ends_sessions: bool = False
+
+
 class PeerKind(enum.StrEnum):
     """Role of a CURVE key."""
 

@@ -13,7 +13,7 @@ import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, Self
 
-from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
+from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.store.model import (
     AuditEntry,
     BlobRef,
@@ -40,6 +40,7 @@ from farcall_common.store.model import (
     TaskGroup,
     TaskResult,
     TokensTaken,
+    Withdrawal,
 )
 from farcall_common.wire.states import TaskState
 
@@ -184,6 +185,20 @@ class Endpoints(Audited, Protocol):
     def raise_spools(self, marks: Mapping[str, SpoolMark]) -> None:
         """Record higher generations of these spools, where they are still those of their endpoints."""
 
+    def find_restricted(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        """Those of these endpoints that run certain functions only."""
+
+    # withdrawn rights
+    def put_withdrawal(self, withdrawal: Withdrawal) -> None:
+        """Add a withdrawal, or replace that of the same object. Tasks that the former one cancels are still to be
+        cancelled."""
+
+    def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
+        """Withdrawals, the oldest first."""
+
+    def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
+        """Nothing is left to be done for this withdrawal. One that has replaced it stays."""
+
     # grants
     def has_grant(self, identity_id: str, object_id: str) -> bool:
         """Whether an identity may use a function or endpoint of another owner."""
@@ -277,6 +292,18 @@ class Tasks(Audited, Protocol):
     # open and old tasks
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         """Open tasks of an endpoint, by task id, after ``after``: to rebuild the queue."""
+
+    def find_open_tasks(
+        self,
+        *,
+        endpoint_id: str | None = None,
+        function_id: str | None = None,
+        owner_id: str | None = None,
+        after: str = "",
+        limit: int = 1000,
+    ) -> Sequence[Task]:
+        """Open tasks of an endpoint, of a function, or of an owner there, by task id, after ``after``; without payloads
+        and details. An endpoint or a function must be given."""
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         """Those of these endpoints that have open tasks."""
@@ -386,8 +413,11 @@ class Queue(Registry, Protocol):
         Wake-ups are lossy; the owner's sweep finds what they miss. Returns how many tasks wait now, 0 for no tasks.
         """
 
-    def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
-        """Remove waiting tasks; mark leased ones and wake their owner, which informs the endpoint.
+    def cancel(
+        self, endpoint_id: str, task_ids: Sequence[str], *, error: ErrorRecord | None = None
+    ) -> Mapping[str, CancelOutcome]:
+        """Remove waiting tasks; mark leased ones and wake their owner, which informs the endpoint. ``error`` is that of
+        the removed ones.
 
         A REMOVED task is CANCELLED: its result is in the outbox until the caller has recorded it and called
         :meth:`flushed`.

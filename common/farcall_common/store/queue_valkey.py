@@ -54,7 +54,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
+from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.store import codec, transitions
 from farcall_common.store.model import (
     CancelOutcome,
@@ -129,8 +129,10 @@ class ValkeyQueue(ValkeyRegistry):
             depth = int(answer)
         return depth
 
-    def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
-        result = codec.pack(transitions.cancelled_before_dispatch("", endpoint_id))
+    def cancel(
+        self, endpoint_id: str, task_ids: Sequence[str], *, error: ErrorRecord | None = None
+    ) -> Mapping[str, CancelOutcome]:
+        result = codec.pack(transitions.cancelled_before_dispatch("", endpoint_id, error))
         outcomes: dict[str, CancelOutcome] = {}
         for batch in batches(task_ids):
             found = self._scripts.run("cancel", endpoint_id, endpoint_id, result, *batch)

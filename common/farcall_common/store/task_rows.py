@@ -26,9 +26,9 @@ WHOLE_TASK: Final = f"SELECT {', '.join(_TASK_COLUMNS)} FROM task"
 LIGHT_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" result,", " NULL AS result,")
 #: Columns of a list of tasks, and of a long one: details and errors may be as large as a message.
 _LISTED_TASK: Final = LIGHT_TASK.replace(" details,", " '{}'::json AS details,")
-_SHORT_TASK: Final = _LISTED_TASK.replace(" error,", " NULL AS error,")
+SHORT_TASK: Final = _LISTED_TASK.replace(" error,", " NULL AS error,")
 GROUP: Final = f"""
-    {_SHORT_TASK}
+    {SHORT_TASK}
     WHERE task_group_id = %(id)s AND (%(owners)s::text[] IS NULL OR owner_id = ANY(%(owners)s))
     ORDER BY submitted_at, task_id LIMIT %(limit)s
 """

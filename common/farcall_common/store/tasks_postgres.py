@@ -204,6 +204,25 @@ class PostgresTasks(PostgresPort):
             {"endpoint_id": endpoint_id, "after": after, "limit": limit},
         )
 
+    def find_open_tasks(
+        self,
+        *,
+        endpoint_id: str | None = None,
+        function_id: str | None = None,
+        owner_id: str | None = None,
+        after: str = "",
+        limit: int = 1000,
+    ) -> Sequence[Task]:
+        wanted = {"endpoint_id": endpoint_id, "function_id": function_id, "owner_id": owner_id}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        conditions = " AND ".join(f"{name} = %({name})s" for name in wanted)
+        return self._tasks(
+            f"""{task_rows.SHORT_TASK} WHERE {conditions} AND task_id > %(after)s AND finished_at IS NULL
+            ORDER BY task_id LIMIT %(limit)s
+            """,
+            {**wanted, "after": after, "limit": limit},
+        )
+
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(row["endpoint_id"] for row in self._database.rows(_BUSY, {"ids": list(endpoint_ids)}))
 

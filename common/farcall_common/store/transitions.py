@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from farcall_common.errors import InvalidRequest, TaskCancelled
+from farcall_common.errors import ErrorRecord, InvalidRequest, TaskCancelled
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import Task, TaskEvent, TaskResult
 from farcall_common.wire.states import LEGAL_TRANSITIONS, REPORTERS, Reporter, TaskState
@@ -145,10 +145,11 @@ def completed(result: TaskResult, *, task_group_id: str, owner_id: str) -> TaskR
     return msgspec.structs.replace(result, task_group_id=task_group_id, owner_id=owner_id)
 
 
-def cancelled_before_dispatch(task_id: str, endpoint_id: str) -> TaskResult:
-    """The result of a task that was removed from the queue before it was dispatched."""
-    error = TaskCancelled("the task was cancelled before it started", hint="")
-    return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, Reporter.API, error=error.record)
+def cancelled_before_dispatch(task_id: str, endpoint_id: str, error: ErrorRecord | None = None) -> TaskResult:
+    """The result of a task that was removed from the queue before it was dispatched; ``error`` says why, unless its
+    owner cancelled it."""
+    error = error or TaskCancelled("the task was cancelled before it started", hint="").record
+    return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, Reporter.API, error=error)
 
 
 def result_event(result: TaskResult, *, at: dt.datetime) -> TaskEvent:

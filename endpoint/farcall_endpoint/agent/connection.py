@@ -335,7 +335,7 @@ class Connection:
             case Refused(error=error_fields):
                 return self._refused(ErrorRecord.from_json(error_fields), now)
             case Redirect(reason=reason, retry_after_s=retry_after_s):
-                self.problem = f"the forwarder drains: {reason}"
+                self.problem = f"the forwarder asks the agent to reconnect: {reason}"
                 self._due_at = now + retry_after_s
                 return []
             case Heartbeat():

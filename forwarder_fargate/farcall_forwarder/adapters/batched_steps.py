@@ -65,10 +65,12 @@ class BatchedSteps:
         known = [step for step in own if step not in old]
         wanted = [(step.endpoint_id, step.spool_id, step.weights) for step in known]
         fences = self._queue.claim(self._forwarder_id, wanted, ttl_s=like.ttl_s)
+        # Read after the claim: who sets the list later ends this claim afterwards.
+        restricted = self._endpoints.find_restricted([step.endpoint_id for step in known])
         claimed: list[Event] = [
             ev.ClaimRefused(step.endpoint_id, step.generation, fence)
             if isinstance(fence, EndpointInUse)
-            else ev.EndpointClaimed(step.endpoint_id, step.generation, fence)
+            else ev.EndpointClaimed(step.endpoint_id, step.generation, fence, step.endpoint_id in restricted)
             for step, fence in zip(known, fences, strict=True)
         ]
         marks = {

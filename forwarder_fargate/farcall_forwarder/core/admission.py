@@ -28,8 +28,10 @@ class TicketReader(Protocol):
         """The ticket's content. Raises Unauthenticated."""
 
 
-def check_opening(opening: wire.Hello | wire.OpenStream, peer: PeerKey, *, tickets: TicketReader, now: Instant) -> None:
-    """Check the first message of a session against the owner of the peer's CURVE key.
+def check_opening(
+    opening: wire.Hello | wire.OpenStream, peer: PeerKey, *, tickets: TicketReader, now: Instant
+) -> Ticket:
+    """Check the first message of a session against the owner of the peer's CURVE key. Returns its ticket.
 
     :raises FarcallError: with the reason for a refusal.
     """
@@ -43,6 +45,7 @@ def check_opening(opening: wire.Hello | wire.OpenStream, peer: PeerKey, *, ticke
         raise TicketInvalid("the ticket belongs to another key or endpoint")
     if isinstance(opening, wire.Hello):
         _check_hello(opening, peer)
+    return ticket
 
 
 def _check_hello(hello: wire.Hello, peer: PeerKey) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from farcall_common import wire
-from farcall_common.errors import ErrorRecord, FarcallError
+from farcall_common.errors import ErrorRecord, FarcallError, TicketInvalid
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
@@ -17,6 +17,8 @@ from farcall_forwarder.core.sessions import PeerSession
 
 #: Refused routing ids. They get no second answer until they send a valid opening.
 _MAX_REFUSED: Final = 10_000
+
+_TICKET_ENDED: Final = "the ticket has expired"
 
 
 class IdSource(Protocol):
@@ -148,11 +150,34 @@ class Connections:
                 continue
             if session.wire.heartbeat_due(now=now.mono):
                 actions.append(session.send(wire.Heartbeat(at=now.epoch), now))
+            actions += self._end_expired(session, now)
+            if self._sessions.get(routing_id) is not session:
+                continue
             # Once in a period at least: a session that opens meanwhile has heartbeats to send.
             at = min(session.wire.next_deadline(), now.mono + session.wire.heartbeat_s)
-            self._deadlines.enter(routing_id, at=at)
+            self._deadlines.enter(routing_id, at=min(at, now.mono + self._until_end_s(session, now)))
         if self._sessions:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now.mono
         return actions
+
+    def _until_end_s(self, session: PeerSession, now: Instant) -> float:
+        """Seconds until the ticket of a session ends, and after that, until the session is ended."""
+        left_s = session.expires_at - now.epoch
+        return left_s if left_s > 0 else max(0.0, left_s + self._policy.ticket_grace_s)
+
+    def _end_expired(self, session: PeerSession, now: Instant) -> list[Action]:
+        """Redirect a peer whose ticket has ended: it gets a new one from the API, or none. An agent finishes its
+        messages under way; one that stays is refused."""
+        if now.epoch < session.expires_at:
+            return []
+        if now.epoch >= session.expires_at + self._policy.ticket_grace_s:
+            return self.refuse(
+                session, TicketInvalid(_TICKET_ENDED, hint="Request a new one from the API.").record, now
+            )
+        if not session.may_send(wire.Redirect):
+            return []
+        self._counters["tickets_ended"] += 1
+        move = self.redirect if session.is_agent else self.send_away
+        return move(session, _TICKET_ENDED, now)

@@ -164,7 +164,9 @@ def _run(
     limit = endpoint.policy.max_run_bytes
     return [
         session.send(order, now, frames=frames)
-        for order, frames in orders(tasks, bodies=bodies, urls=urls or {}, limit_bytes=limit)
+        for order, frames in orders(
+            tasks, bodies=bodies, urls=urls or {}, limit_bytes=limit, data_only=endpoint.data_only
+        )
     ]
 
 

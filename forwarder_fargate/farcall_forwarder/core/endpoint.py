@@ -102,6 +102,8 @@ class Endpoint:
 
         # Ownership
         self.fence = 0
+        #: The endpoint runs certain functions only: arguments are read only if that runs no code.
+        self.data_only = False
         self.phase = EndpointPhase.CLAIMING
         #: Set when an endpoint without a connection has nothing left to do.
         self.is_over = False

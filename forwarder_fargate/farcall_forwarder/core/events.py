@@ -110,7 +110,10 @@ class StepLost(Event, frozen=True):
 
 
 class EndpointClaimed(GenerationEvent, frozen=True):
+    """``data_only``: the endpoint runs certain functions only, by its record after the claim."""
+
     fence: int
+    data_only: bool = False
 
 
 class ClaimRefused(GenerationEvent, frozen=True):

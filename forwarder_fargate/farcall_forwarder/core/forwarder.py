@@ -239,7 +239,8 @@ class Forwarder:
     def _on_opening(self, session: PeerSession, opening: wire.Hello | wire.OpenStream, now: Instant) -> list[Action]:
         """Admit a peer that opens a session, or refuse it with the reason."""
         try:
-            check_opening(opening, session.peer, tickets=self._tickets, now=now)
+            ticket = check_opening(opening, session.peer, tickets=self._tickets, now=now)
+            session.expires_at = ticket.expires_at
             self._connections.admit(session, now)
             if self._context.is_draining:
                 return self._connections.redirect(session, _ENDING, now)

@@ -93,6 +93,8 @@ class Policy:
     drain_grace_s: float = 2.0
     #: Redirected peers reconnect after a random time up to this.
     redirect_spread_s: float = 2.0
+    #: Time after the end of its ticket until the session of a peer ends that does not follow its redirect.
+    ticket_grace_s: float = 30.0
 
     def heartbeat_s(self, requested_s: float) -> float:
         """The heartbeat of a peer that requests this one."""

@@ -62,7 +62,7 @@ def on_claimed(endpoint: Endpoint, event: ev.EndpointClaimed) -> list[Action]:
     """Read the queue's leases under the new fence."""
     if endpoint.phase is not EndpointPhase.CLAIMING:
         return []
-    endpoint.fence = event.fence
+    endpoint.fence, endpoint.data_only = event.fence, event.data_only
     return _read_leases(endpoint)
 
 

@@ -45,11 +45,13 @@ def orders(
     bodies: Mapping[str, tuple[str, bytes]],
     urls: Mapping[str, str],
     limit_bytes: int,
+    data_only: bool = False,
 ) -> Iterator[tuple[RunTasks, tuple[bytes, ...]]]:
     """The messages, with their frames, that send these tasks.
 
     :param bodies: names and bodies of the functions to send, by hash. They travel with the first message.
     :param urls: pre-signed GETs by blob key.
+    :param data_only: the endpoint runs certain functions only.
     :param limit_bytes: of user bytes in one message, except that a single task always fits.
     """
     frames = [body for _, body in bodies.values()]
@@ -65,7 +67,7 @@ def orders(
         if specs and size_bytes + payload_bytes > limit_bytes:
             yield RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames)
             specs, functions, frames, size_bytes = [], [], [], 0
-        specs.append(_spec(leased, frame=len(frames), urls=urls))
+        specs.append(_spec(leased, frame=len(frames), urls=urls, data_only=data_only))
         if leased.task.payload is not None:
             frames.append(leased.task.payload)
         size_bytes += payload_bytes
@@ -73,7 +75,7 @@ def orders(
         yield RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames)
 
 
-def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str]) -> TaskSpec:
+def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str], data_only: bool) -> TaskSpec:
     task = leased.task
     ref = task.payload_ref
     return TaskSpec(
@@ -86,4 +88,5 @@ def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str]) -> TaskSpe
         payload_blob=locate(ref, urls) if ref else None,
         traceparent=task.traceparent or "",
         submitter=task.owner_id,
+        data_only=data_only,
     )

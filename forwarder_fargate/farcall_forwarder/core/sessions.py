@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.store.model import PeerKey, PeerKind
@@ -19,6 +20,8 @@ class PeerSession:
     peer: PeerKey
     session_id: str
     wire: Session
+    #: The end of the peer's ticket, in epoch seconds.
+    expires_at: float = math.inf
     #: Hashes of the functions whose bodies were sent in this session.
     functions: set[str] = dataclasses.field(default_factory=set)
 

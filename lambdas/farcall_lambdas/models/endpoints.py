@@ -20,6 +20,7 @@ from farcall_lambdas.models.fields import (
     Strategies,
     Text,
     Title,
+    WaitingTasks,
 )
 
 #: Key in an endpoint's metadata that only a connect writes: the workers, as the agent reported them.
@@ -46,9 +47,39 @@ class RegisterEndpoint(_EndpointFields):
 
 
 class UpdateEndpoint(_EndpointFields):
-    """A field that is not sent stays as it is."""
+    """A field that is not sent stays as it is. ``waiting_tasks``: whether open tasks that would be refused now are
+    cancelled ("cancel", the default if the change takes rights away) or may still run ("keep")."""
 
     endpoint_name: Annotated[Title, Field(min_length=1)] | None = None
+    waiting_tasks: WaitingTasks | None = None
+
+
+class EndpointTaskEntry(Shape):
+    """An open task of an endpoint, as the endpoint's owner sees it. ``age_s`` since its submission."""
+
+    task_id: str
+    submitter: str
+    function_id: str
+    function_version: int
+    status: str
+    age_s: float
+
+
+class EndpointTasks(Shape):
+    """Open tasks, by their ids. ``next`` is left out when there are no more; ``after`` takes it."""
+
+    tasks: list[EndpointTaskEntry]
+    next: Maybe[str] = None
+
+
+class CancelEndpointTasks(Shape):
+    """Tasks to cancel: ``task_ids``, or else those of ``submitter``, of ``function_id``, or of both; after ``after``,
+    which is ``next`` of an answer."""
+
+    task_ids: Annotated[Ids, Field(min_length=1)] | None = None
+    submitter: Id | None = None
+    function_id: Id | None = None
+    after: Id | None = None
 
 
 class QueueInfo(Shape):

@@ -10,7 +10,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -154,6 +154,9 @@ FunctionReference = Annotated[
 
 #: Ids; the error names the first that is wrong.
 Ids = Annotated[list[Id], Field(fail_fast=True)]
+
+#: What becomes of open tasks that would be refused now.
+WaitingTasks = Literal["cancel", "keep"]
 
 #: Text for people: names and descriptions.
 Text = Annotated[str, AfterValidator(_storable_text)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Description, Id, Metadata, Name, Shape, Title, UserBytes
+from farcall_lambdas.models.fields import Description, Id, Metadata, Name, Shape, Title, UserBytes, WaitingTasks
 
 Version = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -28,7 +28,8 @@ class RegisterFunction(Shape):
 
 class UpdateFunction(Shape):
     """Fields that are left out stay as they are. Other code or ``meta`` make a new version, which has the ``meta``
-    given and no other."""
+    given and no other. ``waiting_tasks``: whether open tasks of others that would be refused now are cancelled
+    ("cancel", the default if the function is made private) or may still run ("keep")."""
 
     function_name: Annotated[Title, Field(min_length=1)] | None = None
     function_code: Annotated[UserBytes, Field(min_length=1)] | None = None
@@ -37,6 +38,7 @@ class UpdateFunction(Shape):
     meta: Metadata | None = None
     public: bool | None = None
     memoize: bool | None = None
+    waiting_tasks: WaitingTasks | None = None
 
 
 class FunctionRegistered(Shape):

@@ -306,6 +306,12 @@ class CancelBatchAnswer(Shape):
     results: dict[str, CancelAnswer]
 
 
+class CancelEndpointTasksAnswer(CancelBatchAnswer):
+    """``next``: send it as ``after`` to cancel more; left out when there are no more."""
+
+    next: Maybe[str] = None
+
+
 class Retry(Shape):
     """``task_id`` is for the new task; sending the same one again is harmless."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
 from farcall_common.store.model import Function, FunctionAlias
-from farcall_lambdas.models.fields import Id, Name, Reference, Text
+from farcall_lambdas.models.fields import Id, Name, Reference, Text, WaitingTasks
 from farcall_lambdas.models.functions import (
     AliasEntry,
     AliasList,
@@ -64,8 +64,11 @@ def get_function(
 
 
 @router.delete("/v2/functions/<function_id>", summary="Delete a function of yours", tags=["functions"])
-def delete_function(function_id: Id, call: CurrentCall) -> Removed:
-    call.services.functions.delete(call.identity, function_id)
+def delete_function(
+    function_id: Id, call: CurrentCall, waiting_tasks: Annotated[WaitingTasks, Query()] = "cancel"
+) -> Removed:
+    """``waiting_tasks``: whether open tasks of others with it are cancelled, or may still run ("keep")."""
+    call.services.functions.delete(call.identity, function_id, waiting_tasks=waiting_tasks)
     return Removed()
 
 

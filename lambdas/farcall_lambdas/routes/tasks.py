@@ -10,11 +10,13 @@ from farcall_common.errors import ErrorRecord, Fault, ResultTooLarge, TaskUnknow
 from farcall_common.store.model import QueueState, Task
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.models.endpoints import CancelEndpointTasks, EndpointTaskEntry, EndpointTasks
 from farcall_lambdas.models.fields import Cursor, Id, Instant, decode_cursor, encode_cursor, instant
 from farcall_lambdas.models.tasks import (
     BatchStatus,
     CancelAnswer,
     CancelBatchAnswer,
+    CancelEndpointTasksAnswer,
     DiscardAnswer,
     ResultRefShape,
     Retry,
@@ -140,6 +142,47 @@ def cancel_tasks(body: TaskIds, call: CurrentCall) -> CancelBatchAnswer:
     call.count(len(body.task_ids))
     cancelled = call.services.cancel.cancel_all(call.identity, body.task_ids)
     return CancelBatchAnswer(results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()})
+
+
+@router.get("/v3/endpoints/<endpoint_id>/tasks", summary="List open tasks of an endpoint of yours", tags=["endpoints"])
+def list_endpoint_tasks(
+    endpoint_id: Id,
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    submitter: Annotated[Id | None, Query()] = None,
+    function_id: Annotated[Id | None, Query()] = None,
+    after: Annotated[Id | None, Query()] = None,
+) -> EndpointTasks:
+    tasks = call.services.endpoints.open_tasks(
+        call.identity, endpoint_id, submitter=submitter, function_id=function_id, after=after, limit=limit
+    )
+    call.count(len(tasks))
+    now = call.services.endpoints.now()
+    entries = [
+        EndpointTaskEntry(
+            task_id=task.task_id,
+            submitter=task.owner_id,
+            function_id=task.function_id,
+            function_version=task.function_version,
+            status=task.state.value,
+            age_s=max(0.0, (now - task.submitted_at).total_seconds()) if task.submitted_at else 0.0,
+        )
+        for task in tasks
+    ]
+    return EndpointTasks(tasks=entries, next=tasks[-1].task_id if len(tasks) == limit else None)
+
+
+@router.post(
+    "/v3/endpoints/<endpoint_id>/tasks/cancel", summary="Cancel tasks of an endpoint of yours", tags=["endpoints"]
+)
+def cancel_endpoint_tasks(endpoint_id: Id, body: CancelEndpointTasks, call: CurrentCall) -> CancelEndpointTasksAnswer:
+    call.count(len(body.task_ids or ()))
+    cancelled, following = call.services.endpoints.cancel_tasks(call.identity, endpoint_id, body)
+    if body.task_ids is None:
+        call.count(len(cancelled))
+    return CancelEndpointTasksAnswer(
+        results={task_id: _cancelled(task_id, each) for task_id, each in cancelled.items()}, next=following
+    )
 
 
 @router.post("/v3/tasks/<task_id>/retry", summary="Run a finished task again, as a new task", tags=["tasks"])

@@ -45,6 +45,9 @@ class Service:
         self._storage = context.storage
         self._clock = context.clock
 
+    def now(self) -> dt.datetime:
+        return self._now()
+
     def _now(self) -> dt.datetime:
         return dt.datetime.fromtimestamp(self._clock(), dt.UTC)
 

@@ -23,6 +23,7 @@ from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.retry import RetryService
 from farcall_lambdas.services.submit import SubmitService
 from farcall_lambdas.services.why import WhyService
+from farcall_lambdas.services.withdrawal import WithdrawalService
 from farcall_lambdas.settings import ApiSettings
 
 
@@ -57,21 +58,23 @@ class Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep."""
         storage = Storage(stores, settings, clock=clock)
         context = Context(stores, settings, Access(stores), storage, clock)
-        endpoints, results = EndpointService(context), ResultService(context)
+        cancel = CancelService(context)
+        withdrawals = WithdrawalService(context, cancel)
+        endpoints, results = EndpointService(context, withdrawals, cancel), ResultService(context)
         containers, blobs = ContainerService(context), BlobService(context)
         submit = SubmitService(context, containers, blobs)
         return cls(
             account=AccountService(context),
             containers=containers,
-            functions=FunctionService(context),
+            functions=FunctionService(context, withdrawals),
             endpoints=endpoints,
             submit=submit,
             results=results,
-            cancel=CancelService(context),
+            cancel=cancel,
             retry=RetryService(context, results, submit),
             connect=ConnectService(context, fleet),
             blobs=blobs,
-            reconciler=Reconciler(context),
+            reconciler=Reconciler(context, withdrawals),
             idle=IdleWatch(stores.queue, fleet),
             why=WhyService(context, results, endpoints),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),

@@ -5,26 +5,42 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import InvalidRequest, NotFound, Unavailable
 from farcall_common.store import Stores
-from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable
+from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Task
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
-from farcall_lambdas.models.endpoints import RUNTIME, EndpointRuntime, RegisterEndpoint, UpdateEndpoint
+from farcall_lambdas.models.endpoints import (
+    RUNTIME,
+    CancelEndpointTasks,
+    EndpointRuntime,
+    RegisterEndpoint,
+    UpdateEndpoint,
+)
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
-from farcall_lambdas.services.base import Service
+from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.cancel import Cancellation, CancelService
+from farcall_lambdas.services.withdrawal import WithdrawalService, narrows
 
 logger = Logger(service=SERVICE, child=True)
+
+#: Tasks that one request cancels by submitter or function.
+_CANCELLED_AT_ONCE: Final = 1000
 
 
 class EndpointService(Service):
     """Endpoints of the caller, and those of others that the caller may use."""
+
+    def __init__(self, context: Context, withdrawals: WithdrawalService, cancel: CancelService) -> None:
+        super().__init__(context)
+        self._withdrawals = withdrawals
+        self._cancel = cancel
 
     def register(self, identity: Identity, wanted: RegisterEndpoint) -> Endpoint:
         """Store a new endpoint of the caller.
@@ -46,7 +62,9 @@ class EndpointService(Service):
         return endpoint
 
     def update(self, identity: Identity, endpoint_id: str, wanted: UpdateEndpoint) -> Endpoint:
-        """Change the fields that were sent, of an endpoint of the caller."""
+        """Change the fields that were sent, of an endpoint of the caller. Open tasks without rights are cancelled,
+        unless ``waiting_tasks`` says otherwise. With another kind of list of functions, the agent connects again: its
+        forwarder reads the list then."""
         _refuse_unenforceable(wanted)
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         changes = self._changes(identity, wanted, endpoint)
@@ -57,8 +75,60 @@ class EndpointService(Service):
             owner_id=endpoint.owner_id,
             changed=sorted(wanted.model_fields_set),
         )
+        after = dataclasses.replace(endpoint, **changes)
+        cancels = wanted.waiting_tasks == "cancel" or (wanted.waiting_tasks is None and narrows(endpoint, changes))
+        ends = (endpoint.allowed_functions is None) != (after.allowed_functions is None)
+        withdrawal = None
+        if cancels or ends:
+            withdrawal = self._withdrawals.begin(identity, endpoint_id, cancels_tasks=cancels, ends_sessions=ends)
         self._stores.endpoints.audited(done).change_endpoint(endpoint_id, changes)
-        return dataclasses.replace(endpoint, **changes)
+        if withdrawal is not None:
+            self._withdrawals.carry_out(withdrawal)
+        return after
+
+    def open_tasks(
+        self,
+        identity: Identity,
+        endpoint_id: str,
+        *,
+        submitter: str | None = None,
+        function_id: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Sequence[Task]:
+        """Open tasks of any submitter at an endpoint of the caller, by id, after ``after``; without their bytes."""
+        self._access.own_endpoint(identity, endpoint_id)
+        return self._stores.tasks.find_open_tasks(
+            endpoint_id=endpoint_id, owner_id=submitter, function_id=function_id, after=after or "", limit=limit
+        )
+
+    def cancel_tasks(
+        self, identity: Identity, endpoint_id: str, wanted: CancelEndpointTasks
+    ) -> tuple[Mapping[str, Cancellation], str | None]:
+        """Cancel tasks at an endpoint of the caller: by their ids, or some open ones by submitter and function. Returns
+        the outcomes, and the id after which more open tasks may be.
+
+        :raises InvalidRequest: with ids and something else, or with nothing.
+        """
+        self._access.own_endpoint(identity, endpoint_id)
+        by_kind = wanted.submitter is not None or wanted.function_id is not None
+        if by_kind == (wanted.task_ids is not None):
+            raise InvalidRequest(
+                "Which tasks to cancel is not clear.", hint="Send task_ids, or else submitter, function_id or both."
+            )
+        if wanted.task_ids is not None:
+            return self._cancel.cancel_at_endpoint(identity, endpoint_id, wanted.task_ids), None
+        tasks = self.open_tasks(
+            identity,
+            endpoint_id,
+            submitter=wanted.submitter,
+            function_id=wanted.function_id,
+            after=wanted.after,
+            limit=_CANCELLED_AT_ONCE,
+        )
+        ids = [task.task_id for task in tasks]
+        following = ids[-1] if len(ids) == _CANCELLED_AT_ONCE else None
+        return self._cancel.cancel_at_endpoint(identity, endpoint_id, ids), following
 
     def get(self, identity: Identity, endpoint_id: str) -> Endpoint:
         """An endpoint that the caller may use."""

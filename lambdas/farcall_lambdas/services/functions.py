@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
 from farcall_common.store.model import Function, FunctionAlias, Quota, Quotable
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.fields import WaitingTasks
 from farcall_lambdas.models.functions import PutAlias, RegisterFunction, UpdateFunction
-from farcall_lambdas.services.base import Service
+from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.services.memo import MEMOIZE
+from farcall_lambdas.services.withdrawal import WithdrawalService
 
 #: Attempts to number a version, when another one is added at the same moment.
 _ATTEMPTS: Final = 5
@@ -23,6 +25,10 @@ _ATTEMPTS: Final = 5
 
 class FunctionService(Service):
     """Functions of the caller, and those of others that the caller may run."""
+
+    def __init__(self, context: Context, withdrawals: WithdrawalService) -> None:
+        super().__init__(context)
+        self._withdrawals = withdrawals
 
     def register(self, identity: Identity, wanted: RegisterFunction) -> Function:
         """Register a function under a new id.
@@ -61,6 +67,13 @@ class FunctionService(Service):
         :raises PayloadTooLarge: for a body over the payload limit.
         :raises QuotaExceeded: over the number or bytes of versions.
         """
+        newest = self._access.own_function(identity, function_id)
+        is_made_private = newest.public and wanted.public is False
+        cancels = wanted.waiting_tasks == "cancel" or (wanted.waiting_tasks is None and is_made_private)
+        with self._withdrawing(identity, function_id, cancels=cancels):
+            return self._update(identity, function_id, wanted)
+
+    def _update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
         for _ in range(_ATTEMPTS):
             newest = self._access.own_function(identity, function_id)
             updated = self._updated(newest, wanted)
@@ -140,11 +153,20 @@ class FunctionService(Service):
         found = self._stores.functions.list_functions(identity.identity_id, search=search, limit=limit)
         return self._fitting(found, shown=lambda f: (f.name, f.description, f.metadata))
 
-    def delete(self, identity: Identity, function_id: str) -> None:
-        """Delete a function of the caller."""
+    def delete(self, identity: Identity, function_id: str, *, waiting_tasks: WaitingTasks = "cancel") -> None:
+        """Delete a function of the caller. Open tasks of others with it are cancelled, unless they are kept."""
         function = self._access.own_function(identity, function_id)
         done = self._entry(identity, "function.delete", function_id, owner_id=function.owner_id)
-        self._stores.functions.audited(done).delete_function(function_id)
+        with self._withdrawing(identity, function_id, cancels=waiting_tasks == "cancel"):
+            self._stores.functions.audited(done).delete_function(function_id)
+
+    @contextlib.contextmanager
+    def _withdrawing(self, identity: Identity, function_id: str, *, cancels: bool) -> Iterator[None]:
+        """A change that takes the right to run a function away from others, if ``cancels``."""
+        withdrawal = self._withdrawals.begin(identity, function_id, cancels_tasks=True) if cancels else None
+        yield
+        if withdrawal is not None:
+            self._withdrawals.carry_out(withdrawal)
 
     def _updated(self, newest: Function, wanted: UpdateFunction) -> Function:
         name = wanted.function_name or newest.name

@@ -27,8 +27,9 @@ from farcall_common.store.model import OpenTask, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
-from farcall_lambdas.services.base import Service
+from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
+from farcall_lambdas.services.withdrawal import WithdrawalService
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -49,7 +50,8 @@ _DAY_S: Final = 86_400.0
 @dataclasses.dataclass(frozen=True)
 class Reconciled:
     """Numbers of one round: endpoints with open tasks, tasks that the queue lacked and were queued, results moved from
-    outboxes to the database, tasks that exceeded the maximum wait, old tasks and audit entries deleted.
+    outboxes to the database, tasks that exceeded the maximum wait, old tasks and audit entries deleted; ``withdrawn``
+    tasks were cancelled because a right was withdrawn.
     ``tasks_waiting`` were submitted a while ago and do not run yet, wherever they wait; if more than a thousand are
     open, those that wait in queues. ``skipped`` is 1 if another round was under way."""
 
@@ -61,6 +63,7 @@ class Reconciled:
     audit_purged: int = 0
     tasks_waiting: int = 0
     skipped: int = 0
+    withdrawn: int = 0
 
 
 class _Checkpoint(msgspec.Struct, frozen=True):
@@ -80,6 +83,10 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
 class Reconciler(Service):
     """Runs rounds; of two concurrent ones, the second does nothing."""
+
+    def __init__(self, context: Context, withdrawals: WithdrawalService) -> None:
+        super().__init__(context)
+        self._withdrawals = withdrawals
 
     def run(self) -> Reconciled:
         """One round.
@@ -102,6 +109,7 @@ class Reconciler(Service):
         # First: it needs no queue, and repairs must not keep the disk from being freed.
         purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
         until = began_at + self._settings.repair_until_s
+        withdrawn = self._withdrawals.continue_all(until=until)
         expired = self._expire(until=until)
         endpoint_ids = self._stores.tasks.list_endpoints_with_open_tasks()
         recorded = sum(self._record_outbox(id_, until=until) for id_ in self._stores.queue.find_outboxes(endpoint_ids))
@@ -109,7 +117,9 @@ class Reconciler(Service):
         offered, waiting = self._repair(settled, until=until)
         if waiting is None:
             waiting = self._stores.queue.depth(endpoint_ids)
-        return Reconciled(len(endpoint_ids), offered, recorded, expired, purged, audit_purged, waiting)
+        return Reconciled(
+            len(endpoint_ids), offered, recorded, expired, purged, audit_purged, waiting, withdrawn=withdrawn
+        )
 
     def _record_outbox(self, endpoint_id: str, *, until: float) -> int:
         """Record old results. A live forwarder does so within moments: old ones were left behind.

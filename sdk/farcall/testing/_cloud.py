@@ -96,6 +96,8 @@ class FakeCloud:
             ("GET", "/v2/tasks/([^/]+)", self._get_task),
             ("POST", "/v2/batch_status", self._batch_status),
             ("POST", "/v3/tasks/cancel", self._cancel),
+            ("GET", "/v3/endpoints/([^/]+)/tasks", self._list_endpoint_tasks),
+            ("POST", "/v3/endpoints/([^/]+)/tasks/cancel", self._cancel_endpoint_tasks),
             ("GET", "/v3/tasks/([^/]+)/events", self._list_events),
             ("POST", "/v3/tasks/([^/]+)/retry", self._retry),
             ("POST", "/v3/tasks/([^/]+)/discard", self._discard),
@@ -349,6 +351,33 @@ class FakeCloud:
 
     def _cancel(self, body: Json) -> Json:
         return {"results": {task_id: self._cancel_one(task_id) for task_id in body["task_ids"]}}
+
+    def _list_endpoint_tasks(self, query: Json, endpoint_id: str) -> Json:
+        self._endpoint.check(endpoint_id)
+        entries = [
+            {
+                "task_id": task.task_id,
+                "submitter": self._owner_id,
+                "function_id": task.function_id,
+                "function_version": task.function_version,
+                "status": str(task.state),
+                "age_s": max(0.0, time.time() - task.events[0]["at"]),
+            }
+            for task in sorted(self._tasks.values(), key=lambda task: task.task_id)
+            if not task.ended()
+            and query.get("submitter") in (None, self._owner_id)
+            and query.get("function_id") in (None, task.function_id)
+        ]
+        return {"tasks": entries}
+
+    def _cancel_endpoint_tasks(self, body: Json, endpoint_id: str) -> Json:
+        by_kind = "submitter" in body or "function_id" in body
+        if by_kind == ("task_ids" in body):
+            raise InvalidRequest("which tasks to cancel is not clear")
+        ids = body.get("task_ids")
+        if ids is None:
+            ids = [each["task_id"] for each in self._list_endpoint_tasks(body, endpoint_id)["tasks"]]
+        return self._cancel({"task_ids": ids})
 
     def _cancel_one(self, task_id: str) -> Json:
         task = self._tasks.get(task_id)

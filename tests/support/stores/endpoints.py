@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import Conflict, EndpointUnknown
-from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark
+from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark, Withdrawal
 from tests.support.stores.functions import FakeFunctions
 from tests.support.stores.reach import moment
 
@@ -25,6 +25,7 @@ class FakeEndpoints(FakeFunctions):
         self._keys: dict[str, tuple[str, dt.datetime]] = {}
         self._revoked: dict[str, dt.datetime] = {}
         self._grants: set[tuple[str, str]] = set()
+        self._withdrawals: dict[str, Withdrawal] = {}
 
     def put_endpoint(self, endpoint: Endpoint) -> None:
         with self._call():
@@ -142,6 +143,29 @@ class FakeEndpoints(FakeFunctions):
                 self._spools[endpoint_id] = mark
 
     # grants
+
+    def find_restricted(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
+        with self._call():
+            found = (self._endpoints[id_] for id_ in endpoint_ids if id_ in self._endpoints)
+            return frozenset(each.endpoint_id for each in found if each.allowed_functions is not None)
+
+    def put_withdrawal(self, withdrawal: Withdrawal) -> None:
+        with self._call():
+            former = self._withdrawals.get(withdrawal.object_id)
+            cancels = withdrawal.cancels_tasks or (former is not None and former.cancels_tasks)
+            self._withdrawals[withdrawal.object_id] = dataclasses.replace(
+                withdrawal, owner_ids=list(withdrawal.owner_ids), cancels_tasks=cancels
+            )
+
+    def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
+        with self._call():
+            return sorted(self._withdrawals.values(), key=lambda each: (each.at, each.object_id))[:limit]
+
+    def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
+        with self._call():
+            known = self._withdrawals.get(withdrawal.object_id)
+            if known is not None and known.at == withdrawal.at:
+                del self._withdrawals[withdrawal.object_id]
 
     def has_grant(self, identity_id: str, object_id: str) -> bool:
         with self._call():

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
+from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.fairness import FairQueue
 from farcall_common.store import transitions
 from farcall_common.store.model import (
@@ -168,10 +168,12 @@ class FakeQueue(FakeRegistry):
             self._wake_owner(lane, tasks[0].endpoint_id)
             return len(lane.waiting)
 
-    def cancel(self, endpoint_id: str, task_ids: Sequence[str]) -> Mapping[str, CancelOutcome]:
+    def cancel(
+        self, endpoint_id: str, task_ids: Sequence[str], *, error: ErrorRecord | None = None
+    ) -> Mapping[str, CancelOutcome]:
         with self._call():
             lane = self._lane(endpoint_id)
-            outcomes = {task_id: self._cancel(lane, endpoint_id, task_id) for task_id in dict.fromkeys(task_ids)}
+            outcomes = {task_id: self._cancel(lane, endpoint_id, task_id, error) for task_id in dict.fromkeys(task_ids)}
             if CancelOutcome.REQUESTED in outcomes.values():
                 self._wake_owner(lane, endpoint_id)
             return outcomes
@@ -180,7 +182,7 @@ class FakeQueue(FakeRegistry):
         for listener in self._listeners.get(lane.live_owner(self._clock()) or "", []):
             listener.hear(endpoint_id)
 
-    def _cancel(self, lane: _Lane, endpoint_id: str, task_id: str) -> CancelOutcome:
+    def _cancel(self, lane: _Lane, endpoint_id: str, task_id: str, error: ErrorRecord | None) -> CancelOutcome:
         if task_id not in lane.entries:
             return CancelOutcome.UNKNOWN
         if lane.entries[task_id].result is not None:
@@ -188,7 +190,7 @@ class FakeQueue(FakeRegistry):
         if task_id in lane.leases:
             lane.stops.add(task_id)
             return CancelOutcome.REQUESTED
-        lane.finish(task_id, transitions.cancelled_before_dispatch(task_id, endpoint_id))
+        lane.finish(task_id, transitions.cancelled_before_dispatch(task_id, endpoint_id, error))
         return CancelOutcome.REMOVED
 
     # ownership

@@ -152,6 +152,27 @@ class FakeTasks(FakeEndpoints):
             found = (t for t in self._tasks.values() if t.endpoint_id == endpoint_id and not t.state.is_terminal)
             return sorted((t for t in found if t.task_id > after), key=lambda t: t.task_id)[:limit]
 
+    def find_open_tasks(
+        self,
+        *,
+        endpoint_id: str | None = None,
+        function_id: str | None = None,
+        owner_id: str | None = None,
+        after: str = "",
+        limit: int = 1000,
+    ) -> Sequence[Task]:
+        with self._call():
+            found = (
+                msgspec.structs.replace(_light(task), details={}, error=None)
+                for task in self._tasks.values()
+                if not task.state.is_terminal
+                and task.task_id > after
+                and endpoint_id in (None, task.endpoint_id)
+                and function_id in (None, task.function_id)
+                and owner_id in (None, task.owner_id)
+            )
+            return sorted(found, key=lambda task: task.task_id)[:limit]
+
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(endpoint_id for endpoint_id in endpoint_ids if self.list_open_tasks(endpoint_id, limit=1))
 

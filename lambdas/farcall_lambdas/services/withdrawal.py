@@ -1,0 +1,152 @@
+"""Withdrawn rights: open tasks are cancelled whose submitters may not use the endpoint or the function any more.
+
+The request that withdraws a right records that first, and cancels for a limited time after the change. The reconciler
+does the rest; also for tasks whose submit was under way meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aws_lambda_powertools import Logger
+
+from farcall_common.errors import RightWithdrawn, Unavailable
+from farcall_common.store.model import Endpoint, Function, Task, Withdrawal
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.cancel import CancelService
+
+logger = Logger(service=SERVICE, child=True)
+
+#: How long a request cancels tasks, in seconds.
+_REQUEST_S: Final = 10.0
+
+#: The longest time between the checks of a submit and its commit, with a margin.
+_SUBMIT_S: Final = 60.0
+
+_PAGE: Final = 1000
+
+
+class WithdrawalService(Service):
+    """Cancels open tasks without rights."""
+
+    def __init__(self, context: Context, cancel: CancelService) -> None:
+        super().__init__(context)
+        self._cancel = cancel
+
+    def begin(
+        self, identity: Identity, object_id: str, *, cancels_tasks: bool, ends_sessions: bool = False
+    ) -> Withdrawal:
+        """Record that the caller withdraws a right, before the change: a crash after it leaves nothing undone."""
+        withdrawal = Withdrawal(
+            object_id,
+            identity.identity_id,
+            sorted(identity.identity_set),
+            self._now(),
+            cancels_tasks=cancels_tasks,
+            ends_sessions=ends_sessions,
+        )
+        self._stores.endpoints.put_withdrawal(withdrawal)
+        return withdrawal
+
+    def carry_out(self, withdrawal: Withdrawal) -> None:
+        """Do as much as a request has time for, after the change. The reconciler does the rest."""
+        try:
+            self._carry_out(withdrawal, until=self._clock() + _REQUEST_S)
+        except Unavailable:
+            logger.warning("queue unavailable; the reconciler will cancel tasks", object_id=withdrawal.object_id)
+
+    def continue_all(self, *, until: float) -> int:
+        """Do the rest of all withdrawals, until ``until`` (epoch seconds). Returns how many tasks were cancelled."""
+        cancelled = 0
+        for withdrawal in self._stores.endpoints.list_withdrawals():
+            count, is_whole = self._carry_out(withdrawal, until=until)
+            cancelled += count
+            if is_whole and self._clock() - withdrawal.at.timestamp() > _SUBMIT_S:
+                self._stores.endpoints.delete_withdrawal(withdrawal)
+            if self._clock() >= until:
+                break
+        return cancelled
+
+    def _carry_out(self, withdrawal: Withdrawal, *, until: float) -> tuple[int, bool]:
+        if withdrawal.ends_sessions:
+            self._stores.queue.evict(withdrawal.object_id)
+            self._stores.endpoints.put_withdrawal(dataclasses.replace(withdrawal, ends_sessions=False))
+        return self._cancel_tasks(withdrawal, until=until) if withdrawal.cancels_tasks else (0, True)
+
+    def _cancel_tasks(self, withdrawal: Withdrawal, *, until: float) -> tuple[int, bool]:
+        """Cancel open tasks without rights, a page at a time; at least the first page, whatever ``until`` is. Returns
+        how many were cancelled, and whether all were looked at."""
+        object_id = withdrawal.object_id
+        endpoint = self._stores.endpoints.get_endpoint(object_id)
+        has_grant = functools.cache(functools.partial(self._stores.endpoints.has_grant, object_id=object_id))
+        check: Callable[[Task], str | None]
+        if endpoint is not None:
+            find = functools.partial(self._stores.tasks.find_open_tasks, endpoint_id=object_id)
+            check = functools.partial(_refused_by_endpoint, endpoint, withdrawal.owner_ids, has_grant)
+        else:
+            find = functools.partial(self._stores.tasks.find_open_tasks, function_id=object_id)
+            function = self._stores.functions.get_functions([object_id], with_bodies=False).get(object_id)
+            check = functools.partial(_refused_by_function, object_id, function, withdrawal.owner_ids, has_grant)
+        cancelled, after = 0, ""
+        while page := find(after=after, limit=_PAGE):
+            refused = defaultdict(list)
+            for task in page:
+                if reason := check(task):
+                    refused[task.endpoint_id, reason].append(task)
+            for (endpoint_id, reason), tasks in refused.items():
+                outcome = self._cancel.cancel_of_others(
+                    withdrawal.identity_id, endpoint_id, tasks, RightWithdrawn(reason).record
+                )
+                cancelled += sum(each.outcome == "cancelled" for each in outcome.values())
+            if len(page) < _PAGE:
+                break
+            after = page[-1].task_id
+            if self._clock() >= until:
+                return cancelled, False
+        return cancelled, True
+
+
+def _refused_by_endpoint(
+    endpoint: Endpoint, owner_ids: Sequence[str], has_grant: Callable[[str], bool], task: Task
+) -> str | None:
+    """Why a task may not run on its endpoint any more; None if it may."""
+    is_owners = task.owner_id == endpoint.owner_id or task.owner_id in owner_ids
+    if not (endpoint.public or is_owners or has_grant(task.owner_id)):
+        return f"The right to use endpoint {endpoint.endpoint_id} was withdrawn while the task was open."
+    allowed = endpoint.allowed_functions
+    version = f"{task.function_id}@{task.function_version}"
+    if allowed is not None and task.function_id not in allowed and version not in allowed:
+        what = f"function {version} on endpoint {endpoint.endpoint_id}"
+        return f"The right to run {what} was withdrawn while the task was open."
+    return None
+
+
+def _refused_by_function(
+    function_id: str,
+    function: Function | None,
+    owner_ids: Sequence[str],
+    has_grant: Callable[[str], bool],
+    task: Task,
+) -> str | None:
+    """Why a task may not run its function any more; None if it may. Tasks of the function's owner may."""
+    if task.owner_id in owner_ids:
+        return None
+    if function is not None and (function.public or task.owner_id == function.owner_id or has_grant(task.owner_id)):
+        return None
+    return f"The right to run function {function_id} was withdrawn while the task was open."
+
+
+def narrows(endpoint: Endpoint, changes: dict[str, object]) -> bool:
+    """Whether a change takes rights to an endpoint away."""
+    if endpoint.public and changes.get("public") is False:
+        return True
+    allowed = changes.get("allowed_functions", endpoint.allowed_functions)
+    if not isinstance(allowed, Sequence):
+        return False
+    return endpoint.allowed_functions is None or not set(endpoint.allowed_functions) <= set(allowed)
