@@ -221,7 +221,7 @@ def enable_on_boot(context: typer.Context, name: Name = "default") -> None:
     with _errors():
         directory, home = _directory(context, name), _options(context).home
         directory.require()
-        _require_stored_credentials(home)
+        _require_stored_credentials(directory, home)
         text = systemd.unit_text(
             name,
             command=daemon.agent_command(directory, home=home.absolute()),
@@ -277,6 +277,27 @@ def delete(
         _out.print(f"Deleted [bold]{name}[/]")
 
 
+@app.command("revoke-credential")
+def revoke_credential(
+    context: typer.Context,
+    endpoint: Annotated[str, typer.Argument(help="The endpoint's local name, or its id.", autocompletion=_names)],
+) -> None:
+    """Revoke the credential of an endpoint, and disconnect its agent: for example if its host was stolen."""
+    from farcall_endpoint.cloud import Cloud  # here, because an HTTP client would slow every other command down
+
+    with _errors():
+        endpoint_id: str | None = endpoint
+        if not is_uuid(endpoint):
+            directory = _directory(context, endpoint)
+            directory.require()
+            endpoint_id = directory.read_endpoint_id()
+        if endpoint_id is None:
+            raise ConfigurationError(f"The endpoint {endpoint} was never started: it has no credential.")
+        with contextlib.closing(Cloud(Credentials.resolve(home=_options(context).home))) as cloud:
+            cloud.revoke_credential(endpoint_id)
+        _out.print(f"Revoked the credential of [bold]{endpoint}[/]")
+
+
 @app.command()
 def version(as_json: AsJson = False) -> None:
     """Show the version."""
@@ -305,7 +326,8 @@ def _adopt(directory: EndpointDirectory, endpoint_uuid: str | None) -> None:
     known = directory.read_endpoint_id()
     if known not in (None, endpoint_uuid):
         raise EndpointInUse(f"The endpoint {directory.name} is registered as {known}.", hint="Configure a new one.")
-    directory.write_endpoint_id(endpoint_uuid)
+    if known is None:  # otherwise the file has more than the id
+        directory.write_endpoint_id(endpoint_uuid)
 
 
 def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
@@ -324,16 +346,16 @@ def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
         _err.print(f"[yellow]The registration was not deleted:[/] {escape(str(error))}")
 
 
-def _require_stored_credentials(home: Path) -> None:
+def _require_stored_credentials(directory: EndpointDirectory, home: Path) -> None:
     """At boot there are no environment variables of a login."""
     try:
-        Credentials.resolve(environ={}, home=home)
+        directory.find_login(home=home, environ={})
     except ConfigurationError as error:
         raise ConfigurationError(
             "At boot the API's address and the token must come from a file, and "
             f"{error.record.message.removesuffix('.')}.",
-            hint=f"`farcall login` writes it, or write {config_path(home)} yourself: [default], "
-            'api_url = "...", token = "..."; chmod 600.',
+            hint="Start the endpoint once: it gets a credential of its own. Or `farcall login` writes the file, or "
+            f'write {config_path(home)} yourself: [default], api_url = "...", token = "..."; chmod 600.',
         ) from error
 
 

@@ -83,6 +83,21 @@ class Cloud:
             owner_id = str(answer.get("owner_id", ""))
             return ConnectAnswer(forwarders, str(answer["ticket"]), float(answer["ticket_expires_at"]), owner_id)
 
+    def make_credential(self, endpoint_id: str) -> str:
+        """A new credential of the endpoint, which replaces the former one.
+
+        :raises FarcallError: the error in the API's answer, or Unavailable.
+        """
+        with _parsing("a request for a credential"):
+            return str(self._call("POST", f"/v3/endpoints/{endpoint_id}/credential")["credential"])
+
+    def revoke_credential(self, endpoint_id: str) -> None:
+        """Revoke the credential of the endpoint, and end the session of its agent.
+
+        :raises FarcallError: the error in the API's answer, or Unavailable.
+        """
+        self._call("DELETE", f"/v3/endpoints/{endpoint_id}/credential")
+
     def delete(self, endpoint_id: str) -> None:
         """Delete the registration of an endpoint.
 

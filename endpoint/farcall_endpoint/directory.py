@@ -4,9 +4,10 @@
 
     <home>/endpoints/<name>/
         config.yaml         the configuration
-        endpoint.json       its id in the cloud, and the identity of its owner
+        endpoint.json       its id in the cloud, the identity of its owner, and the API that made its credential
         curve.public        its CURVE key pair in Z85 (the secret one readable by its owner alone)
         curve.secret
+        credential.secret   its credential for that API, which can connect it and do nothing else
         spool.sqlite3       tasks and results
         spool.bodies/       those of their bodies that are large
         endpoint.log        log of the agent; rotated files are endpoint.log.1, .2, ...
@@ -34,12 +35,13 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
+from farcall_common.credentials import Credentials, from_environment, read_settings
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
 from farcall_common.files import write_whole
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
@@ -177,11 +179,9 @@ class EndpointDirectory:
 
         :raises ConfigurationError: if it is missing, or other users may read the secret key.
         """
-        secret = self.path / "curve.secret"
         try:
-            if secret.stat().st_mode & 0o077:
-                raise ConfigurationError(f"{secret} is readable by other users.", hint=f"chmod 600 {secret}")
-            return CurveKeys((self.path / "curve.public").read_text().strip(), secret.read_text().strip())
+            secret = _read_secret(self.path / "curve.secret")
+            return CurveKeys((self.path / "curve.public").read_text().strip(), secret)
         except OSError as error:
             raise ConfigurationError(
                 f"The key pair in {self.path} cannot be read: {error.strerror}.",
@@ -206,6 +206,45 @@ class EndpointDirectory:
         """Keep the identity of the endpoint's owner."""
         data = _read_json(self.path / "endpoint.json") or {}
         _write(self.path / "endpoint.json", json.dumps({**data, "owner_id": owner_id}))
+
+    def read_credential(self) -> Credentials | None:
+        """The endpoint's credential and its API; None if it has none.
+
+        :raises ConfigurationError: if other users may read it, or it cannot be read.
+        """
+        path = self.path / "credential.secret"
+        api_url = (_read_json(self.path / "endpoint.json") or {}).get("api_url")
+        if not api_url:  # of a former registration
+            return None
+        try:
+            return Credentials(str(api_url), _read_secret(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}.", hint="Delete it.") from error
+
+    def write_credential(self, credential: Credentials) -> None:
+        """Keep the endpoint's credential.
+
+        :raises OSError: if it cannot be written.
+        """
+        data = _read_json(self.path / "endpoint.json") or {}
+        _write(self.path / "credential.secret", credential.token)
+        _write(self.path / "endpoint.json", json.dumps({**data, "api_url": credential.api_url}))
+
+    def find_login(self, *, home: Path, environ: Mapping[str, str]) -> Credentials | None:
+        """The login of the endpoint's owner; None if there is none, and the endpoint has a credential.
+
+        :raises ConfigurationError: if there is neither, or a setting is invalid.
+        """
+        try:
+            return Credentials.resolve(environ=environ, home=home)
+        except ConfigurationError:
+            credential = self.read_credential()
+            named = from_environment("api_url", environ) or read_settings(home).get("api_url")
+            if credential is None or (named and named.rstrip("/") != credential.api_url):
+                raise
+            return None
 
     def read_status(self) -> dict[str, Any]:
         """The agent's last status; empty if it has none."""
@@ -377,6 +416,15 @@ def list_endpoints(home: Path) -> list[EndpointDirectory]:
 def _write(path: Path, text: str) -> None:
     """Replace a file as a whole, readable by its owner alone."""
     write_whole(path, text.encode(), mode=0o600)
+
+
+def _read_secret(path: Path) -> str:
+    """:raises ConfigurationError: if other users may read it.
+    :raises OSError: if it cannot be read.
+    """
+    if path.stat().st_mode & 0o077:
+        raise ConfigurationError(f"{path} is readable by other users.", hint=f"chmod 600 {path}")
+    return path.read_text().strip()
 
 
 def _overwrite(path: Path, text: str) -> None:

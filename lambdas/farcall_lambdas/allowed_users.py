@@ -63,7 +63,7 @@ class AllowedUsers:
         domains: Iterable[str] = (),
         groups: Callable[[], Iterable[str]] = tuple,
     ) -> Identity:
-        """The identity, with ``is_admin`` set, if it may use the deployment.
+        """The identity, with ``is_admin`` and ``verified`` set, if it may use the deployment.
 
         ``names`` and ``domains`` are those that the identity provider has verified: what a user can choose must not be
         among them. A name belongs to the domain after its last ``@``. ``groups`` is called only if its answer decides.
@@ -72,16 +72,30 @@ class AllowedUsers:
         """
         known_names = {name.lower() for name in names if name}
         known = known_names | {each.lower() for each in identity.identity_set}
-        known_domains = {name.rpartition("@")[2] for name in known_names if "@" in name}
-        known_domains |= {domain.lower() for domain in domains}
+        own_domains = {domain.lower() for domain in domains}
+        known_domains = own_domains | {name.rpartition("@")[2] for name in known_names if "@" in name}
+        found_groups: Set[str] = frozenset()
         is_admin = bool(known & self.admins)
         if not (
             is_admin
             or EVERYONE in self.identities
             or known & self.identities
             or known_domains & self.domains
-            or (self.groups and not self.groups.isdisjoint(groups()))
+            or (self.groups and (found_groups := self.groups & set(groups())))
         ):
             name = "".join(filter(str.isprintable, identity.username))[:_NAME_CHARACTERS]
             raise UserNotAllowed(f"{name} (identity {identity.identity_id}) may not use this deployment.")
-        return dataclasses.replace(identity, is_admin=is_admin)
+        verified = {f"name {each}" for each in known_names} | {f"domain {each}" for each in own_domains}
+        verified |= {f"group {each}" for each in found_groups}
+        return dataclasses.replace(identity, is_admin=is_admin, verified=frozenset(verified))
+
+    def require_again(self, identity: Identity) -> Identity:
+        """An identity that :meth:`require` returned at an earlier time, if it may use the deployment now.
+
+        :raises UserNotAllowed: if it may not.
+        """
+
+        def of(kind: str) -> list[str]:
+            return [each.removeprefix(f"{kind} ") for each in identity.verified if each.startswith(f"{kind} ")]
+
+        return self.require(identity, names=of("name"), domains=of("domain"), groups=lambda: of("group"))

@@ -12,11 +12,13 @@ from typing import Any, Final, NoReturn
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRestResolver, Response
 from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder
+from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.errors import FarcallError, Forbidden, InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
+from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.routes import ROUTERS
@@ -43,7 +45,15 @@ class AdmittingResolver(ApiGatewayResolver):
             context = event["requestContext"]
             if keys := self.context.get(_CALLER_KEYS):
                 keys.require(context.get("authorizer"))
-            self.context[CALLER] = services.admission.admit(context.get("authorizer"), source_ip=_source_ip(context))
+            caller = services.admission.admit(context.get("authorizer"), source_ip=_source_ip(context))
+            self.context[CALLER] = caller
+            if caller.endpoint_id and (event.http_method, event.path) != _connect_route(caller.endpoint_id):
+                refused = Forbidden(
+                    f"This is the credential of endpoint {caller.endpoint_id}, which can only connect that endpoint.",
+                    hint="Use the token of the endpoint's owner.",
+                ).of(caller.endpoint_id, owner_id=caller.identity_id)
+                services.account.note_refusal(caller, refused, route=_route(event))
+                raise refused
         except FarcallError as error:
             request_id = str(event["requestContext"].get("requestId", ""))
             return ResponseBuilder(error_response(error, request_id=request_id), serializer=self._serializer)
@@ -80,8 +90,7 @@ def assemble(resolver: ApiGatewayResolver) -> None:
             error = InvalidRequest("The body is not UTF-8 text.", hint="Send a JSON object.")
         if isinstance(error, Forbidden):
             services: Services = resolver.context["services"]
-            route = f"{event.http_method} {event.path[:_PATH_CHARACTERS]}"
-            services.account.note_refusal(resolver.context[CALLER], error, route=route)
+            services.account.note_refusal(resolver.context[CALLER], error, route=_route(event))
         return error_response(error, request_id=str(event["requestContext"].get("requestId", "")))
 
     for router in ROUTERS:
@@ -114,10 +123,12 @@ class Application:
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
         caller_keys: CallerKeys | None = None,
+        credentials: EndpointCredentials | None = None,
     ) -> Application:
         """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep. Only callers
-        that are signed with one of ``caller_keys`` are admitted; without these, whoever an event names."""
-        services = Services.over(stores, settings, clock=clock, fleet=fleet)
+        that are signed with one of ``caller_keys`` are admitted; without these, whoever an event names.
+        ``credentials`` signs those of endpoints."""
+        services = Services.over(stores, settings, clock=clock, fleet=fleet, credentials=credentials)
         return cls(rest_resolver(settings), services, settings, caller_keys)
 
     def answer(self, event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
@@ -137,6 +148,15 @@ class Application:
             request_id=request.get("requestId"),
         )
         return answer
+
+
+def _connect_route(endpoint_id: str) -> tuple[str, str]:
+    """The one route for the credential of an endpoint."""
+    return "POST", f"/v3/endpoints/{endpoint_id}/connect"
+
+
+def _route(event: BaseProxyEvent) -> str:
+    return f"{event.http_method} {event.path[:_PATH_CHARACTERS]}"
 
 
 def _source_ip(context: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Set
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
@@ -19,8 +20,12 @@ class Identity:
 
     What the caller makes belongs to ``identity_id``; what any identity of the set owns, the caller owns.
     ``expires_at`` (epoch seconds) is when the token expires, None if unknown. ``provider`` names the identity
-    provider. ``is_admin`` tells the administrators of the deployment. ``source_ip`` is the client's address, if API
-    Gateway reports it.
+    provider. ``is_admin`` tells the administrators of the deployment. ``verified`` is what the provider has verified
+    and can decide who may use the deployment: texts such as ``domain example.org``. ``source_ip`` is the client's
+    address, if API Gateway reports it.
+
+    With ``endpoint_id`` the caller is the agent of this endpoint of the identity, with the credential
+    ``credential_id``: it may connect the endpoint, and nothing else.
     """
 
     identity_id: str
@@ -29,7 +34,15 @@ class Identity:
     expires_at: float | None = None
     provider: str = ""
     is_admin: bool = False
+    verified: Set[str] = dataclasses.field(default=frozenset(), compare=False)
+    endpoint_id: str = ""
+    credential_id: str = ""
     source_ip: str = dataclasses.field(default="", compare=False)
+
+    @property
+    def rate_key(self) -> str:
+        """Whose rate limits requests count against: an endpoint's credential has its own."""
+        return f"endpoint:{self.endpoint_id}" if self.endpoint_id else self.identity_id
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity_set", frozenset(self.identity_set) | {self.identity_id})
@@ -48,6 +61,9 @@ class Identity:
             "provider": self.provider,
             "is_admin": "true" if self.is_admin else "",
             "expires_at": "" if self.expires_at is None else f"{self.expires_at:.0f}",
+            "verified": json.dumps(sorted(self.verified)),
+            "endpoint_id": self.endpoint_id,
+            "credential_id": self.credential_id,
         }
 
     @classmethod
@@ -66,6 +82,9 @@ class Identity:
             expires_at=float(context["expires_at"]) if context.get("expires_at") else None,
             provider=str(context.get("provider", "")),
             is_admin=context.get("is_admin") == "true",
+            verified=frozenset(json.loads(context.get("verified") or "[]")),
+            endpoint_id=str(context.get("endpoint_id", "")),
+            credential_id=str(context.get("credential_id", "")),
             source_ip=source_ip,
         )
 

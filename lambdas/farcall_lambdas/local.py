@@ -39,10 +39,12 @@ from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.app import AdmittingResolver, JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings
+from farcall_lambdas.endpoint_credential import EndpointCredentials, ProviderWithCredentials
 from farcall_lambdas.identity import Authorizer
 from farcall_lambdas.logs import configure, logger
 from farcall_lambdas.services import Reconciler, Services
 from farcall_lambdas.settings import ApiSettings, AuthSettings
+from farcall_lambdas.signed_caller import CallerKey
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -187,12 +189,18 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     configure(environ.get("FARCALL_LOG_LEVEL", "INFO"), servers=frozenset({"uvicorn", "uvicorn.error"}))
     try:
         settings = ApiSettings.from_environment(environ)
-        authorizer = Authorizer(provider_from_settings(AuthSettings.from_environment(environ)))
+        auth = AuthSettings.from_environment(environ)
+        # The one process is authorizer and API: they need no key of their own.
+        key = CallerKey.from_environment({"FARCALL_CALLER_KEY": environ.get("FARCALL_TICKET_KEY", ""), **environ})
+        credentials = EndpointCredentials(key)
+        authorizer = Authorizer(
+            ProviderWithCredentials(provider_from_settings(auth), credentials, allowed=auth.allowed)
+        )
         stores = open_stores(StoreSettings.from_environment(environ), max_connections=THREADS + 1)
     except ConfigurationError as error:
         logger.error("cannot start", reason=str(error))
         return exit_code(error)
-    services = Services.over(stores, settings)
+    services = Services.over(stores, settings, credentials=credentials)
     resolver = LocalResolver(services, settings, authorizer)
     try:
         with (

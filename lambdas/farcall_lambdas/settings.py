@@ -20,7 +20,8 @@ variable                                meaning (default)
 ``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim ``groups`` (none),
 ``FARCALL_ADMINS``                      and administrators, by identity id or verified user name (none)
 ``FARCALL_CALLER_SECRET_ARN``           a secret with ``{"key": …}``: the authorizer signs callers with it, and the
-                                        API's function verifies that; for the canary's function, its own; or instead:
+                                        API's function verifies that, and signs credentials of endpoints with one made
+                                        from it; for the canary's function, its own; or instead:
 ``FARCALL_CALLER_KEY``                  the key, at least 32 characters
 ``FARCALL_CANARY_SECRET_ARN``           the canary's key, for the API's function (no canary)
 ``FARCALL_MAX_PAYLOAD_BYTES``           of one payload or function (10 MiB)

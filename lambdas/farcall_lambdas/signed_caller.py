@@ -40,6 +40,10 @@ class CallerKey:
             return cls(lambda: key)
         raise ConfigurationError("FARCALL_CALLER_SECRET_ARN or FARCALL_CALLER_KEY is not set.")
 
+    def derived(self, purpose: str) -> CallerKey:
+        """A key for another purpose: what one of them signs, the other one refuses."""
+        return CallerKey(lambda: hmac.digest(self._checked().encode(), purpose.encode(), "sha256").hex())
+
     def sign(self, context: Mapping[str, str]) -> dict[str, str]:
         """The context with its signature.
 
@@ -57,10 +61,13 @@ class CallerKey:
         return isinstance(found, str) and hmac.compare_digest(_bytes(found), self._signature(signed).encode())
 
     def _signature(self, context: Mapping[str, Any]) -> str:
+        return hmac.digest(self._checked().encode(), json.dumps(dict(context), sort_keys=True).encode(), "sha256").hex()
+
+    def _checked(self) -> str:
         key = self._read()
         if len(key) < _MIN_KEY_CHARACTERS:
             raise ConfigurationError(f"The key that signs callers has less than {_MIN_KEY_CHARACTERS} characters.")
-        return hmac.digest(key.encode(), json.dumps(dict(context), sort_keys=True).encode(), "sha256").hex()
+        return key
 
 
 def _bytes(text: str) -> bytes:

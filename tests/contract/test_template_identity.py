@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable
 
 import jwt
 import pytest
 
 from farcall_infra.profiles import Profile
+from farcall_lambdas.endpoint_credential import EndpointCredentials
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.signed_caller import CallerKey
 from tests.contract.templates import TARGETS, Templates, function_of
 
 
@@ -34,8 +38,25 @@ def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[st
     admitted = re.compile(gateway["Properties"]["IdentityValidationExpression"])
     token = jwt.encode({"sub": "ada"}, "k" * 32, algorithm="HS256")
     assert admitted.fullmatch(f"Bearer {token}")
+    _accepts_endpoint_credentials(admitted)
     for other in ("x" * 40, token.replace(".", "~"), f"{token}.x", f"{token}=", token.rpartition(".")[0]):
         assert not admitted.fullmatch(f"Bearer {other}"), "not a JWT, so the function is not called"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_gateway_accepts_credentials_of_endpoints(
+    synthesized: Callable[[str, str], Templates], profile: str, target: str
+) -> None:
+    template = next(each for name, each in synthesized(target, profile).items() if name.endswith("api"))
+    [gateway] = [each for each in template["Resources"].values() if each["Type"] == "AWS::ApiGateway::Authorizer"]
+    _accepts_endpoint_credentials(re.compile(gateway["Properties"]["IdentityValidationExpression"]))
+
+
+def _accepts_endpoint_credentials(admitted: re.Pattern[str]) -> None:
+    owner = Identity(str(uuid.uuid4()), "é" * 100, frozenset(str(uuid.uuid4()) for _ in range(20)))
+    credentials = EndpointCredentials(CallerKey(lambda: "k" * 32))
+    credential = credentials.issue(owner, endpoint_id=str(uuid.uuid4()), credential_id=str(uuid.uuid4()))
+    assert admitted.fullmatch(f"Bearer {credential}"), len(credential)
 
 
 def test_the_authorizer_has_a_concurrency_of_its_own(aws: Templates, size: Profile) -> None:

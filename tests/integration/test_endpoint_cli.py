@@ -296,3 +296,26 @@ def test_a_secret_key_that_others_may_read_is_refused(shell: Shell) -> None:
     refused = shell.run("start", "--detach")
     assert refused.returncode == os.EX_CONFIG
     assert "chmod 600" in refused.stderr
+
+
+def test_later_starts_need_no_login(shell: Shell) -> None:
+    shell.ok("configure")
+    shell.ok("start", "--detach")
+    shell.ok("stop")
+    secret = shell.directory().path / "credential.secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    no_login = {"FARCALL_API_URL": "", "FARCALL_TOKEN": ""}
+
+    assert "is connected" in shell.ok("start", "--detach", **no_login)
+    assert shell.cloud.end(shell.cloud.submit(abs, -5)).value == 5
+    shell.ok("stop")
+    assert shell.cloud.http.requests.count(f"POST /v3/endpoints/{ENDPOINT_ID}/credential") == 1
+
+    assert "is not set" in shell.run("revoke-credential", "default", **no_login).stderr, "this needs the login"
+    shell.ok("revoke-credential", "default")
+    shell.ok("revoke-credential", ENDPOINT_ID)
+    assert shell.cloud.http.requests.count(f"DELETE /v3/endpoints/{ENDPOINT_ID}/credential") == 2
+    secret.unlink()
+    refused = shell.run("start", **no_login)
+    assert refused.returncode == 78, refused.stderr
+    assert "is not set" in refused.stderr

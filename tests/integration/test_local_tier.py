@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 
 import farcall
 from farcall_common.errors import ConfigurationError
+from farcall_endpoint.directory import EndpointDirectory
 from farcall_local.cli import app
 from farcall_local.control import is_up, launch, wipe
 from farcall_local.process import free_port, listen
 from farcall_local.state import TierState
 from farcall_local.tier import LocalTier
+from tests.support.endpoint.endpoint_command import EndpointCommand
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -61,6 +63,45 @@ def test_a_tier_survives_killed_parts_and_a_restart(directory: Path) -> None:
     with LocalTier(directory) as again, farcall.Client(again.api_url, again.tokens["ada"]) as ada:
         assert again.api_url == url
         assert ada.get_function(function_id)["function_uuid"] == function_id
+
+
+def test_an_endpoint_needs_its_owners_token_once_and_its_credential_can_be_revoked(
+    directory: Path, tmp_path: Path
+) -> None:
+    with LocalTier(directory, users=("ada",)) as tier:
+        home = tmp_path / "home"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FARCALL_")}
+        shell = EndpointCommand(environment | {"FARCALL_HOME": str(home), "COLUMNS": "200"}, tmp_path)
+        login = {"FARCALL_API_URL": tier.api_url, "FARCALL_TOKEN": tier.tokens["ada"]}
+        endpoint = EndpointDirectory.of(home, "default")
+        shell.ok("configure", "--max-workers", "1")
+        shell.ok("start", "--detach", **login)
+        shell.ok("stop")
+
+        assert "is connected" in shell.ok("start", "--detach")
+        agent = endpoint.read_agent()
+        try:
+            endpoint_id, credential = endpoint.read_endpoint_id(), endpoint.read_credential()
+            assert agent
+            assert endpoint_id
+            assert credential
+            with (
+                farcall.Client(tier.api_url, tier.tokens["ada"]) as ada,
+                farcall.Executor(endpoint_id, client=ada) as executor,
+            ):
+                assert executor.submit(greet).result(WAIT_S) == "hello"
+            whoami = httpx.get(f"{tier.api_url}/v3/whoami", headers={"Authorization": f"Bearer {credential.token}"})
+            assert (whoami.status_code, whoami.json()["code"]) == (403, "FORBIDDEN")
+
+            shell.ok("revoke-credential", endpoint_id, **login)
+            wait_until(lambda: agent.find() is None)
+            assert "revoked or replaced" in endpoint.log_file.read_text()
+            refused = shell.run("start", "--detach")
+            assert (refused.returncode, "there is no login" in refused.stderr) == (77, True), refused.stderr
+            assert "is connected" in shell.ok("start", "--detach", **login)
+        finally:
+            shell.run("stop")
+        assert endpoint.read_credential() != credential
 
 
 def test_a_tier_keeps_running_if_its_state_cannot_be_written(directory: Path) -> None:

@@ -12,14 +12,17 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.store import Stores
 from farcall_lambdas.app import Application
+from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
+from farcall_lambdas.signed_caller import CallerKey
 from tests.support.stores import fake_stores
 
 ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
 BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")
+CREDENTIALS: Final = EndpointCredentials(CallerKey(lambda: "c" * 32))
 
 
 @dataclasses.dataclass
@@ -54,7 +57,9 @@ class MemoryApi:
     ) -> None:
         self.clock = clock or Clock()
         self.stores = stores or fake_stores(self.clock)
-        self.application = Application.over(self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet)
+        self.application = Application.over(
+            self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet, credentials=CREDENTIALS
+        )
         self._one_at_a_time = threading.RLock()
 
     def call(

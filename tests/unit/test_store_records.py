@@ -634,10 +634,12 @@ class RecordsSuite:
         )
         records.endpoints.change_endpoint("e1", {"public": False, "name": "b"})
         records.endpoints.change_endpoint("e1", {"metadata": {"os": "bsd"}})
+        records.endpoints.change_endpoint("e1", {"credential_id": "c1"})
         records.endpoints.change_endpoint("e1", {})
-        assert records.endpoints.get_endpoint("e1") == Endpoint(
-            "e1", "alice", "b", metadata={"os": "bsd"}, created_at=T0
-        )
+        changed = Endpoint("e1", "alice", "b", metadata={"os": "bsd"}, created_at=T0, credential_id="c1")
+        assert records.endpoints.get_endpoint("e1") == changed
+        records.endpoints.put_endpoint(dataclasses.replace(changed, credential_id=""))
+        assert records.endpoints.get_endpoint("e1") == changed, "not of those that an update of the whole changes"
         records.endpoints.change_endpoint("e2", {"name": "unknown"})
         assert records.endpoints.get_endpoint("e2") is None
 

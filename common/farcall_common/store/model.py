@@ -182,6 +182,8 @@ class Endpoint:
     silent_s: float | None = dataclasses.field(default=None, compare=False)
     online: bool = False
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
+    #: Of the credential with which its agent may connect; empty if it has none.
+    credential_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

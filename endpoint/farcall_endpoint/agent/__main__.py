@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import DONE, INTERNAL, exit_code
 from farcall_endpoint.agent.launch import run_agent
@@ -55,14 +54,14 @@ def main() -> int:
         )
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
-        credentials = Credentials.resolve(home=options.home)
+        login = directory.find_login(home=options.home, environ=os.environ)
         own_environment = dict(os.environ)
         for name in SECRETS:
             os.environ.pop(name, None)  # so that no command of a scheduler inherits it
         run_agent(
             directory,
             config=config,
-            credentials=credentials,
+            login=login,
             own_environment=own_environment,
             environment=os.environ,
             on_connected=ready.connected,

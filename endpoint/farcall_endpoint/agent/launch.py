@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import logging
 import platform
@@ -17,6 +18,7 @@ import zmq
 from farcall_common.credentials import Credentials
 from farcall_common.payload import STRATEGIES, parse_allowed
 from farcall_common.wire import Capabilities
+from farcall_endpoint.agent.access import Access
 from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet, Limits
@@ -56,13 +58,14 @@ def run_agent(
     directory: EndpointDirectory,
     *,
     config: Config,
-    credentials: Credentials,
+    login: Credentials | None,
     own_environment: Mapping[str, str],
     environment: Mapping[str, str],
     on_connected: Callable[[], None],
 ) -> None:
     """Run an endpoint in this process until SIGTERM or SIGINT. The first start registers it with the API.
 
+    :param login: of the endpoint's owner; None if the endpoint has a credential.
     :param own_environment: with the secret of a client, if it logs in as one.
     :param environment: of managers on this machine.
     :raises FarcallError: when it cannot start, or trying again cannot help.
@@ -73,12 +76,12 @@ def run_agent(
         contextlib.closing(
             provider_of(config.engine.provider, environment=environment, script_dir=directory.script_dir)
         ) as provider,
-        contextlib.closing(Cloud(credentials, environ=own_environment)) as cloud,
         contextlib.closing(Spool(directory.spool_file)) as spool,
         zmq.Context() as context,
     ):
         keys = directory.read_keys()
-        endpoint_id = directory.read_endpoint_id() or _register(directory, config, cloud)
+        access = Access(directory, login, cloud_of=functools.partial(Cloud, environ=own_environment))
+        endpoint_id = directory.read_endpoint_id() or _register(directory, config, access)
         able = capabilities()
         poller = zmq.Poller()
         seed = random.getrandbits(32)
@@ -107,7 +110,7 @@ def run_agent(
             transfers=Transfers(connect_tries=2) if config.blobs == "auto" else Transfers(),
             blobs=config.blobs,
             transfer_memory_bytes=config.transfer_memory * 10**6,
-            ask_api=lambda: cloud.connect(
+            ask_api=lambda: access.connect(
                 endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
             ),
             clock=Clock(),
@@ -124,8 +127,8 @@ def run_agent(
         _logger.info("endpoint %s has ended", directory.name)
 
 
-def _register(directory: EndpointDirectory, config: Config, cloud: Cloud) -> str:
-    endpoint_id = cloud.register(
+def _register(directory: EndpointDirectory, config: Config, access: Access) -> str:
+    endpoint_id = access.register(
         name=directory.name,
         display_name=config.display_name or directory.name,
         metadata={"hostname": socket.gethostname(), "python_version": platform.python_version()},

@@ -236,7 +236,11 @@ class _Gathering:
         try:
             return Credentials.resolve(environ=self._environ, home=self._home)
         except ConfigurationError as error:
-            self._add_finding(False, str(error))
+            try:
+                self._directory.find_login(environ=self._environ, home=self._home)
+                self._add_finding(None, "no login of the owner: the endpoint has a credential, which checks nothing")
+            except ConfigurationError:
+                self._add_finding(False, str(error))
             return None
 
     def _forwarder_address(self) -> str | None:

@@ -1,5 +1,7 @@
 """Authentication settings of the authorizer function, and the keys that sign callers on their way to the API.
 
+Credentials of endpoints have the form of a JWT, so that both expressions for tokens accept them.
+
 On AWS the identity provider is an OpenID Connect issuer, if the profile names one, otherwise Globus Auth, with three
 parameters of the stack; the authorizer reads the client's secret from Secrets Manager. The offline tier has fixed
 tokens, also from a parameter. The profile names those who may use the deployment.
@@ -25,7 +27,8 @@ _JWT: Final = r"[A-Za-z0-9_-]{8,1024}\.[A-Za-z0-9_-]{8,6144}\.[A-Za-z0-9_-]{8,10
 
 class CallerKey(Construct):
     """The key with which the authorizer signs callers, or the canary itself. The API verifies it: who may invoke its
-    function without this key names no caller."""
+    function without this key names no caller. With the authorizer's key, the API also signs credentials of endpoints,
+    which the authorizer verifies."""
 
     _LENGTH = 64  # characters
 
@@ -41,13 +44,14 @@ class CallerKey(Construct):
                 password_length=self._LENGTH,
                 exclude_punctuation=True,
             ),
-            removal_policy=cdk.RemovalPolicy.DESTROY,  # what it signs is valid for minutes
+            removal_policy=cdk.RemovalPolicy.DESTROY,  # what it signs is of no use without the deployment
         )
         suppress(
             self._secret,
             "SMG4",
-            "With a new key, callers are refused until the gateway has forgotten those that the old one signed, so it "
-            "is replaced only when it may have leaked; docs/operations.md says how.",
+            "With a new key, callers are refused until the gateway has forgotten those that the old one signed, and "
+            "endpoints need their owners' logins to get new credentials, so it is replaced only when it may have "
+            "leaked; docs/operations.md says how.",
         )
 
     def environment(self, name: str = "FARCALL_CALLER_SECRET_ARN") -> dict[str, str]:

@@ -13,6 +13,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.errors import Unauthenticated, UserNotAllowed
 from farcall_lambdas.auth import provider_from_settings
+from farcall_lambdas.endpoint_credential import EndpointCredentials, ProviderWithCredentials
 from farcall_lambdas.identity import Authorizer, Identity
 from farcall_lambdas.logs import SERVICE, configure
 from farcall_lambdas.settings import AuthSettings
@@ -63,7 +64,9 @@ def _answer(effect: str, principal_id: str, context: dict[str, str], method_arn:
 @functools.cache
 def _authorizer() -> Authorizer:
     configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
-    return Authorizer(provider_from_settings(AuthSettings.from_environment(os.environ)))
+    settings = AuthSettings.from_environment(os.environ)
+    credentials = EndpointCredentials(_key())
+    return Authorizer(ProviderWithCredentials(provider_from_settings(settings), credentials, allowed=settings.allowed))
 
 
 @functools.cache

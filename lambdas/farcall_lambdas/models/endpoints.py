@@ -187,6 +187,13 @@ class EndpointKeys(Shape):
     keys: list[EndpointKeyEntry]
 
 
+class EndpointCredential(Shape):
+    """A token that can connect the agent of an endpoint, and nothing else."""
+
+    endpoint_id: str
+    credential: str
+
+
 class Connect(Shape):
     """An agent requests a connection to a forwarder."""
 

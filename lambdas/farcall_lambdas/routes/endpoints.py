@@ -11,6 +11,7 @@ from farcall_lambdas.models.endpoints import (
     Connect,
     ConnectAnswer,
     EndpointAnswer,
+    EndpointCredential,
     EndpointDetails,
     EndpointEntry,
     EndpointKeyEntry,
@@ -129,6 +130,26 @@ def list_endpoint_keys(endpoint_id: Id, call: CurrentCall) -> EndpointKeys:
 def revoke_endpoint_key(endpoint_id: Id, call: CurrentCall, public_key: Annotated[PublicKey, Query()]) -> Removed:
     """The session of an agent with this key ends, and the key is refused from now on."""
     call.services.endpoints.revoke_key(call.identity, endpoint_id, public_key)
+    return Removed()
+
+
+@router.post(
+    "/v3/endpoints/<endpoint_id>/credential", summary="Make a credential of an endpoint of yours", tags=["connections"]
+)
+def make_endpoint_credential(endpoint_id: Id, call: CurrentCall) -> EndpointCredential:
+    """A token that can connect the agent of this endpoint, and nothing else. It replaces the former one."""
+    credential = call.services.endpoints.make_credential(call.identity, endpoint_id)
+    return EndpointCredential(endpoint_id=endpoint_id, credential=credential)
+
+
+@router.delete(
+    "/v3/endpoints/<endpoint_id>/credential",
+    summary="Revoke the credential of an endpoint of yours",
+    tags=["connections"],
+)
+def revoke_endpoint_credential(endpoint_id: Id, call: CurrentCall) -> Removed:
+    """The session of the endpoint's agent ends, and the credential is refused from now on."""
+    call.services.endpoints.revoke_credential(call.identity, endpoint_id)
     return Removed()
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from farcall_common.store import Stores
+from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.account import AccountService
@@ -54,13 +55,15 @@ class Services:
         *,
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
+        credentials: EndpointCredentials | None = None,
     ) -> Services:
-        """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep."""
+        """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep; without
+        ``credentials`` endpoints get none."""
         storage = Storage(stores, settings, clock=clock)
         context = Context(stores, settings, Access(stores), storage, clock)
         cancel = CancelService(context)
         withdrawals = WithdrawalService(context, cancel)
-        endpoints, results = EndpointService(context, withdrawals, cancel), ResultService(context)
+        endpoints, results = EndpointService(context, withdrawals, cancel, credentials), ResultService(context)
         containers, blobs = ContainerService(context), BlobService(context)
         submit = SubmitService(context, containers, blobs)
         return cls(

@@ -8,7 +8,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from farcall_common.errors import Conflict, Forbidden, ForwarderWaking, NoForwarder, RateLimited, Unavailable
+from farcall_common.errors import (
+    Conflict,
+    Forbidden,
+    ForwarderWaking,
+    NoForwarder,
+    RateLimited,
+    Unauthenticated,
+    Unavailable,
+)
 from farcall_common.store.model import AuditEntry, ForwarderInfo, PeerKey, PeerKind
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
@@ -46,9 +54,18 @@ class ConnectService(Service):
         """Admit the agent of an endpoint of the caller, with this CURVE key.
 
         :raises Forbidden: if the endpoint is another user's, or the key belongs to another endpoint.
+        :raises Unauthenticated: if the caller has a credential that the endpoint does not have any more.
         :raises NoForwarder: if none is alive.
         """
         endpoint = self._access.own_endpoint(identity, endpoint_id)
+        if identity.endpoint_id and (identity.endpoint_id, identity.credential_id) != (
+            endpoint_id,
+            endpoint.credential_id,
+        ):
+            raise Unauthenticated(
+                "The endpoint's credential was revoked or replaced.",
+                hint="Start the endpoint with its owner's login: it gets a new one.",
+            )
         peer = PeerKey(wanted.public_key, PeerKind.AGENT, endpoint_id)
         key_owner = self._stores.endpoints.find_endpoints_by_key([wanted.public_key]).get(wanted.public_key)
         if key_owner not in (None, endpoint_id):
@@ -112,7 +129,7 @@ class ConnectService(Service):
             if known == peer:
                 return
             taken = self._stores.queue.take_tokens(
-                f"keys:{identity.identity_id}",
+                f"keys:{identity.rate_key}",
                 1,
                 rate_per_s=self._settings.key_rate_per_s,
                 burst=self._settings.key_burst,

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 
-from farcall_common.errors import InvalidRequest, NotFound, Unavailable
+from farcall_common.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Task
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState
+from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import (
@@ -37,10 +38,17 @@ _CANCELLED_AT_ONCE: Final = 1000
 class EndpointService(Service):
     """Endpoints of the caller, and those of others that the caller may use."""
 
-    def __init__(self, context: Context, withdrawals: WithdrawalService, cancel: CancelService) -> None:
+    def __init__(
+        self,
+        context: Context,
+        withdrawals: WithdrawalService,
+        cancel: CancelService,
+        credentials: EndpointCredentials | None = None,
+    ) -> None:
         super().__init__(context)
         self._withdrawals = withdrawals
         self._cancel = cancel
+        self._credentials = credentials
 
     def register(self, identity: Identity, wanted: RegisterEndpoint) -> Endpoint:
         """Store a new endpoint of the caller.
@@ -170,6 +178,31 @@ class EndpointService(Service):
         )
         self._stores.endpoints.audited(done).revoke_endpoint_key(endpoint_id, public_key, at=self._now())
         end_sessions(self._stores, endpoint_id, [public_key])
+
+    def make_credential(self, identity: Identity, endpoint_id: str) -> str:
+        """A new credential of an endpoint of the caller, which can connect the endpoint and do nothing else. It
+        replaces the former one; the session of an agent with that one continues until its ticket expires.
+
+        :raises Unsupported: if this API makes none.
+        """
+        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        if self._credentials is None:
+            raise Unsupported("This API makes no credentials of endpoints.", hint="Use the token of the owner.")
+        owner = dataclasses.replace(identity, identity_id=endpoint.owner_id)
+        credential_id = new_id()
+        credential = self._credentials.issue(owner, endpoint_id=endpoint_id, credential_id=credential_id)
+        done = self._entry(identity, "endpoint.credential", endpoint_id, owner_id=endpoint.owner_id)
+        self._stores.endpoints.audited(done).change_endpoint(endpoint_id, {"credential_id": credential_id})
+        return credential
+
+    def revoke_credential(self, identity: Identity, endpoint_id: str) -> None:
+        """Revoke the credential of an endpoint of the caller, and end the session of its agent: its host may be
+        compromised."""
+        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        done = self._entry(identity, "endpoint.credential.revoke", endpoint_id, owner_id=endpoint.owner_id)
+        keys = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
+        self._stores.endpoints.audited(done).change_endpoint(endpoint_id, {"credential_id": ""})
+        end_sessions(self._stores, endpoint_id, keys)
 
     def state(self, endpoint: Endpoint) -> EndpointState:
         """Online while heartbeats arrive: a forwarder that died cannot report its endpoints as offline."""

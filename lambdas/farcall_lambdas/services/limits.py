@@ -173,7 +173,8 @@ class _Advance:
 
 
 class RateLimit:
-    """Requests per second of an identity, over all processes of the API: a token bucket in the queue's store.
+    """Requests per second of an identity, or of an endpoint's credential, over all processes of the API: a token bucket
+    in the queue's store.
 
     Each process takes some tokens in advance, so that most requests need no call. While the store is unavailable no
     request is refused: the limit protects the stores, it is no authorization.
@@ -194,10 +195,10 @@ class RateLimit:
 
         :raises RateLimited: over the limit; the error says when to try again.
         """
-        if self._spend_in_hand(identity.identity_id):
+        if self._spend_in_hand(identity.rate_key):
             return
         now = self._clock()
-        taken = self._take(identity.identity_id)
+        taken = self._take(identity.rate_key)
         if not taken.tokens:
             raise RateLimited(
                 f"You made more than {self._burst} requests, or {self._rate_per_s:g} per second.",
@@ -206,16 +207,16 @@ class RateLimit:
         with self._lock:
             if len(self._in_hand) >= _CALLERS:
                 self._in_hand.clear()
-            self._in_hand[identity.identity_id] = _Advance(taken.tokens - 1, now + _ADVANCE_GOOD_S)
+            self._in_hand[identity.rate_key] = _Advance(taken.tokens - 1, now + _ADVANCE_GOOD_S)
 
     def charge(self, identity: Identity, tokens: int) -> None:
         """Count more for a request that is under way. It is not refused; those after it may be."""
-        owed = tokens - self._spend_in_hand(identity.identity_id, tokens)
+        owed = tokens - self._spend_in_hand(identity.rate_key, tokens)
         if not owed:
             return
         with contextlib.suppress(Unavailable):
             self._queue.take_tokens(
-                identity.identity_id, owed, rate_per_s=self._rate_per_s, burst=self._burst, in_debt=True
+                identity.rate_key, owed, rate_per_s=self._rate_per_s, burst=self._burst, in_debt=True
             )
 
     def _spend_in_hand(self, identity_id: str, tokens: int = 1) -> int:

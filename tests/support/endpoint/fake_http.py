@@ -23,6 +23,8 @@ class FakeHttp:
         self.failing: int | None = None
         self.failing_blobs: int | None = None
         self.requests: list[str] = []
+        self.makes_credentials = True
+        self.credentials: list[str] = []
         self.connect = connect
         fake = self
 
@@ -57,6 +59,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(self.owner.failing, {})
         elif self.path == "/v3/endpoints":
             self._answer(200, {"endpoint_id": ENDPOINT_ID})
+        elif self.path == f"/v3/endpoints/{ENDPOINT_ID}/credential" and self.owner.makes_credentials:
+            self.owner.credentials.append(f"farcall-endpoint.{len(self.owner.credentials):08}.signature")
+            self._answer(200, {"endpoint_id": ENDPOINT_ID, "credential": self.owner.credentials[-1]})
         elif self.path == f"/v3/endpoints/{ENDPOINT_ID}/connect":
             answer = self.owner.connect(body)
             self._answer(int(answer.pop("http_status_code", 200)), answer)

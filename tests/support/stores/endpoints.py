@@ -43,6 +43,7 @@ class FakeEndpoints(FakeFunctions):
                 seen_at=kept.seen_at,
                 online=kept.online,
                 status=kept.status,
+                credential_id=kept.credential_id,
             )
 
     def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
