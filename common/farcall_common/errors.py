@@ -40,6 +40,7 @@
         │   ├── ResultTooLarge    the result is over the size limit
         │   └── WaitedTooLong     the endpoint did not start the task within the maximum wait
         ├── TaskCancelled
+        │   └── EndpointDeleted   its endpoint was deleted
         └── TaskLost              it is unknown whether the task ran, and it may not run again
 
 Other packages add classes of their own. A class that sets ``code`` is registered when it is created, so that
@@ -458,6 +459,11 @@ class TaskDeadLettered(TaskFailed):
 class TaskCancelled(TaskError):
     code = "TASK_CANCELLED"
     fault = Fault.CALLER
+
+
+class EndpointDeleted(TaskCancelled):
+    code = "ENDPOINT_DELETED"
+    default_hint = "Submit the task to another endpoint."
 
 
 class TaskLost(TaskError):

@@ -904,6 +904,35 @@ class QueueSuite:
         again = single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45)
         assert lease(queue, again) == ["t1"]
 
+    def test_a_deleted_endpoint_is_forgotten_in_batches(self, queue: Queue) -> None:
+        others = [*backlog("bob", 4), *backlog("carol", 3)]
+        fence = own(queue, tasks=[make_queued("t1"), make_queued("t2"), make_queued("t3")])
+        assert lease(queue, fence) == ["t1", "t2", "t3"]
+        single.ack(queue, fence, [make_result("t1")])
+        queue.enqueue(others)
+        queue.enqueue([make_queued("other", endpoint_id="e2")])
+
+        assert [queue.forget_endpoint("e1", limit=4) for _ in range(2)] == [False, False]
+        assert queue.forget_endpoint("e1", limit=4)
+
+        every = ["t1", "t2", "t3", *(task.task_id for task in others)]
+        assert queue.find_missing({"e1": every, "e2": ["other"]}) == set(every)
+        assert (queue.depth(["e1"]), queue.depth(["e2"]), queue.outbox("e1")) == (0, 1, [])
+        assert queue.forget_endpoint("e1", limit=4)
+        assert queue.forget_endpoint("unknown", limit=4)
+
+    def test_nothing_is_queued_for_a_deleted_endpoint(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.forget_endpoint("e1", limit=10)
+        assert queue.enqueue([make_queued("t1")]) == 0
+        for each in (fence, single.claim(queue, "e1", "w2", ttl_s=45)):
+            with pytest.raises(Fenced):
+                single.lease(queue, "e1", each, limit=1, lease_s=LEASE_S)
+            with pytest.raises(Fenced):
+                queue.restore("e1", each, [make_queued("t1")], held={}, lease_s=LEASE_S)
+        assert queue.find_missing({"e1": ["t1"]}) == {"t1"}
+        assert queue.depth(["e1"]) == 0
+
     def test_forwarder_is_notified_of_work_and_cancellations(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")
         assert wake_ups.get(0.0) == []

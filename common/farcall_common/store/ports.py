@@ -200,6 +200,7 @@ class Tasks(Audited, Protocol):
         *,
         memoized: Mapping[str, Task] | None = None,
         audit: AuditEntry | None = None,
+        endpoint_id: str | None = None,
     ) -> Mapping[str, Task]:
         """Write tasks ahead, all or none, in one transaction, each with its RECEIVED event.
 
@@ -208,6 +209,8 @@ class Tasks(Audited, Protocol):
         ``audit`` is appended, with the number of new ``tasks`` in its detail, unless there are none.
         A task id that exists already stays as it is. Returns the existing tasks by id (usually none), so that the
         caller can distinguish a repeated submit from a reused id.
+
+        :raises EndpointUnknown: if ``endpoint_id`` is given and there is no such endpoint; then nothing is written.
         """
 
     def read_for_submit(
@@ -277,6 +280,9 @@ class Tasks(Audited, Protocol):
     # open and old tasks
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         """Open tasks of an endpoint, by task id, after ``after``: to rebuild the queue."""
+
+    def list_open_ids_of(self, endpoint_id: str, *, limit: int) -> Sequence[str]:
+        """Ids of open tasks of an endpoint, in order. Reads no payload."""
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         """Those of these endpoints that have open tasks."""
@@ -427,7 +433,12 @@ class Queue(Registry, Protocol):
         """Give up ownership; harmless without it."""
 
     def evict(self, endpoint_id: str) -> None:
-        """Fence the owner of an endpoint that was deleted."""
+        """Fence the owner of an endpoint."""
+
+    def forget_endpoint(self, endpoint_id: str, *, limit: int) -> bool:
+        """Remove up to ``limit`` tasks of a deleted endpoint, waiting or not, and what else is known of it. Returns
+        whether all is removed. From the first call on, for an hour, its owner is fenced and nothing is queued for
+        it."""
 
     # consuming
     def lease(

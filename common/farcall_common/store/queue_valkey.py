@@ -5,7 +5,7 @@ All keys of an endpoint carry its id as hash tag, so that they share a slot and 
 ========================  ======  =====================================================================  =========
 key                       type    content                                                                TTL
 ========================  ======  =====================================================================  =========
-``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch                                  none
+``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch; deleted                         if deleted
 ``q:{endpoint}:<owner>``  list    waiting task ids of one submitter                                      none
 ``r:{endpoint}``          zset    submitters with waiting tasks, in the order of their turns              none
 ``h:{endpoint}``          hash    leased tasks by submitter                                              none
@@ -84,6 +84,10 @@ from farcall_common.store.valkey import (
 #: TTL of the marker of an ended task, which keeps a process that saw it open in the database from queueing it again:
 #: twice the longest time between that read and its call (a round of the reconciler has 55 s, a request 29 s).
 MARKER_TTL_S: Final = 120
+
+#: How long the queue remembers that an endpoint was deleted: longer than any request that saw it before, or any session
+#: of its agent that was not ended.
+DELETED_TTL_S: Final = 3600
 
 #: The lease of a task that is enqueued although it may have started and must not start again (the queue had lost it):
 #: time for its endpoint to connect before reap gives the task up.
@@ -193,6 +197,9 @@ class ValkeyQueue(ValkeyRegistry):
 
     def evict(self, endpoint_id: str) -> None:
         self._scripts.run("evict", endpoint_id)
+
+    def forget_endpoint(self, endpoint_id: str, *, limit: int) -> bool:
+        return bool(self._scripts.run("forget_endpoint", endpoint_id, limit, DELETED_TTL_S))
 
     # consuming
 

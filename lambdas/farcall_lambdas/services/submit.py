@@ -124,7 +124,7 @@ class SubmitService(Service):
         self._blobs.store(uploads)
         # Tasks of a concurrent repeat are checked like those that existed before.
         done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
-        raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done)
+        raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done, endpoint_id=endpoint_id)
         _check_repeats(tasks, raced)
         known = {**existing, **raced}
         now = self._now()

@@ -55,6 +55,7 @@ class _Lane:
     until: float = 0.0
     spool_id: str = ""
     complete: bool = False
+    deleted: bool = False
     entries: dict[str, _Entry] = dataclasses.field(default_factory=dict)
     waiting: FairQueue[str] = dataclasses.field(default_factory=FairQueue)
     leases: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -62,6 +63,8 @@ class _Lane:
     outbox: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def require_claim(self, fence: int) -> None:
+        if self.deleted:
+            raise Fenced("the endpoint was deleted")
         if self.fence is None:
             raise QueueDataLost("the endpoint has no owner")
         if self.fence != fence:
@@ -162,6 +165,8 @@ class FakeQueue(FakeRegistry):
             if not tasks:
                 return 0
             lane = self._lane(tasks[0].endpoint_id)
+            if lane.deleted:
+                return 0
             for task in tasks:
                 if task.task_id not in lane.entries:
                     lane.add(task, attempt=task.attempt, held=False, lease_s=RESCUE_LEASE_S, now=self._clock())
@@ -259,6 +264,24 @@ class FakeQueue(FakeRegistry):
             lane = self._lane(endpoint_id)
             lane.fence = None if lane.fence is None else lane.fence + 1
             lane.forwarder_id, lane.spool_id = None, ""
+
+    def forget_endpoint(self, endpoint_id: str, *, limit: int) -> bool:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            lane.deleted, lane.complete, lane.forwarder_id, lane.spool_id = True, False, None, ""
+            found = [*lane.waiting.items(), *lane.leases, *lane.outbox][:limit]
+            for task_id in found:
+                if task_id in lane.outbox:
+                    del lane.outbox[task_id]
+                elif lane.leases.pop(task_id, None) is None:
+                    lane.waiting.remove(lane.submitter_of(task_id), task_id)
+                else:
+                    lane.waiting.done(lane.submitter_of(task_id))
+                del lane.entries[task_id]
+            if len(found) == limit:
+                return False
+            lane.stops.clear()
+            return True
 
     # consuming
 

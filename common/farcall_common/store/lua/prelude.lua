@@ -1,7 +1,7 @@
 -- Put before every other script. KEYS are those of one endpoint, in one slot by its {endpoint} hash tag.
 --
 --   OWNER   hash    fence, forwarder, until (who to wake, epoch seconds), spool (of the agent in its session; '' for
---                   none), epoch (present: no task is missing here)
+--                   none), epoch (present: no task is missing here), deleted (present: the endpoint was deleted)
 --   QUEUE   prefix  a list per submitter: its waiting task ids; new ones enter at the head, the next is the tail
 --   ROUND   zset    submitters with waiting tasks, by TURNS * (leased tasks / weight, rounded down) + turn: the first one
 --                   is next. Max-min fairness, as farcall_common.fairness
@@ -25,7 +25,8 @@ local SERVED = 2 ^ 31  -- before turns of submitters that were served come those
 
 -- The caller was the last one to claim this endpoint.
 local function require_claim(fence)
-  local current = redis.call('HGET', OWNER, 'fence')
+  local current, deleted = unpack(redis.call('HMGET', OWNER, 'fence', 'deleted'))
+  if deleted then error({err = 'FENCED the endpoint was deleted'}) end
   if not current then error({err = 'DATALOST the endpoint has not been claimed'}) end
   if current ~= fence then error({err = 'FENCED the endpoint has a newer owner'}) end
 end
