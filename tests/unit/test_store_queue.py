@@ -23,6 +23,7 @@ from farcall_common.store import (
     TaskResult,
     TokensTaken,
 )
+from farcall_common.store.codec import pack
 from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
@@ -920,6 +921,34 @@ class QueueSuite:
         assert (queue.depth(["e1"]), queue.depth(["e2"]), queue.outbox("e1")) == (0, 1, [])
         assert queue.forget_endpoint("e1", limit=4)
         assert queue.forget_endpoint("unknown", limit=4)
+
+    def test_bytes_of_a_submitter_count_until_the_task_is_forgotten(self, queue: Queue) -> None:
+        tasks = [make_queued(f"t{number}", resource_specification={"x": "y" * 1000 * number}) for number in range(4)]
+        sizes = [len(pack(task)) for task in tasks]
+        fence = own(queue)
+        queue.enqueue(tasks[:2])
+        queue.enqueue(tasks[1:3])
+        queue.restore("e1", fence, tasks[2:], held={}, lease_s=LEASE_S)
+        queue.enqueue([make_queued("elsewhere", endpoint_id="e2"), make_queued("u1", endpoint_id="e2", owner_id="bob")])
+        elsewhere = len(pack(make_queued("elsewhere", endpoint_id="e2")))
+        assert queue.bytes_of("alice") == sum(sizes) + elsewhere
+        assert queue.bytes_of("bob") == len(pack(make_queued("u1", endpoint_id="e2", owner_id="bob")))
+
+        assert len(lease(queue, fence, limit=2)) == 2
+        single.ack(queue, fence, [make_result("t0")])
+        queue.cancel("e1", ["t3"])
+        assert queue.bytes_of("alice") == sum(sizes) + elsewhere
+        for _ in range(2):
+            queue.flushed({"e1": ["t0", "t3", "unknown"]})
+            assert queue.bytes_of("alice") == sizes[1] + sizes[2] + elsewhere
+        assert queue.forget_endpoint("e1", limit=10)
+        assert queue.bytes_of("alice") == elsewhere
+        assert queue.forget_endpoint("e2", limit=10)
+        assert (queue.bytes_of("alice"), queue.bytes_of("bob"), queue.bytes_of("carol")) == (0, 0, 0)
+
+    def test_memory_is_readable(self, queue: Queue) -> None:
+        memory = queue.memory()
+        assert memory.max_bytes >= memory.used_bytes >= 0
 
     def test_nothing_is_queued_for_a_deleted_endpoint(self, queue: Queue) -> None:
         fence = own(queue)

@@ -31,6 +31,7 @@ from farcall_common.store.model import (
     PeerKey,
     Presence,
     QueuedTask,
+    QueueMemory,
     QueuePosition,
     Quota,
     SharedResults,
@@ -511,6 +512,11 @@ class Queue(Registry, Protocol):
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
+
+    def bytes_of(self, owner_id: str) -> int:
+        """Bytes of all tasks of a submitter in the queue, as they are stored there."""
+
+    def memory(self) -> QueueMemory: ...
 
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False

@@ -14,13 +14,14 @@ import msgspec
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost
 from farcall_common.fairness import FairQueue
-from farcall_common.store import transitions
+from farcall_common.store import codec, transitions
 from farcall_common.store.model import (
     CancelOutcome,
     HeldLeases,
     LeasedTask,
     MaintenanceResult,
     QueuedTask,
+    QueueMemory,
     QueuePosition,
     QueueState,
     TaskResult,
@@ -140,6 +141,8 @@ class FakeQueue(FakeRegistry):
         self._lanes: dict[str, _Lane] = {}
         self._buckets: dict[str, tuple[float, float]] = {}
         self._checkpoints: dict[str, str] = {}
+        #: What :meth:`memory` answers.
+        self.has_memory = QueueMemory(0, 0)
         # Stands for the server's clock, which a wipe does not turn back.
         self._fences = itertools.count(1)
 
@@ -425,6 +428,19 @@ class FakeQueue(FakeRegistry):
         with self._call():
             waiting = self._lane(endpoint_id).waiting
             return len(waiting), len(waiting.of(owner_id))
+
+    def bytes_of(self, owner_id: str) -> int:
+        with self._call():
+            return sum(
+                len(codec.pack(entry.task))
+                for lane in self._lanes.values()
+                for task_id, entry in lane.entries.items()
+                if entry.task.owner_id == owner_id and (entry.result is None or task_id in lane.outbox)
+            )
+
+    def memory(self) -> QueueMemory:
+        with self._call():
+            return self.has_memory
 
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False

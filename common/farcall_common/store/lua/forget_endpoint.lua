@@ -6,7 +6,10 @@ redis.call('EXPIRE', OWNER, ARGV[2])
 adopt_single_list()
 local left = tonumber(ARGV[1])
 local function drop(ids)
-  for _, id in ipairs(ids) do redis.call('DEL', TASK .. id) end
+  for _, id in ipairs(ids) do
+    count_bytes(submitter_of(id), 0 - redis.call('HSTRLEN', TASK .. id, 'task'))
+    redis.call('DEL', TASK .. id)
+  end
   left = left - #ids
 end
 while left > 0 do
@@ -23,5 +26,5 @@ if left > 0 then
 end
 if left > 0 then drop(redis.call('LPOP', OUTBOX, left) or {}) end
 if left <= 0 then return 0 end
-redis.call('DEL', ROUND, HELD, WEIGHTS, COUNTS, STOPS)
+redis.call('DEL', ROUND, HELD, WEIGHTS, COUNTS, BYTES, STOPS)
 return 1
