@@ -40,7 +40,8 @@
         │   ├── ResultTooLarge    the result is over the size limit
         │   └── WaitedTooLong     the endpoint did not start the task within the maximum wait
         ├── TaskCancelled
-        │   └── RightWithdrawn    the right to use the endpoint or the function was withdrawn while the task was open
+        │   ├── RightWithdrawn    the right to use the endpoint or the function was withdrawn while the task was open
+        │   └── EndpointDeleted   its endpoint was deleted
         └── TaskLost              it is unknown whether the task ran, and it may not run again
 
 Other packages add classes of their own. A class that sets ``code`` is registered when it is created, so that
@@ -464,6 +465,11 @@ class TaskCancelled(TaskError):
 class RightWithdrawn(TaskCancelled):
     code = "RIGHT_WITHDRAWN"
     default_hint = "Ask the owner of the endpoint or the function, or submit the task elsewhere."
+
+
+class EndpointDeleted(TaskCancelled):
+    code = "ENDPOINT_DELETED"
+    default_hint = "Submit the task to another endpoint."
 
 
 class TaskLost(TaskError):

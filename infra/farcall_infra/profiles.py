@@ -309,16 +309,22 @@ class Retention(_Section):
     log_days: Annotated[int, AfterValidator(_log_days)]
 
 
+Percent = Annotated[float, Field(gt=0, le=100)]
+
+
 class Limits(_Section):
     """Limits of the API, by the names of ``farcall_lambdas.settings``: days that a finished task and an audit entry are
-    kept, days that a task may wait for its start, waiting tasks for one endpoint and for one identity, and requests of
-    one identity per second and in a burst."""
+    kept, days that a task may wait for its start, waiting tasks for one endpoint and for one identity, parts of the
+    queue's memory that may be used when tasks are submitted and by the tasks of one identity, and requests of one
+    identity per second and in a burst."""
 
     retention_days: PositiveNumber
     max_wait_days: PositiveNumber
     audit_days: PositiveNumber
     max_queue_depth: Positive
     max_waiting: Positive
+    max_memory_percent: Percent
+    max_identity_memory_percent: Percent
     rate_per_s: PositiveNumber
     rate_burst: Positive
 

@@ -1,8 +1,8 @@
 """API settings: of the API and its authorizer, read once from the environment.
 
-======================================  ==============================================================================
+======================================= ==============================================================================
 variable                                meaning (default)
-======================================  ==============================================================================
+======================================= ==============================================================================
 ``FARCALL_AUTH_PROVIDER``               ``dev``, ``globus`` or ``oidc``
 ``FARCALL_DEV_TOKENS``                  for dev: JSON ``{token: {"identity_id": uuid, "username": text}}``
 ``FARCALL_GLOBUS_CLIENT_ID``            for globus: this service's client at Globus Auth,
@@ -31,6 +31,9 @@ variable                                meaning (default)
 ``FARCALL_MAX_TASKS_PER_REQUEST``       submitted, read or cancelled at once (10,000)
 ``FARCALL_MAX_QUEUE_DEPTH``             tasks that may wait for one endpoint (100,000)
 ``FARCALL_MAX_WAITING``                 tasks that may wait for all endpoints of one identity (1,000,000)
+``FARCALL_MAX_MEMORY_PERCENT``          of the queue's memory that may be in use when tasks are submitted (80)
+``FARCALL_MAX_IDENTITY_MEMORY_PERCENT`` of the queue's memory for the tasks of one identity (25)
+``FARCALL_MAX_QUEUE_OUTAGE_S``          how long tasks are accepted while the queue cannot be reached (30)
 ``FARCALL_MAX_FUNCTIONS``               of one identity, each version counted (20,000)
 ``FARCALL_MAX_FUNCTION_BYTES``          of all functions of one identity (2 GiB)
 ``FARCALL_MAX_VERSIONS``                of one function (1,000)
@@ -53,7 +56,7 @@ variable                                meaning (default)
 ``FARCALL_PURGE_UNTIL_S``               see :class:`ApiSettings` (20)
 ``FARCALL_REPAIR_UNTIL_S``              see :class:`ApiSettings` (45)
 ``FARCALL_AUDIT_DAYS``                  how long the audit is kept (400)
-======================================  ==============================================================================
+======================================= ==============================================================================
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ class ApiSettings:
 
     A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
     the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
-    More than ``max_queue_depth`` tasks do not wait for one endpoint, nor ``max_waiting`` for all those of one owner. An
+    More than ``max_queue_depth`` tasks do not wait for one endpoint, nor ``max_waiting`` for all those of one owner. No
+    task is accepted while more than ``max_memory_percent`` of the queue's memory are used, for an identity whose tasks
+    take ``max_identity_memory_percent`` of it, or after ``max_queue_outage_s`` in which the queue did not answer. An
     identity owns ``max_functions``, each version counted (with as many aliases, and ``max_versions`` of each) of
     ``max_function_bytes`` together, ``max_endpoints`` and ``max_containers`` at most. Nothing is added while the
     database has 85 % of ``database_bytes``. An identity may make ``rate_per_s``
@@ -101,6 +106,9 @@ class ApiSettings:
     max_tasks_per_request: int = MAX_TASKS_PER_REQUEST
     max_queue_depth: int = 100_000
     max_waiting: int = 1_000_000
+    max_memory_percent: float = 80.0
+    max_identity_memory_percent: float = 25.0
+    max_queue_outage_s: float = 30.0
     max_functions: int = 20_000
     max_function_bytes: int = 2048 * MIB
     max_versions: int = 1_000

@@ -37,8 +37,9 @@ class Valkey:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": self._directory}
+    def start(self, **others: object) -> None:
+        options: dict[str, object] = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        options |= {"dir": self._directory, **others}
         arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         self._process = subprocess.Popen([get_binary_path(), *arguments], stdout=subprocess.DEVNULL)
         with contextlib.closing(redis.Redis.from_url(self.url)) as client:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +18,18 @@ from farcall_common.store import ValkeyQueue
 from farcall_common.store.model import QueuedTask, Task
 from farcall_common.wire import new_id, new_task_id
 from farcall_lambdas.models.fields import MAX_SMALL_BYTES
+from farcall_lambdas.settings import ApiSettings
 from tests.integration.store_servers import Valkey
-from tests.support.stores import single
+from tests.support.memory_api import BOB, Answer, Clock, MemoryApi
+from tests.support.stores import fake_stores, single
 from tests.task_fields import with_options
 from tests.unit.test_store_queue import LEASE_S, make_result
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
 TASKS = 3000
 ENDPOINT_ID = new_id()
+#: Of the Valkey with little memory.
+MAX_BYTES = 48 * 2**20
 
 
 def documented_bytes(pattern: str) -> int:
@@ -114,6 +121,50 @@ def test_a_full_queue_stays_within_its_memory(
     each = (used_bytes() - before) / TASKS
     print(f"{each:.0f} bytes of Valkey a task")
     assert each < allowed_bytes
+
+
+@pytest.fixture
+def small_valkey() -> Iterator[Valkey]:
+    with tempfile.TemporaryDirectory() as directory:
+        server = Valkey(Path(directory))
+        server.start(maxmemory=MAX_BYTES)
+        yield server
+        server.kill()
+
+
+def test_a_flood_of_one_submitter_leaves_the_queue_usable_for_others(small_valkey: Valkey) -> None:
+    """Large specifications make small requests large in the queue."""
+    clock = Clock()
+    with contextlib.closing(ValkeyQueue(small_valkey.url)) as queue:
+        api = MemoryApi(
+            stores=dataclasses.replace(fake_stores(clock), queue=queue),
+            clock=clock,
+            settings=ApiSettings(rate_burst=10**9),
+        )
+        theirs, mine = api.function(), api.function(caller=BOB)
+        endpoint_id = api.endpoint(caller=BOB, public=True)
+
+        def flood() -> Answer:
+            clock.now += 1
+            body = {"tasks": {theirs: ["p"] * 500}, "resource_specification": {"x": "y" * (MAX_SMALL_BYTES - 20)}}
+            return api.call("POST", f"/v3/endpoints/{api.endpoint()}/submit", body)
+
+        answers = [flood() for _ in range(MAX_BYTES // (500 * MAX_SMALL_BYTES) + 2)]
+        assert {answer.status for answer in answers} == {200, 429}
+        assert answers[-1].body["code"] == "QUEUE_FULL"
+        memory = queue.memory()
+        assert memory.max_bytes == MAX_BYTES
+        assert memory.used_bytes < MAX_BYTES / 2
+
+        submitted = api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {mine: ["p"] * 10}}, caller=BOB)
+        assert submitted.status == 200
+        fence = single.claim(queue, endpoint_id, "forwarder", ttl_s=45)
+        single.mark_restored(queue, endpoint_id, fence)
+        leased = single.lease(queue, endpoint_id, fence, limit=10, lease_s=LEASE_S)
+        assert [each.task.task_id for each in leased] == submitted.body["tasks"][mine]
+        results = [make_result(each.task.task_id, endpoint_id=endpoint_id) for each in leased]
+        single.ack(queue, fence, results)
+        assert len(queue.outbox(endpoint_id)) == 10
 
 
 def test_ended_tasks_leave_little_memory_in_use(queue: ValkeyQueue, used_bytes: Callable[[], int]) -> None:

@@ -12,7 +12,7 @@ import redis
 from farcall_common.errors import QueueDataLost, Unavailable
 from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
 from farcall_common.store.model import HeldLeases, MaintenanceResult
-from farcall_common.store.queue_valkey import MARKER_TTL_S
+from farcall_common.store.queue_valkey import DELETED_TTL_S, MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
 from tests.support.stores import FakeQueue, single
 from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own
@@ -90,9 +90,15 @@ def test_keys_of_an_endpoint_are_in_one_slot(queue: Queue, server: redis.Redis) 
     lease(queue, fence, limit=2)
     queue.cancel("e1", ["t0"])
     single.ack(queue, fence, [make_result("t1")])
-    keys = list(server.scan_iter())
-    assert len(keys) == 11
-    assert all(b"{e1}" in key for key in keys)
+    keys = set(server.scan_iter())
+    assert len(keys - {b"at:alice"}) == 12
+    assert all(b"{e1}" in key for key in keys - {b"at:alice"})
+    assert server.smembers("at:alice") == {b"e1"}
+
+    assert queue.forget_endpoint("e1", limit=10)
+
+    assert set(server.scan_iter()) == {b"own:{e1}"}
+    assert 0 < server.ttl("own:{e1}") <= DELETED_TTL_S
 
 
 def test_a_killed_server_is_a_wiped_one(queue: Queue, valkey: Valkey) -> None:

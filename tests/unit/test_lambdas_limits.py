@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from farcall_common import errors
-from farcall_common.store.model import TokensTaken
+from farcall_common.store.model import QueueMemory, TokensTaken
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.models import fields
 from farcall_lambdas.services.limits import RateLimit
@@ -136,6 +136,60 @@ def test_a_full_queue_has_room_for_a_share_of_another_submitter() -> None:
         lab.queue.enqueue([msgspec.structs.replace(task, endpoint_id=lab.endpoint_id)])
     assert lab.submit().status == 200
     refused(lab.submit(), 429, "QUEUE_FULL")  # it is twice as long as one submitter may make it
+
+
+def test_nothing_is_queued_while_memory_is_nearly_full() -> None:
+    lab = Lab()
+    lab.queue.has_memory = QueueMemory(used_bytes=80_000_000, max_bytes=100_000_000)
+
+    answer = refused(lab.submit(), 429, "QUEUE_FULL")
+
+    assert (answer.headers["Retry-After"], lab.count()) == ("5", 0)
+    assert lab.api.call("GET", "/v3/tasks").status == 200
+    lab.queue.has_memory = QueueMemory(used_bytes=10_000_000, max_bytes=100_000_000)
+    refused(lab.submit(), 429, "QUEUE_FULL")  # as far as this process knows
+    lab.api.clock.now += 1
+    assert lab.submit().status == 200
+
+
+def test_accepted_tasks_count_before_the_memory_is_read_again() -> None:
+    lab = Lab(ApiSettings(max_identity_memory_percent=100))
+    lab.queue.has_memory = QueueMemory(used_bytes=0, max_bytes=2_000_000)
+    large = {"resource_specification": {"x": "y" * 4000}}
+    answers = [lab.submit({lab.function_id: [PAYLOAD] * 100}, **large) for _ in range(5)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
+
+
+def test_large_specifications_of_one_submitter_leave_room_for_others() -> None:
+    lab = Lab()
+    lab.endpoint_id = lab.api.endpoint(public=True)
+    lab.queue.has_memory = QueueMemory(used_bytes=3_000_000, max_bytes=10_000_000)
+    large = {"resource_specification": {"x": "y" * 4000}}
+    for _ in range(5):
+        assert lab.submit({lab.function_id: [PAYLOAD] * 100}, **large).status == 200
+        lab.endpoint_id = lab.api.endpoint(public=True)  # the tasks at all endpoints count
+
+    refused(lab.submit({lab.function_id: [PAYLOAD] * 100}, **large), 429, "QUEUE_FULL")
+    theirs = lab.api.function(caller=BOB)
+    path = f"/v3/endpoints/{lab.endpoint_id}/submit"
+    assert lab.api.call("POST", path, {"tasks": {theirs: [PAYLOAD] * 100}, **large}, caller=BOB).status == 200
+    refused(lab.submit({lab.function_id: [PAYLOAD] * 700}, **large), 400, "TOO_MANY_TASKS")
+
+
+def test_submits_are_refused_after_a_long_outage_of_the_queue() -> None:
+    lab = Lab(ApiSettings(max_queue_outage_s=30))
+    lab.queue.reachable = False
+    statuses = []
+    for _ in range(5):
+        statuses.append(lab.submit().status)
+        lab.api.clock.now += 10
+    assert statuses == [200, 200, 200, 200, 503]
+    refused(lab.submit(), 503, "UNAVAILABLE")
+    lab.queue.reachable = True
+    assert lab.submit().status == 200
+    lab.queue.reachable = False
+    lab.api.clock.now += 10
+    assert lab.submit().status == 200, "the next outage"
 
 
 def test_queue_limit_is_per_endpoint() -> None:

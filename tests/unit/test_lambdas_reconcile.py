@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from farcall_common.errors import Unavailable
-from farcall_common.store.model import OpenTask, QueueState, Task, TaskEvent, TaskResult
+from farcall_common.store.model import AuditEntry, OpenTask, QueueState, Task, TaskEvent, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.services.reconcile import Reconciled
 from farcall_lambdas.settings import ApiSettings
@@ -38,6 +38,18 @@ class WatchedDatabase(FakeDatabase):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.on_call: Callable[[str, int], None] = lambda _method, _count: None
+        self.before_tasks_are_added: Callable[[], object] = lambda: None
+
+    def add_tasks(
+        self,
+        tasks: Sequence[Task],
+        *,
+        memoized: Mapping[str, Task] | None = None,
+        audit: AuditEntry | None = None,
+        endpoint_id: str | None = None,
+    ) -> Mapping[str, Task]:
+        self.before_tasks_are_added()
+        return super().add_tasks(tasks, memoized=memoized, audit=audit, endpoint_id=endpoint_id)
 
     def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
         self.on_call("get_tasks", len(task_ids))
@@ -442,3 +454,86 @@ def test_audit_entries_are_purged_after_their_retention(lab: Lab) -> None:
 
     assert lab.reconciler.run().audit_purged == before
     assert lab.records.audit.list_entries([ALICE.identity_id]) == []
+
+
+def delete(lab: Lab) -> None:
+    assert lab.api.call("DELETE", f"/v2/endpoints/{lab.endpoint_id}").status == 200
+
+
+def test_tasks_of_a_deleted_endpoint_are_cancelled(lab: Lab) -> None:
+    [ended] = lab.submit()
+    end(lab, [ended])
+    waiting, leased = lab.submit(2)
+    fence = lab.own()
+    single.lease(lab.queue, lab.endpoint_id, fence, limit=2, lease_s=1e9)
+    lab.queue.unlease(lab.endpoint_id, fence, [waiting])
+
+    delete(lab)
+
+    tasks = lab.records.tasks.get_tasks([ended, waiting, leased])
+    assert [tasks[each].state for each in (ended, waiting, leased)] == [
+        TaskState.SUCCESS, TaskState.CANCELLED, TaskState.CANCELLED,
+    ]  # fmt: skip
+    error = tasks[leased].error
+    assert error is not None
+    assert (error.code, tasks[waiting].error) == ("ENDPOINT_DELETED", error)
+    assert lab.records.tasks.list_open_ids() == []
+    assert lab.queue.find_missing({lab.endpoint_id: [waiting, leased]}) == {waiting, leased}
+    assert lab.reconciler.run().orphaned == 0
+
+
+def test_many_tasks_of_a_deleted_endpoint_end_in_rounds_of_equal_work(lab: Lab) -> None:
+    for _ in range(4):
+        lab.submit(10_000)
+    delete(lab)
+    assert lab.queue.depth([lab.endpoint_id]) == 35_000, "the request ended some"
+
+    lab.api.clock.now += 60
+    done = lab.reconciler.run()
+    assert (done.orphaned, done.offered) == (20_000, 0)
+    lab.api.clock.now += 60
+    done = lab.reconciler.run()
+    assert (done.orphaned, done.offered) == (15_000, 0)
+    assert lab.queue.depth([lab.endpoint_id]) == 0
+    assert lab.records.tasks.list_open_ids() == []
+
+
+def test_tasks_of_an_endpoint_deleted_while_the_queue_was_away_leave_it_later(lab: Lab) -> None:
+    task_ids = lab.submit(3)
+    lab.queue.reachable = False
+    delete(lab)
+    assert len(lab.records.tasks.list_open_ids()) == 3
+    lab.queue.reachable = True
+    lab.api.clock.now += 60
+
+    done = lab.reconciler.run()
+
+    assert (done.orphaned, done.offered) == (3, 0)
+    assert lab.queue.find_missing({lab.endpoint_id: task_ids}) == set(task_ids)
+
+
+def test_task_of_an_endpoint_that_was_deleted_meanwhile_is_refused(lab: Lab) -> None:
+    """The submit has read the endpoint, and commits after the delete."""
+    lab.database.before_tasks_are_added = lambda: delete(lab)
+    body = {"tasks": {lab.function_id: ["p"]}}
+
+    answer = lab.api.call("POST", f"/v3/endpoints/{lab.endpoint_id}/submit", body)
+
+    assert (answer.status, answer.body["code"]) == (404, "ENDPOINT_UNKNOWN")
+    assert lab.records.tasks.list_open_ids() == []
+    assert lab.queue.depth([lab.endpoint_id]) == 0
+
+
+def test_open_tasks_of_an_unknown_endpoint_end_and_are_not_queued(lab: Lab) -> None:
+    """As an earlier release left them."""
+    lab.submit(3, queued=False)
+    lab.database.delete_endpoint(lab.endpoint_id)
+    other = lab.api.endpoint(endpoint_name="other")
+    lab.endpoint_id, deleted = other, lab.endpoint_id
+    lab.submit(2, queued=False)
+    lab.api.clock.now += 60
+
+    done = lab.reconciler.run()
+
+    assert (done.orphaned, done.offered) == (3, 2)
+    assert (lab.queue.depth([deleted]), lab.queue.depth([other])) == (0, 2)

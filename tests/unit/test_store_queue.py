@@ -23,6 +23,7 @@ from farcall_common.store import (
     TaskResult,
     TokensTaken,
 )
+from farcall_common.store.codec import pack
 from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
@@ -910,6 +911,63 @@ class QueueSuite:
             single.lease(queue, "e1", fence, limit=1, lease_s=LEASE_S)
         again = single.claim(queue, "e1", "w2", spool_id="another", ttl_s=45)
         assert lease(queue, again) == ["t1"]
+
+    def test_a_deleted_endpoint_is_forgotten_in_batches(self, queue: Queue) -> None:
+        others = [*backlog("bob", 4), *backlog("carol", 3)]
+        fence = own(queue, tasks=[make_queued("t1"), make_queued("t2"), make_queued("t3")])
+        assert lease(queue, fence) == ["t1", "t2", "t3"]
+        single.ack(queue, fence, [make_result("t1")])
+        queue.enqueue(others)
+        queue.enqueue([make_queued("other", endpoint_id="e2")])
+
+        assert [queue.forget_endpoint("e1", limit=4) for _ in range(2)] == [False, False]
+        assert queue.forget_endpoint("e1", limit=4)
+
+        every = ["t1", "t2", "t3", *(task.task_id for task in others)]
+        assert queue.find_missing({"e1": every, "e2": ["other"]}) == set(every)
+        assert (queue.depth(["e1"]), queue.depth(["e2"]), queue.outbox("e1")) == (0, 1, [])
+        assert queue.forget_endpoint("e1", limit=4)
+        assert queue.forget_endpoint("unknown", limit=4)
+
+    def test_bytes_of_a_submitter_count_until_the_task_is_forgotten(self, queue: Queue) -> None:
+        tasks = [make_queued(f"t{number}", resource_specification={"x": "y" * 1000 * number}) for number in range(4)]
+        sizes = [len(pack(task)) for task in tasks]
+        fence = own(queue)
+        queue.enqueue(tasks[:2])
+        queue.enqueue(tasks[1:3])
+        queue.restore("e1", fence, tasks[2:], held={}, lease_s=LEASE_S)
+        queue.enqueue([make_queued("elsewhere", endpoint_id="e2"), make_queued("u1", endpoint_id="e2", owner_id="bob")])
+        elsewhere = len(pack(make_queued("elsewhere", endpoint_id="e2")))
+        assert queue.bytes_of("alice") == sum(sizes) + elsewhere
+        assert queue.bytes_of("bob") == len(pack(make_queued("u1", endpoint_id="e2", owner_id="bob")))
+
+        assert len(lease(queue, fence, limit=2)) == 2
+        single.ack(queue, fence, [make_result("t0")])
+        queue.cancel("e1", ["t3"])
+        assert queue.bytes_of("alice") == sum(sizes) + elsewhere
+        for _ in range(2):
+            queue.flushed({"e1": ["t0", "t3", "unknown"]})
+            assert queue.bytes_of("alice") == sizes[1] + sizes[2] + elsewhere
+        assert queue.forget_endpoint("e1", limit=10)
+        assert queue.bytes_of("alice") == elsewhere
+        assert queue.forget_endpoint("e2", limit=10)
+        assert (queue.bytes_of("alice"), queue.bytes_of("bob"), queue.bytes_of("carol")) == (0, 0, 0)
+
+    def test_memory_is_readable(self, queue: Queue) -> None:
+        memory = queue.memory()
+        assert memory.max_bytes >= memory.used_bytes >= 0
+
+    def test_nothing_is_queued_for_a_deleted_endpoint(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.forget_endpoint("e1", limit=10)
+        assert queue.enqueue([make_queued("t1")]) == 0
+        for each in (fence, single.claim(queue, "e1", "w2", ttl_s=45)):
+            with pytest.raises(Fenced):
+                single.lease(queue, "e1", each, limit=1, lease_s=LEASE_S)
+            with pytest.raises(Fenced):
+                queue.restore("e1", each, [make_queued("t1")], held={}, lease_s=LEASE_S)
+        assert queue.find_missing({"e1": ["t1"]}) == {"t1"}
+        assert queue.depth(["e1"]) == 0
 
     def test_forwarder_is_notified_of_work_and_cancellations(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")

@@ -692,6 +692,27 @@ class RecordsSuite:
         assert len(records.tasks.list_events("t1")) == 2
         assert records.tasks.get_tasks(["t2"])
 
+    def test_no_task_is_added_for_a_deleted_endpoint(self, records: Records) -> None:
+        records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))
+        assert records.tasks.add_tasks([make_task("t1")], endpoint_id="e1") == {}
+        records.endpoints.delete_endpoint("e1")
+        before = len(records.audit.list_entries(["alice"]))
+        done = make_entry("tasks.submit", "e1", detail={})
+
+        with pytest.raises(EndpointUnknown):
+            records.tasks.add_tasks([make_task("t1"), make_task("t2")], endpoint_id="e1", audit=done)
+
+        assert records.tasks.add_tasks([make_task("t1")], endpoint_id="e1").keys() == {"t1"}
+        assert records.tasks.get_tasks(["t1", "t2"]).keys() == {"t1"}
+        assert len(records.audit.list_entries(["alice"])) == before
+
+    def test_open_tasks_of_an_endpoint_are_listed_by_id(self, records: Records) -> None:
+        records.tasks.add_tasks([make_task(f"t{number}") for number in (2, 0, 1, 3)])
+        records.tasks.add_tasks([make_task("t4", endpoint_id="e2")])
+        records.tasks.record_results([make_task_result("t1")], at=at(1))
+        assert records.tasks.list_open_ids_of("e1", limit=2) == ["t0", "t2"]
+        assert records.tasks.list_open_ids_of("e1", limit=9) == ["t0", "t2", "t3"]
+
     def test_invalid_task_refuses_the_whole_batch(self, records: Records) -> None:
         with pytest.raises(Conflict):
             records.tasks.add_tasks([make_task("t1"), make_task("t2", payload=None)])

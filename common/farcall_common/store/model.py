@@ -287,6 +287,14 @@ class TaskEvent(msgspec.Struct, frozen=True):
 MAX_QUEUED_BYTES: Final = 4 * 1024
 
 
+@dataclasses.dataclass(frozen=True)
+class QueueMemory:
+    """Memory of the queue's server; ``max_bytes`` is 0 if it is not known."""
+
+    used_bytes: int
+    max_bytes: int
+
+
 class QueuedTask(msgspec.Struct, frozen=True):
     """A task in the queue: all that dispatching needs, with its payload if that is small, so that most dispatches read
     no database. It is in memory, which limits its size."""

@@ -31,6 +31,7 @@ from farcall_common.store.model import (
     PeerKey,
     Presence,
     QueuedTask,
+    QueueMemory,
     QueuePosition,
     Quota,
     SharedResults,
@@ -215,6 +216,7 @@ class Tasks(Audited, Protocol):
         *,
         memoized: Mapping[str, Task] | None = None,
         audit: AuditEntry | None = None,
+        endpoint_id: str | None = None,
     ) -> Mapping[str, Task]:
         """Write tasks ahead, all or none, in one transaction, each with its RECEIVED event.
 
@@ -223,6 +225,8 @@ class Tasks(Audited, Protocol):
         ``audit`` is appended, with the number of new ``tasks`` in its detail, unless there are none.
         A task id that exists already stays as it is. Returns the existing tasks by id (usually none), so that the
         caller can distinguish a repeated submit from a reused id.
+
+        :raises EndpointUnknown: if ``endpoint_id`` is given and there is no such endpoint; then nothing is written.
         """
 
     def read_for_submit(
@@ -304,6 +308,9 @@ class Tasks(Audited, Protocol):
     ) -> Sequence[Task]:
         """Open tasks of an endpoint, of a function, or of an owner there, by task id, after ``after``; without payloads
         and details. An endpoint or a function must be given."""
+
+    def list_open_ids_of(self, endpoint_id: str, *, limit: int) -> Sequence[str]:
+        """Ids of open tasks of an endpoint, in order. Reads no payload."""
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         """Those of these endpoints that have open tasks."""
@@ -457,7 +464,12 @@ class Queue(Registry, Protocol):
         """Give up ownership; harmless without it."""
 
     def evict(self, endpoint_id: str) -> None:
-        """Fence the owner of an endpoint that was deleted."""
+        """Fence the owner of an endpoint."""
+
+    def forget_endpoint(self, endpoint_id: str, *, limit: int) -> bool:
+        """Remove up to ``limit`` tasks of a deleted endpoint, waiting or not, and what else is known of it. Returns
+        whether all is removed. From the first call on, for an hour, its owner is fenced and nothing is queued for
+        it."""
 
     # consuming
     def lease(
@@ -530,6 +542,11 @@ class Queue(Registry, Protocol):
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
+
+    def bytes_of(self, owner_id: str) -> int:
+        """Bytes of all tasks of a submitter in the queue, as they are stored there."""
+
+    def memory(self) -> QueueMemory: ...
 
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False

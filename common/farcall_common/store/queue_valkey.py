@@ -5,12 +5,13 @@ All keys of an endpoint carry its id as hash tag, so that they share a slot and 
 ========================  ======  =====================================================================  =========
 key                       type    content                                                                TTL
 ========================  ======  =====================================================================  =========
-``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch                                  none
+``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch; deleted                         if deleted
 ``q:{endpoint}:<owner>``  list    waiting task ids of one submitter                                      none
 ``r:{endpoint}``          zset    submitters with waiting tasks, in the order of their turns              none
 ``h:{endpoint}``          hash    leased tasks by submitter                                              none
 ``w:{endpoint}``          hash    weights of submitters                                                  none
 ``c:{endpoint}``          hash    waiting: how many tasks wait; turn: the last one given                 none
+``b:{endpoint}``          hash    bytes of tasks by submitter                                            none
 ``l:{endpoint}``          zset    leased task ids by deadline                                            none
 ``x:{endpoint}``          set     leased tasks that should stop                                          none
 ``o:{endpoint}``          list    results that may not have reached the database                         none
@@ -19,6 +20,7 @@ key                       type    content                                       
 ``fwds``                  zset    forwarder ids by the time they count as dead                           none
 ``zap:<public key>``      string  subject of a CURVE key                                                 its own
 ``checkpoint:<name>``     string  how far the reconciler has come with the queue as it is                none
+``at:<owner>``            set     endpoints where the queue has tasks of a submitter, or had                none
 ``rate:<bucket>``         hash    tokens, at: a token bucket as it was at a moment                       full again
 ``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
 ``watch:<owner>``         zset    forwarders where the owner's clients wait, by when that is over        its own
@@ -62,6 +64,7 @@ from farcall_common.store.model import (
     LeasedTask,
     MaintenanceResult,
     QueuedTask,
+    QueueMemory,
     QueuePosition,
     QueueState,
     TaskResult,
@@ -72,6 +75,7 @@ from farcall_common.store.valkey import (
     BATCH,
     SERVER_CLOCK,
     Call,
+    Command,
     Scripts,
     batches,
     connect,
@@ -84,6 +88,10 @@ from farcall_common.store.valkey import (
 #: TTL of the marker of an ended task, which keeps a process that saw it open in the database from queueing it again:
 #: twice the longest time between that read and its call (a round of the reconciler has 55 s, a request 29 s).
 MARKER_TTL_S: Final = 120
+
+#: How long the queue remembers that an endpoint was deleted: longer than any request that saw it before, or any session
+#: of its agent that was not ended.
+DELETED_TTL_S: Final = 3600
 
 #: The lease of a task that is enqueued although it may have started and must not start again (the queue had lost it):
 #: time for its endpoint to connect before reap gives the task up.
@@ -124,7 +132,7 @@ class ValkeyQueue(ValkeyRegistry):
                 packed = itertools.chain.from_iterable(map(_packed, batch))
                 calls.append(("enqueue", endpoint_id, (endpoint_id, RESCUE_LEASE_S, *rules, *packed)))
         depth = 0
-        for answer in self._scripts.run_many(calls):
+        for answer in self._scripts.run_many(calls, before=_places(tasks)):
             refusal(answer)
             depth = int(answer)
         return depth
@@ -195,6 +203,21 @@ class ValkeyQueue(ValkeyRegistry):
 
     def evict(self, endpoint_id: str) -> None:
         self._scripts.run("evict", endpoint_id)
+
+    def forget_endpoint(self, endpoint_id: str, *, limit: int) -> bool:
+        submitters = self._submitters_at(endpoint_id)
+        is_forgotten = bool(self._scripts.run("forget_endpoint", endpoint_id, limit, DELETED_TTL_S))
+        gone = submitters - self._submitters_at(endpoint_id)
+        pipeline = self._client.pipeline(transaction=False)
+        for owner_id in gone:
+            pipeline.srem(f"at:{owner_id}", endpoint_id)
+        with mapped():
+            pipeline.execute()
+        return is_forgotten
+
+    def _submitters_at(self, endpoint_id: str) -> set[str]:
+        with mapped():
+            return set(texts(self._client.hkeys(f"b:{{{endpoint_id}}}")))
 
     # consuming
 
@@ -268,6 +291,11 @@ class ValkeyQueue(ValkeyRegistry):
         held: Mapping[str, int],
         lease_s: float,
     ) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for command in _places(tasks):
+            pipeline.execute_command(*command)
+        with mapped():
+            pipeline.execute()
         for batch in batches(tasks):
             arguments = itertools.chain.from_iterable(
                 (*_packed(task), *_retry_rules(task), held.get(task.task_id, "")) for task in batch
@@ -323,6 +351,28 @@ class ValkeyQueue(ValkeyRegistry):
             waiting, own = pipeline.execute()
         return int(waiting or 0), int(own)
 
+    def bytes_of(self, owner_id: str) -> int:
+        with mapped():
+            endpoint_ids = sorted(texts(self._client.smembers(f"at:{owner_id}")))
+        held, empty = 0, []
+        for batch in batches(endpoint_ids):
+            pipeline = self._client.pipeline(transaction=False)
+            for endpoint_id in batch:
+                pipeline.hget(f"b:{{{endpoint_id}}}", owner_id)
+            with mapped():
+                answers = pipeline.execute()
+            held += sum(int(each or 0) for each in answers)
+            empty += [endpoint_id for endpoint_id, each in zip(batch, answers, strict=True) if not each]
+        for batch in batches(empty):
+            with mapped():
+                self._client.srem(f"at:{owner_id}", *batch)
+        return held
+
+    def memory(self) -> QueueMemory:
+        with mapped():
+            found = self._client.info("memory")
+        return QueueMemory(found["used_memory"], found.get("maxmemory") or found.get("total_system_memory") or 0)
+
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
     ) -> TokensTaken:
@@ -342,6 +392,12 @@ def _attempts(found: Sequence[bytes]) -> dict[str, int]:
 def _flat(weights: Mapping[str, int]) -> Iterable[str | int]:
     """Weights as arguments of the claim script."""
     return itertools.chain.from_iterable(weights.items())
+
+
+def _places(tasks: Iterable[QueuedTask]) -> list[Command]:
+    """The commands that note where the tasks of submitters are, before they are there."""
+    places = dict.fromkeys((task.owner_id, task.endpoint_id) for task in tasks)
+    return [("SADD", f"at:{owner_id}", endpoint_id) for owner_id, endpoint_id in places]
 
 
 def _packed(task: QueuedTask) -> tuple[str | bytes, ...]:

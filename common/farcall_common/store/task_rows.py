@@ -89,6 +89,8 @@ def _unnest(columns: Mapping[str, str]) -> str:
 _ADD_TASKS: Final = f"""
     WITH added AS (
         INSERT INTO task ({", ".join(_NEW_TASK)}) SELECT {{values}} FROM {{rows}}
+        WHERE %(required_endpoint)b::text IS NULL
+            OR EXISTS (SELECT FROM endpoint WHERE endpoint.endpoint_id = %(required_endpoint)b::text)
         ON CONFLICT (task_id) DO NOTHING
         RETURNING task_id, task_group_id, owner_id, state, submitted_at, finished_at
     ), groups AS (

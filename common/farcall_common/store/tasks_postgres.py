@@ -12,6 +12,7 @@ import msgspec
 import psycopg
 from psycopg.rows import DictRow
 
+from farcall_common.errors import EndpointUnknown
 from farcall_common.store import task_rows, transitions
 from farcall_common.store.audit_postgres import PostgresPort, audit_parameters
 from farcall_common.store.endpoints_postgres import endpoint_from_row
@@ -49,6 +50,11 @@ _READ_FOR_SUBMIT: Final = f"""
         (SELECT array_agg(task_id) FROM task WHERE task_id = ANY(%(tasks)b::text[])) AS tasks
 """
 
+#: By the index ``task_open``.
+_OPEN_IDS_OF: Final = """
+    SELECT task_id FROM task WHERE endpoint_id = %(id)s AND finished_at IS NULL ORDER BY task_id LIMIT %(limit)s
+"""
+
 _BUSY: Final = """
     SELECT endpoint_id FROM unnest(%(ids)s::text[]) AS wanted (endpoint_id)
     WHERE EXISTS (SELECT FROM task WHERE task.endpoint_id = wanted.endpoint_id AND finished_at IS NULL)
@@ -84,6 +90,7 @@ class PostgresTasks(PostgresPort):
         *,
         memoized: Mapping[str, Task] | None = None,
         audit: AuditEntry | None = None,
+        endpoint_id: str | None = None,
     ) -> Mapping[str, Task]:
         if not tasks:
             return {}
@@ -92,10 +99,14 @@ class PostgresTasks(PostgresPort):
         ordered = sorted(tasks, key=lambda task: task.task_id)
         written = [transitions.as_received(task, memoized, now=now) for task in ordered]
         statement, parameters = task_rows.add_tasks(written)
-        rows = self._database.rows(statement, {**parameters, **audit_parameters(audit)}, by_keys=True)
+        parameters |= {**audit_parameters(audit), "required_endpoint": endpoint_id}
+        rows = self._database.rows(statement, parameters, by_keys=True)
         added = {row["task_id"] for row in rows}
-        known = [task.task_id for task in written if task.task_id not in added]
-        return self.get_tasks(known) if known else {}
+        missing = [task.task_id for task in written if task.task_id not in added]
+        known = self.get_tasks(missing) if missing else {}
+        if endpoint_id is not None and len(known) < len(set(missing)):
+            raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
+        return known
 
     def read_for_submit(
         self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
@@ -222,6 +233,10 @@ class PostgresTasks(PostgresPort):
             """,
             {**wanted, "after": after, "limit": limit},
         )
+
+    def list_open_ids_of(self, endpoint_id: str, *, limit: int) -> Sequence[str]:
+        rows = self._database.rows(_OPEN_IDS_OF, {"id": endpoint_id, "limit": limit})
+        return [row["task_id"] for row in rows]
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(row["endpoint_id"] for row in self._database.rows(_BUSY, {"ids": list(endpoint_ids)}))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from farcall_common.errors import ErrorRecord, InvalidRequest, TaskCancelled
+from farcall_common.errors import EndpointDeleted, ErrorRecord, InvalidRequest, TaskCancelled
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import Task, TaskEvent, TaskResult
 from farcall_common.wire.states import LEGAL_TRANSITIONS, REPORTERS, Reporter, TaskState
@@ -150,6 +150,12 @@ def cancelled_before_dispatch(task_id: str, endpoint_id: str, error: ErrorRecord
     owner cancelled it."""
     error = error or TaskCancelled("the task was cancelled before it started", hint="").record
     return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, Reporter.API, error=error)
+
+
+def endpoint_deleted(task_id: str, endpoint_id: str, *, reporter: Reporter) -> TaskResult:
+    """The result of an open task whose endpoint was deleted."""
+    error = EndpointDeleted("the endpoint of the task was deleted")
+    return TaskResult(task_id, endpoint_id, 0, TaskState.CANCELLED, reporter, error=error.record)
 
 
 def result_event(result: TaskResult, *, at: dt.datetime) -> TaskEvent:

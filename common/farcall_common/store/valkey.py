@@ -21,6 +21,9 @@ Call = tuple[str, str, Sequence[str | bytes | float]]
 #: A script's name, its keys, and arguments.
 KeyedCall = tuple[str, Sequence[str], Sequence[str | bytes | float]]
 
+#: A command of the server with its arguments.
+Command = tuple[str, ...]
+
 #: The clock of the scripts, in Lua: seconds and microseconds.
 SERVER_CLOCK: Final = "redis.call('TIME')"
 
@@ -71,31 +74,36 @@ class Scripts:
         with mapped():
             return self._scripts[name](keys=keys, args=arguments)
 
-    def run_many(self, calls: Sequence[Call]) -> list[Any]:
+    def run_many(self, calls: Sequence[Call], *, before: Sequence[Command] = ()) -> list[Any]:
         """Run scripts on endpoints' keys, in order and in one round trip. An answer may be the error that a script
-        raised."""
-        return self.run_many_on([(name, _keys(endpoint_id), arguments) for name, endpoint_id, arguments in calls])
+        raised. The commands ``before`` are sent first, and their answers are left out."""
+        keyed = [(name, _keys(endpoint_id), arguments) for name, endpoint_id, arguments in calls]
+        return self.run_many_on(keyed, before=before)
 
-    def run_many_on(self, calls: Sequence[KeyedCall]) -> list[Any]:
+    def run_many_on(self, calls: Sequence[KeyedCall], *, before: Sequence[Command] = ()) -> list[Any]:
         """:meth:`run_many` on other keys.
 
         Scripts of several kinds build on one another, so that none may be missing in the middle: they are sent along.
         """
         kinds = {name for name, _, _ in calls}
-        answers = self._run_all(calls, loading=kinds if len(kinds) > 1 else ())
+        answers = self._run_all(calls, loading=kinds if len(kinds) > 1 else (), before=before)
         if missed := [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
             for index, answer in zip(missed, self._run_all([calls[i] for i in missed], loading=kinds), strict=True):
                 answers[index] = answer
         return answers
 
-    def _run_all(self, calls: Sequence[KeyedCall], *, loading: Collection[str]) -> list[Any]:
+    def _run_all(
+        self, calls: Sequence[KeyedCall], *, loading: Collection[str], before: Sequence[Command] = ()
+    ) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
+        for command in before:
+            pipeline.execute_command(*command)
         for name in loading:
             pipeline.script_load(self._scripts[name].script)
         for name, keys, arguments in calls:
             pipeline.evalsha(self._scripts[name].sha, len(keys), *keys, *arguments)
         with mapped():
-            return list(pipeline.execute(raise_on_error=False))[len(loading) :]
+            return list(pipeline.execute(raise_on_error=False))[len(before) + len(loading) :]
 
 
 @contextlib.contextmanager
@@ -141,7 +149,7 @@ def _error_of(answer: Any) -> FarcallError | None:
 def _keys(endpoint_id: str) -> list[str]:
     """The keys of an endpoint, as the scripts take them."""
     tag = f"{{{endpoint_id}}}"
-    prefixes = ("own:{}", "q:{}:", "l:{}", "x:{}", "o:{}", "t:{}:", "r:{}", "h:{}", "w:{}", "c:{}")
+    prefixes = ("own:{}", "q:{}:", "l:{}", "x:{}", "o:{}", "t:{}:", "r:{}", "h:{}", "w:{}", "c:{}", "b:{}")
     return [prefix.format(tag) for prefix in prefixes]
 
 

@@ -74,7 +74,7 @@ REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
     _S.RUNNING: {Reporter.AGENT},
     _S.SUCCESS: {Reporter.AGENT},
     _S.FAILED: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
-    _S.CANCELLED: {Reporter.API, Reporter.AGENT, Reporter.FORWARDER},
+    _S.CANCELLED: {Reporter.API, Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
     _S.LOST: {Reporter.AGENT, Reporter.FORWARDER, Reporter.RECONCILER},
     # Agents report such a result as failed, with no attempt left: only the cloud declares dead letters.
     _S.DEAD_LETTERED: {Reporter.FORWARDER},

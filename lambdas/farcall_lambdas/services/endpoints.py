@@ -13,7 +13,7 @@ from farcall_common.errors import InvalidRequest, NotFound, Unavailable, Unsuppo
 from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Task
 from farcall_common.wire.ids import new_id
-from farcall_common.wire.states import EndpointState
+from farcall_common.wire.states import EndpointState, Reporter
 from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
@@ -27,12 +27,17 @@ from farcall_lambdas.models.endpoints import (
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.cancel import Cancellation, CancelService
+from farcall_lambdas.services.deletion import end_tasks
 from farcall_lambdas.services.withdrawal import WithdrawalService, narrows
 
 logger = Logger(service=SERVICE, child=True)
 
 #: Tasks that one request cancels by submitter or function.
 _CANCELLED_AT_ONCE: Final = 1000
+
+
+#: Batches of open tasks that the request which deletes their endpoint ends.
+_BATCHES_AT_ONCE: Final = 5
 
 
 class EndpointService(Service):
@@ -149,12 +154,19 @@ class EndpointService(Service):
         return self._fitting(found, shown=lambda each: (each.name, each.display_name))
 
     def delete(self, identity: Identity, endpoint_id: str) -> None:
-        """Delete an endpoint of the caller, and disconnect its agent: its machine or its key may be compromised."""
+        """Delete an endpoint of the caller, disconnect its agent (its machine or its key may be compromised), and end
+        its open tasks: some thousands at once, the others by the reconciler."""
         endpoint = self._access.own_endpoint(identity, endpoint_id)
         done = self._entry(identity, "endpoint.delete", endpoint_id, owner_id=endpoint.owner_id)
         keys = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
         self._stores.endpoints.audited(done).delete_endpoint(endpoint_id)
         end_sessions(self._stores, endpoint_id, keys)
+        try:
+            for _ in range(_BATCHES_AT_ONCE):
+                if end_tasks(self._stores, endpoint_id, reporter=Reporter.API, at=self._now()).is_all:
+                    break
+        except Unavailable:
+            logger.warning("a store is unavailable; the reconciler will end the tasks", endpoint_id=endpoint_id)
 
     def keys(self, identity: Identity, endpoint_id: str) -> Sequence[EndpointKey]:
         """The keys of an endpoint of the caller, the oldest first."""

@@ -18,7 +18,7 @@ from farcall_common.errors import (
     Unavailable,
 )
 from farcall_common.store import Stores
-from farcall_common.store.model import Endpoint, TokensTaken
+from farcall_common.store.model import Endpoint, QueueMemory, TokensTaken
 from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.settings import ApiSettings
@@ -89,6 +89,75 @@ class Storage:
                 f"The database has {self._size} bytes; nothing is added beyond {self._most:.0f}.",
                 retry_after_s=_SIZE_GOOD_S,
             )
+
+
+@dataclasses.dataclass
+class _Failures:
+    """Calls that failed in a row: when the first one did, and the last one."""
+
+    since: float
+    last: float
+
+
+class Memory:
+    """Memory of the queue's server: some is always left for what is not a submit, and for other submitters. Each
+    process reads once a second how much is used, and adds what it has accepted since."""
+
+    def __init__(self, queue: Queue, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._memory = QueueMemory(0, 0)
+        self._good_until = float("-inf")
+        self._failures: _Failures | None = None
+
+    def check(self, submitter_id: str, size_bytes: int) -> None:
+        """Whether tasks of so many bytes may be queued.
+
+        :raises TooManyTasks: for tasks that would not fit an empty queue.
+        :raises QueueFull: for tasks that do not fit now.
+        :raises Unavailable: after an outage of the queue that is too long to go on without it.
+        """
+        try:
+            memory = self._read()
+            most = memory.max_bytes * self._settings.max_identity_memory_percent / 100
+            # The tasks of one submitter take no more than what is used.
+            is_asked = most > 0 and memory.used_bytes + size_bytes > most
+            held = self._queue.bytes_of(submitter_id) if is_asked else 0
+        except Unavailable:
+            self._check_outage()
+            return
+        self._failures = None
+        if not memory.max_bytes:
+            return
+        if size_bytes > most:
+            raise TooManyTasks(f"Tasks of {size_bytes} bytes in one request; {most:.0f} bytes of you may wait.")
+        if memory.used_bytes + size_bytes > memory.max_bytes * self._settings.max_memory_percent / 100:
+            raise QueueFull("The queue's memory is nearly full.", retry_after_s=QUEUE_RETRY_S)
+        if held + size_bytes > most:
+            raise QueueFull(
+                f"Your tasks take {held} bytes of the queue; {size_bytes} more exceed the limit of {most:.0f}.",
+                retry_after_s=QUEUE_RETRY_S,
+            )
+        with self._lock:
+            self._memory = dataclasses.replace(self._memory, used_bytes=self._memory.used_bytes + size_bytes)
+
+    def _read(self) -> QueueMemory:
+        if self._clock() >= self._good_until:
+            memory = self._queue.memory()
+            with self._lock:
+                self._memory, self._good_until = memory, self._clock() + _WAITING_GOOD_S
+        return self._memory
+
+    def _check_outage(self) -> None:
+        now, most_s = self._clock(), self._settings.max_queue_outage_s
+        failures = self._failures
+        if failures is None or now - failures.last > most_s:  # what was in between is not known
+            failures = _Failures(now, now)
+        failures.last, self._failures = now, failures
+        if now - failures.since > most_s:
+            raise Unavailable("The queue does not answer; no tasks are accepted.", retry_after_s=QUEUE_RETRY_S)
 
 
 class Room:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -28,6 +28,7 @@ from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.deletion import end_tasks
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
 from farcall_lambdas.services.withdrawal import WithdrawalService
 
@@ -37,6 +38,9 @@ _NAME: Final = "reconciler"
 
 #: Ids of open tasks that are read, and compared with the queue, at once.
 _PAGE: Final = 1000
+
+#: Batches of tasks of deleted endpoints that a round ends.
+_ORPHAN_BATCHES: Final = 20
 
 #: Tasks whose payloads are read at once.
 _BODIES: Final = 100
@@ -50,8 +54,8 @@ _DAY_S: Final = 86_400.0
 @dataclasses.dataclass(frozen=True)
 class Reconciled:
     """Numbers of one round: endpoints with open tasks, tasks that the queue lacked and were queued, results moved from
-    outboxes to the database, tasks that exceeded the maximum wait, old tasks and audit entries deleted; ``withdrawn``
-    tasks were cancelled because a right was withdrawn.
+    outboxes to the database, tasks that exceeded the maximum wait, tasks that ended because their endpoint was deleted,
+    old tasks and audit entries deleted; ``withdrawn`` tasks were cancelled because a right was withdrawn.
     ``tasks_waiting`` were submitted a while ago and do not run yet, wherever they wait; if more than a thousand are
     open, those that wait in queues. ``skipped`` is 1 if another round was under way."""
 
@@ -59,6 +63,7 @@ class Reconciled:
     offered: int = 0
     recorded: int = 0
     expired: int = 0
+    orphaned: int = 0
     purged: int = 0
     audit_purged: int = 0
     tasks_waiting: int = 0
@@ -113,13 +118,26 @@ class Reconciler(Service):
         expired = self._expire(until=until)
         endpoint_ids = self._stores.tasks.list_endpoints_with_open_tasks()
         recorded = sum(self._record_outbox(id_, until=until) for id_ in self._stores.queue.find_outboxes(endpoint_ids))
+        deleted, orphaned = self._end_orphans(endpoint_ids, until=until)
         settled = _moment(began_at - self._settings.settle_s)
-        offered, waiting = self._repair(settled, until=until)
+        offered, waiting = self._repair(settled, deleted, until=until)
         if waiting is None:
             waiting = self._stores.queue.depth(endpoint_ids)
         return Reconciled(
-            len(endpoint_ids), offered, recorded, expired, purged, audit_purged, waiting, withdrawn=withdrawn
+            len(endpoint_ids), offered, recorded, expired, orphaned, purged, audit_purged, waiting, withdrawn=withdrawn
         )
+
+    def _end_orphans(self, endpoint_ids: Sequence[str], *, until: float) -> tuple[frozenset[str], int]:
+        """End tasks of deleted endpoints, as many as a round may. Returns the deleted ones of these endpoints, and how
+        many tasks ended."""
+        deleted = sorted(set(endpoint_ids) - self._stores.endpoints.find_spools(endpoint_ids).keys())
+        ended, batches = 0, 0
+        for endpoint_id in deleted:
+            is_all = False
+            while not is_all and batches < _ORPHAN_BATCHES and self._clock() < until:
+                done = end_tasks(self._stores, endpoint_id, reporter=Reporter.RECONCILER, at=_moment(self._clock()))
+                ended, is_all, batches = ended + done.count, done.is_all, batches + 1
+        return frozenset(deleted), ended
 
     def _record_outbox(self, endpoint_id: str, *, until: float) -> int:
         """Record old results. A live forwarder does so within moments: old ones were left behind.
@@ -147,9 +165,9 @@ class Reconciler(Service):
             recorded += len(results)
         return recorded
 
-    def _repair(self, settled: dt.datetime, *, until: float) -> tuple[int, int | None]:
+    def _repair(self, settled: dt.datetime, deleted: Set[str], *, until: float) -> tuple[int, int | None]:
         """Queue the tasks that the queue lacks: of those added since the checkpoint, and of the next page of all open
-        tasks.
+        tasks; without those of deleted endpoints, which are about to end.
 
         Returns how many were queued; and how many wait, if one page has all open tasks.
         """
@@ -168,7 +186,7 @@ class Reconciler(Service):
         began = reached = (known.checked, known.checked_id)
         offered, checked = 0, (unfinished, "")
         for page in self._pages(after=began):
-            count, is_whole = self._offer(list(filter(is_due, page)), until=until)
+            count, is_whole = self._offer(list(filter(is_due, page)), deleted, until=until)
             offered += count
             checked = min([checked, *((task.added_in, "") for task in page if not is_due(task))])
             if is_whole:
@@ -178,7 +196,7 @@ class Reconciler(Service):
                 break
 
         page = records.tasks.list_open_ids(after=known.page_after, limit=_PAGE)
-        count, is_whole = self._offer(list(filter(is_due, page)), until=until)
+        count, is_whole = self._offer(list(filter(is_due, page)), deleted, until=until)
         offered += count
         page_after = (page[-1].added_in, page[-1].task_id) if len(page) == _PAGE else (0, "")
         page_after = page_after if is_whole else known.page_after
@@ -195,13 +213,13 @@ class Reconciler(Service):
             yield page
             after = (page[-1].added_in, page[-1].task_id)
 
-    def _offer(self, tasks: Sequence[OpenTask], *, until: float) -> tuple[int, bool]:
+    def _offer(self, tasks: Sequence[OpenTask], deleted: Set[str], *, until: float) -> tuple[int, bool]:
         """Queue those of these tasks that were never dispatched and that the queue lacks, a few at a time: on a busy
         disk, payloads take milliseconds each. At least the first ones are queued, whatever ``until`` is. Returns how
         many, and whether those are all."""
         by_endpoint = defaultdict(list)
         for task in tasks:
-            if task.attempt == 0:
+            if task.attempt == 0 and task.endpoint_id not in deleted:
                 by_endpoint[task.endpoint_id].append(task.task_id)
         missing = self._stores.queue.find_missing(by_endpoint)
         offered, has_begun = 0, False

@@ -26,7 +26,17 @@ from farcall_common.errors import (
 )
 from farcall_common.limits import MAX_BLOBS_PER_SUBMIT
 from farcall_common.store import Stores
-from farcall_common.store.model import AuditEntry, BlobRef, Container, Endpoint, Function, QueuedTask, Task
+from farcall_common.store.codec import pack
+from farcall_common.store.model import (
+    MAX_QUEUED_BYTES,
+    AuditEntry,
+    BlobRef,
+    Container,
+    Endpoint,
+    Function,
+    QueuedTask,
+    Task,
+)
 from farcall_common.store.transitions import as_received
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.ids import new_id, new_task_id
@@ -38,7 +48,7 @@ from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.containers import ContainerService
-from farcall_lambdas.services.limits import Room, check_count
+from farcall_lambdas.services.limits import Memory, Room, check_count
 from farcall_lambdas.services.memo import Memo, is_memoized
 
 logger = Logger(service=SERVICE, child=True)
@@ -69,6 +79,7 @@ class SubmitService(Service):
         self._blobs = blobs
         self._memo = Memo(context.stores)
         self._room = Room(context.stores, context.settings, clock=context.clock)
+        self._memory = Memory(context.stores.queue, context.settings, clock=context.clock)
 
     def submit(self, identity: Identity, endpoint_id: str, wanted: Submit, *, retry_of: str | None = None) -> Submitted:
         """Accept tasks for an endpoint. Sending the same task ids again gives the same answer.
@@ -120,11 +131,14 @@ class SubmitService(Service):
 
         if len(tasks) > len(existing):
             self._storage.check()
-        self._room.check(endpoint, len(tasks) - len(existing) - len(sources), submitter_id=identity.identity_id)
+        new = len(tasks) - len(existing) - len(sources)
+        self._room.check(endpoint, new, submitter_id=identity.identity_id)
+        if new:
+            self._memory.check(identity.identity_id, _queued_bytes(tasks))
         self._blobs.store(uploads)
         # Tasks of a concurrent repeat are checked like those that existed before.
         done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
-        raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done)
+        raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done, endpoint_id=endpoint_id)
         _check_repeats(tasks, raced)
         known = {**existing, **raced}
         now = self._now()
@@ -237,6 +251,13 @@ def was_dispatched(task: Task) -> bool:
     If the queue lost it, only the forwarder that owns the endpoint can see whether the endpoint has it.
     """
     return task.attempt > 0 or task.state.is_terminal
+
+
+def _queued_bytes(tasks: Sequence[Task]) -> int:
+    """About as many bytes as these tasks of one submit have in the queue: they differ in their payloads."""
+    without = msgspec.structs.replace(QueuedTask.of(tasks[0]), payload=None)
+    payloads = sum(len(task.payload or b"") for task in tasks if len(task.payload or b"") <= MAX_QUEUED_BYTES)
+    return len(tasks) * len(pack(without)) + payloads
 
 
 def queue_tasks(stores: Stores, tasks: Sequence[Task]) -> int:

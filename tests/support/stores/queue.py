@@ -14,13 +14,14 @@ import msgspec
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.fairness import FairQueue
-from farcall_common.store import transitions
+from farcall_common.store import codec, transitions
 from farcall_common.store.model import (
     CancelOutcome,
     HeldLeases,
     LeasedTask,
     MaintenanceResult,
     QueuedTask,
+    QueueMemory,
     QueuePosition,
     QueueState,
     TaskResult,
@@ -55,6 +56,7 @@ class _Lane:
     until: float = 0.0
     spool_id: str = ""
     complete: bool = False
+    deleted: bool = False
     entries: dict[str, _Entry] = dataclasses.field(default_factory=dict)
     waiting: FairQueue[str] = dataclasses.field(default_factory=FairQueue)
     leases: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -62,6 +64,8 @@ class _Lane:
     outbox: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def require_claim(self, fence: int) -> None:
+        if self.deleted:
+            raise Fenced("the endpoint was deleted")
         if self.fence is None:
             raise QueueDataLost("the endpoint has no owner")
         if self.fence != fence:
@@ -137,6 +141,8 @@ class FakeQueue(FakeRegistry):
         self._lanes: dict[str, _Lane] = {}
         self._buckets: dict[str, tuple[float, float]] = {}
         self._checkpoints: dict[str, str] = {}
+        #: What :meth:`memory` answers.
+        self.has_memory = QueueMemory(0, 0)
         # Stands for the server's clock, which a wipe does not turn back.
         self._fences = itertools.count(1)
 
@@ -162,6 +168,8 @@ class FakeQueue(FakeRegistry):
             if not tasks:
                 return 0
             lane = self._lane(tasks[0].endpoint_id)
+            if lane.deleted:
+                return 0
             for task in tasks:
                 if task.task_id not in lane.entries:
                     lane.add(task, attempt=task.attempt, held=False, lease_s=RESCUE_LEASE_S, now=self._clock())
@@ -261,6 +269,24 @@ class FakeQueue(FakeRegistry):
             lane = self._lane(endpoint_id)
             lane.fence = None if lane.fence is None else lane.fence + 1
             lane.forwarder_id, lane.spool_id = None, ""
+
+    def forget_endpoint(self, endpoint_id: str, *, limit: int) -> bool:
+        with self._call():
+            lane = self._lane(endpoint_id)
+            lane.deleted, lane.complete, lane.forwarder_id, lane.spool_id = True, False, None, ""
+            found = [*lane.waiting.items(), *lane.leases, *lane.outbox][:limit]
+            for task_id in found:
+                if task_id in lane.outbox:
+                    del lane.outbox[task_id]
+                elif lane.leases.pop(task_id, None) is None:
+                    lane.waiting.remove(lane.submitter_of(task_id), task_id)
+                else:
+                    lane.waiting.done(lane.submitter_of(task_id))
+                del lane.entries[task_id]
+            if len(found) == limit:
+                return False
+            lane.stops.clear()
+            return True
 
     # consuming
 
@@ -404,6 +430,19 @@ class FakeQueue(FakeRegistry):
         with self._call():
             waiting = self._lane(endpoint_id).waiting
             return len(waiting), len(waiting.of(owner_id))
+
+    def bytes_of(self, owner_id: str) -> int:
+        with self._call():
+            return sum(
+                len(codec.pack(entry.task))
+                for lane in self._lanes.values()
+                for task_id, entry in lane.entries.items()
+                if entry.task.owner_id == owner_id and (entry.result is None or task_id in lane.outbox)
+            )
+
+    def memory(self) -> QueueMemory:
+        with self._call():
+            return self.has_memory
 
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False

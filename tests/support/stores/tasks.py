@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from farcall_common.errors import Conflict
+from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store import transitions
 from farcall_common.store.model import (
     AuditEntry,
@@ -45,11 +45,15 @@ class FakeTasks(FakeEndpoints):
         *,
         memoized: Mapping[str, Task] | None = None,
         audit: AuditEntry | None = None,
+        endpoint_id: str | None = None,
     ) -> Mapping[str, Task]:
         if any((task.payload is None) == (task.payload_ref is None) for task in tasks):
             raise Conflict("a task has either a payload or a reference to one")
         with self._call():
             known = {}
+            is_new = any(task.task_id not in self._tasks for task in tasks)
+            if is_new and endpoint_id is not None and endpoint_id not in self._endpoints:
+                raise EndpointUnknown(f"there is no endpoint {endpoint_id}")
             self._transaction += 1
             for task in tasks:
                 if task.task_id in self._tasks:
@@ -172,6 +176,9 @@ class FakeTasks(FakeEndpoints):
                 and owner_id in (None, task.owner_id)
             )
             return sorted(found, key=lambda task: task.task_id)[:limit]
+
+    def list_open_ids_of(self, endpoint_id: str, *, limit: int) -> Sequence[str]:
+        return [task.task_id for task in self.list_open_tasks(endpoint_id, limit=limit)]
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(endpoint_id for endpoint_id in endpoint_ids if self.list_open_tasks(endpoint_id, limit=1))

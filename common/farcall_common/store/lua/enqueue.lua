@@ -1,5 +1,6 @@
 -- ARGV: endpoint, seconds of a rescue lease, submitter, idempotent, max_attempts, attempt, then (id, task) per task.
 -- Returns how many tasks wait.
+if redis.call('HEXISTS', OWNER, 'deleted') == 1 then return 0 end
 local submitter, attempt, waiting = ARGV[3], tonumber(ARGV[6]), {}
 for i = 7, #ARGV, 2 do
   local id = ARGV[i]

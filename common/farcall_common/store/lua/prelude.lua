@@ -1,7 +1,7 @@
 -- Put before every other script. KEYS are those of one endpoint, in one slot by its {endpoint} hash tag.
 --
 --   OWNER   hash    fence, forwarder, until (who to wake, epoch seconds), spool (of the agent in its session; '' for
---                   none), epoch (present: no task is missing here)
+--                   none), epoch (present: no task is missing here), deleted (present: the endpoint was deleted)
 --   QUEUE   prefix  a list per submitter: its waiting task ids; new ones enter at the head, the next is the tail
 --   ROUND   zset    submitters with waiting tasks, by TURNS * (leased tasks / weight, rounded down) + turn: the first one
 --                   is next. Max-min fairness, as farcall_common.fairness
@@ -9,6 +9,7 @@
 --   WEIGHTS hash    weights by submitter, as the agent's configuration has them; 1 for others
 --   COUNTS  hash    waiting: tasks in all of QUEUE; turn: the last turn that was given. Gone when nothing waits or
 --                   is leased
+--   BYTES   hash    for each submitter the bytes of all its tasks that are here
 --   LEASES  zset    leased task ids by deadline, epoch seconds
 --   STOPS   set     ids of tasks that someone asked to cancel after they were leased
 --   OUTBOX  list    ids of ended tasks that may not have reached the database
@@ -18,14 +19,15 @@
 -- `time` is what the server's TIME answers. No caller's clock decides anything: callers give durations.
 --
 -- A task is queued if and only if it is in the list of its submitter, once; leased if and only if it is in LEASES.
-local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK, ROUND, HELD, WEIGHTS, COUNTS = unpack(KEYS)
+local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK, ROUND, HELD, WEIGHTS, COUNTS, BYTES = unpack(KEYS)
 local NOW = time[1] + time[2] / 1000000  -- epoch seconds
 local TURNS = 2 ^ 32
 local SERVED = 2 ^ 31  -- before turns of submitters that were served come those of newcomers, without leased tasks
 
 -- The caller was the last one to claim this endpoint.
 local function require_claim(fence)
-  local current = redis.call('HGET', OWNER, 'fence')
+  local current, deleted = unpack(redis.call('HMGET', OWNER, 'fence', 'deleted'))
+  if deleted then error({err = 'FENCED the endpoint was deleted'}) end
   if not current then error({err = 'DATALOST the endpoint has not been claimed'}) end
   if current ~= fence then error({err = 'FENCED the endpoint has a newer owner'}) end
 end
@@ -92,6 +94,11 @@ local function count_served(submitter, count)
   end
 end
 
+-- The memory of a submitter's tasks changes. An earlier release did not count what it added.
+local function count_bytes(submitter, change)
+  if redis.call('HINCRBY', BYTES, submitter, change) <= 0 then redis.call('HDEL', BYTES, submitter) end
+end
+
 -- A release that had one list for all submitters left tasks without one.
 local function submitter_of(id)
   return redis.call('HGET', TASK .. id, 'submitter') or ''
@@ -113,6 +120,7 @@ local function add(lease_s, held, submitter, id, task, idempotent, max_attempts,
   local waits = not held and may_start_again(idempotent, max_attempts, attempt)
   redis.call('HSET', TASK .. id, 'state', waits and 'queued' or 'leased', 'task', task, 'idempotent', idempotent,
     'max_attempts', max_attempts, 'attempt', attempt, 'enqueued_at', NOW, 'submitter', submitter)
+  count_bytes(submitter, #task)
   if not waits then
     redis.call('ZADD', LEASES, NOW + lease_s, id)
     count_held(submitter, 1)
