@@ -44,7 +44,7 @@ class CallerKey(Construct):
                 password_length=self._LENGTH,
                 exclude_punctuation=True,
             ),
-            removal_policy=cdk.RemovalPolicy.DESTROY,  # what it signs is of no use without the deployment
+            removal_policy=cdk.RemovalPolicy.DESTROY,  # without the deployment, what it signs is worthless
         )
         suppress(
             self._secret,
