@@ -8,6 +8,7 @@ from __future__ import annotations
 
 _MEMORY = 0.1
 """Weight of the newest observation: the last ten or so count."""
+_LEAST_S, _MOST_S = 1e-6, 1e9
 
 
 class PrefetchPolicy:
@@ -26,7 +27,7 @@ class PrefetchPolicy:
 
     def observe(self, duration_s: float, *, count: int = 1) -> None:
         """Record the duration of a task in seconds, or the mean of several."""
-        duration_s = max(duration_s, 1e-6)
+        duration_s = min(max(_LEAST_S, duration_s), _MOST_S)
         weight = _MEMORY if count == 1 else 1 - (1 - _MEMORY) ** count
         self._mean_s = duration_s if self._mean_s is None else self._mean_s + weight * (duration_s - self._mean_s)
 

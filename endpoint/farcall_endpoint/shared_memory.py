@@ -5,6 +5,7 @@ They are written once and mapped where they are read; processes in between pass 
 from __future__ import annotations
 
 import array
+import fcntl
 import mmap
 import os
 import socket
@@ -29,13 +30,22 @@ class MemoryFile:
 
     @classmethod
     def of(cls, parts: Iterable[bytes | memoryview]) -> MemoryFile:
-        """A new file with the concatenated parts."""
-        memory = cls(os.memfd_create("farcall", os.MFD_CLOEXEC))
+        """A new file with the concatenated parts, which cannot shrink."""
+        memory = cls(os.memfd_create("farcall", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         for part in parts:
             view = memoryview(part)
             while view:
                 view = view[os.write(memory.descriptor, view) :]
+        fcntl.fcntl(memory.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return memory
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it is a memory file that cannot shrink: a reader of one that does is killed (SIGBUS)."""
+        try:
+            return bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+        except OSError:  # another kind of file
+            return False
 
     def view(self) -> memoryview:
         """Its bytes, mapped for as long as the view lives. The mapping is private: writes change a copy."""

@@ -11,13 +11,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from farcall_common.errors import ConfigurationError, Unauthenticated
+from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
 from farcall_lambdas.aws_secret import secret_field
 
 #: The identity of the canary. No provider issues it.
 CANARY_ID: Final = "fa2ca11c-0000-4000-8000-ca0a2700ca0a"
 _SIGNATURE: Final = "signature"
 _MIN_KEY_CHARACTERS: Final = 32
+#: Retry-After for a context that is not signed, in seconds.
+_RETRY_S: Final = 30.0
 #: What API Gateway adds.
 _ADDED: Final = frozenset({"principalId", "integrationLatency"})
 
@@ -91,12 +93,15 @@ class CallerKeys:
         return cls(CallerKey.from_environment(environ), CallerKey(secret_field(arn, "key")) if arn else None)
 
     def require(self, context: Mapping[str, Any] | None) -> None:
-        """:raises Unauthenticated: for a context that is not signed.
-        :raises Unavailable: if a key cannot be read.
+        """:raises Unauthenticated: for a wrong signature.
+        :raises Unavailable: without one, as API Gateway keeps contexts for minutes that a release made which did not
+            sign; or if a key cannot be read.
         """
         if not context:
             return  # it has no identity
         if self._canary and context.get("identity_id") == CANARY_ID and self._canary.has_signed(context):
             return
+        if _SIGNATURE not in context:
+            raise Unavailable("The request's identity is not signed.", retry_after_s=_RETRY_S)
         if not self._authorizer.has_signed(context):
             raise Unauthenticated("The request's identity is not signed by the authorizer.")

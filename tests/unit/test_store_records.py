@@ -825,12 +825,15 @@ class RecordsSuite:
         assert records.endpoints.list_withdrawals() == [earlier, later]
         assert records.endpoints.list_withdrawals(limit=1) == [earlier]
 
-        # Tasks that the former one cancels are still to be cancelled.
+        # What the former one is to do is still to be done.
         newer = dataclasses.replace(later, at=at(3), cancels_tasks=False, ends_sessions=False)
         records.endpoints.put_withdrawal(newer)
         records.endpoints.delete_withdrawal(later)
-        kept = dataclasses.replace(newer, cancels_tasks=True)
+        records.endpoints.note_ended_sessions(later)
+        kept = dataclasses.replace(newer, cancels_tasks=True, ends_sessions=True)
         assert records.endpoints.list_withdrawals() == [earlier, kept]
+        records.endpoints.note_ended_sessions(kept)
+        assert records.endpoints.list_withdrawals() == [earlier, dataclasses.replace(kept, ends_sessions=False)]
         records.endpoints.delete_withdrawal(kept)
         assert records.endpoints.list_withdrawals() == [earlier]
 

@@ -201,7 +201,7 @@ class PostgresEndpoints(PostgresPort):
             ON CONFLICT (object_id) DO UPDATE SET
                 identity_id = excluded.identity_id, owner_ids = excluded.owner_ids, at = excluded.at,
                 cancels_tasks = withdrawal.cancels_tasks OR excluded.cancels_tasks,
-                ends_sessions = excluded.ends_sessions
+                ends_sessions = withdrawal.ends_sessions OR excluded.ends_sessions
             """,
             {**vars(withdrawal), "owner_ids": list(withdrawal.owner_ids)},
         )
@@ -212,6 +212,10 @@ class PostgresEndpoints(PostgresPort):
             ORDER BY at, object_id LIMIT %(limit)s
         """
         return [Withdrawal(**row) for row in self._database.rows(query, {"limit": limit})]
+
+    def note_ended_sessions(self, withdrawal: Withdrawal) -> None:
+        query = "UPDATE withdrawal SET ends_sessions = false WHERE object_id = %(object_id)s AND at = %(at)s"
+        self._database.run(query, {"object_id": withdrawal.object_id, "at": withdrawal.at})
 
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         query = "DELETE FROM withdrawal WHERE object_id = %(object_id)s AND at = %(at)s"

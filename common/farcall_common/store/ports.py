@@ -197,6 +197,9 @@ class Endpoints(Audited, Protocol):
     def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
         """Withdrawals, the oldest first."""
 
+    def note_ended_sessions(self, withdrawal: Withdrawal) -> None:
+        """The sessions have ended for this withdrawal. For one that has replaced it, they are still to be ended."""
+
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         """Nothing is left to be done for this withdrawal. One that has replaced it stays."""
 

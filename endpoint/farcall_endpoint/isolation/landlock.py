@@ -28,7 +28,7 @@ _SYSTEM: Final = (
 )
 """Directories of a system, and of the packages that a site offers."""
 _DEVICES: Final = (
-    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"),
+    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
     *("/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/nvidia-caps", "/dev/nvidiactl", "/dev/nvidia-uvm"),
     *("/dev/nvidia-uvm-tools", *(f"/dev/nvidia{number}" for number in range(16))),
 )

@@ -69,6 +69,8 @@ _MAX_PACKET_TASKS: Final = 64
 _MAX_PACKET_BYTES: Final = 32 * 1024
 """Tasks are joined into packets up to here; one task may be larger."""
 _MAX_UNREAD_BYTES: Final = 96 * 1024
+_END_OF_TIME: Final = 2.0**40
+"""Epoch seconds that no clock shows."""
 _PACKET_BYTES: Final = 1024
 """Overhead of a packet in a socket's buffer, and so of a task that is sent alone."""
 
@@ -282,6 +284,9 @@ class ManagerCore:
     def _task_done(self, worker: _Worker, done: Done, result: Frame, now: float) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
             self._kill(worker, "the result of a task that it does not run")
+            return
+        if not (0 <= done.started_at < _END_OF_TIME and 0 <= done.ended_at < _END_OF_TIME):  # NaN is neither
+            self._kill(worker, "times that cannot be")
             return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)

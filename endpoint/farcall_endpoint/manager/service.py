@@ -34,7 +34,7 @@ from farcall_endpoint.manager.events import (
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.shared_memory import Frame, SharedBytes
 from farcall_endpoint.worker.channel import MALFORMED, Packet, Sync
 
 if TYPE_CHECKING:
@@ -314,6 +314,8 @@ class Manager:
         events: list[Event] = [PacketsReceived(worker.worker_id, packets)]
         try:
             while (received := worker.process.channel.receive_shared()) is not None:
+                if isinstance(body := received[1], SharedBytes) and not body.memory.is_sealed:
+                    raise ValueError("a body in a file that can shrink")
                 packets.append(received)
         except BlockingIOError:
             pass

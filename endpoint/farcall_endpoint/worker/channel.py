@@ -92,7 +92,7 @@ class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Packet = Run | Sync | Ready | Begun | Done | Synced
 
-MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError)
+MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -200,7 +200,7 @@ class Channel:
         [memory] = descriptors_of(received)
         body = SharedBytes(memory, *_PLACE.unpack_from(view, body_at))
         if not body.is_complete:
-            raise ValueError(f"a body of {len(body)} bytes is incomplete")
+            raise ValueError(f"a body of {body.size} bytes is incomplete")
         return packet, body
 
 

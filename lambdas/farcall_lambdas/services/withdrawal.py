@@ -6,7 +6,6 @@ does the rest; also for tasks whose submit was under way meanwhile.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -76,7 +75,7 @@ class WithdrawalService(Service):
     def _carry_out(self, withdrawal: Withdrawal, *, until: float) -> tuple[int, bool]:
         if withdrawal.ends_sessions:
             self._stores.queue.evict(withdrawal.object_id)
-            self._stores.endpoints.put_withdrawal(dataclasses.replace(withdrawal, ends_sessions=False))
+            self._stores.endpoints.note_ended_sessions(withdrawal)
         return self._cancel_tasks(withdrawal, until=until) if withdrawal.cancels_tasks else (0, True)
 
     def _cancel_tasks(self, withdrawal: Withdrawal, *, until: float) -> tuple[int, bool]:

@@ -154,13 +154,20 @@ class FakeEndpoints(FakeFunctions):
         with self._call():
             former = self._withdrawals.get(withdrawal.object_id)
             cancels = withdrawal.cancels_tasks or (former is not None and former.cancels_tasks)
+            ends = withdrawal.ends_sessions or (former is not None and former.ends_sessions)
             self._withdrawals[withdrawal.object_id] = dataclasses.replace(
-                withdrawal, owner_ids=list(withdrawal.owner_ids), cancels_tasks=cancels
+                withdrawal, owner_ids=list(withdrawal.owner_ids), cancels_tasks=cancels, ends_sessions=ends
             )
 
     def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
         with self._call():
             return sorted(self._withdrawals.values(), key=lambda each: (each.at, each.object_id))[:limit]
+
+    def note_ended_sessions(self, withdrawal: Withdrawal) -> None:
+        with self._call():
+            known = self._withdrawals.get(withdrawal.object_id)
+            if known is not None and known.at == withdrawal.at:
+                self._withdrawals[withdrawal.object_id] = dataclasses.replace(known, ends_sessions=False)
 
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         with self._call():
