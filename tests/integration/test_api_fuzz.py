@@ -42,7 +42,7 @@ from farcall_lambdas.openapi import document
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
 from tests.integration.store_servers import Valkey
-from tests.support.memory_api import ALICE
+from tests.support.memory_api import ALICE, CREDENTIALS
 from tests.support.stores import fake_stores
 from tests.unit.test_lambdas_errors import BrokenDatabase
 
@@ -171,7 +171,7 @@ def _fuzz(
 
 
 def _world(stores: Stores) -> World:
-    application = Application.over(stores, ApiSettings(rate_burst=1_000_000))
+    application = Application.over(stores, ApiSettings(rate_burst=1_000_000), credentials=CREDENTIALS)
     call = _caller(application)
     stores.queue.announce(ForwarderInfo("f1", address="tcp://127.0.0.1:1", server_key="k" * 40), ttl_s=600)
     function_id = call("POST", "/v3/functions", {"function_name": "f", "function_code": "4\n01\nf"})["function_uuid"]

@@ -210,6 +210,7 @@ def run_handler(address: str, function: str, directory: Path) -> subprocess.Comp
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
         "FARCALL_API_FUNCTION": function,
+        "FARCALL_CALLER_KEY": "k" * 32,
     }
     return subprocess.run(
         [sys.executable, "-c", HANDLE],

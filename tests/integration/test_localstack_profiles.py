@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import farcall
+from farcall_infra.bundles import content_digest
 from farcall_infra.profiles import load_profile, profile_names
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
@@ -68,7 +69,7 @@ def _with_new_code(assembly: Path, copy: Path) -> Path:
         _rewrite(changed, text.replace(old, new, 1))
         bundle = changed.parents[1]
         digest = bundle.name.removeprefix("asset.")
-        other = digest[::-1]
+        other = content_digest(bundle)
         bundle.rename(bundle.with_name(f"asset.{other}"))
         for document in copy.glob("*.json"):
             _rewrite(document, document.read_text(encoding="utf-8").replace(digest, other))
