@@ -49,7 +49,7 @@ def shared(cloud: Deployment, tmp_path: Path) -> Iterator[str]:
     """The id of an endpoint of ada's with two workers, which everybody may use."""
     endpoint = LocalEndpoint("fair", home=tmp_path / "ada", environment=cloud.environment("ada"))
     endpoint.configure()
-    (endpoint.directory / "config.yaml").write_text("engine:\n  max_workers_per_node: 2\n  isolation: process\n")
+    (endpoint.directory / "config.yaml").write_text("engine:\n  max_workers_per_node: 2\n  isolation: none\n")
     headers = {"Authorization": f"Bearer {cloud.tokens['ada']}"}
     with endpoint, httpx.Client(base_url=cloud.api_url, headers=headers, timeout=WAIT_S, trust_env=False) as web:
         assert web.put(f"/v3/endpoints/{endpoint.endpoint_id}", json={"public": True}).status_code == 200

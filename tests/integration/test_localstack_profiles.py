@@ -65,14 +65,18 @@ def _with_new_code(assembly: Path, copy: Path) -> Path:
         (changed,) = copy.glob(f"asset.*/{package}/{file}")
         text = changed.read_text(encoding="utf-8")
         assert old in text
+        bundle = changed.parents[1]
+        contents = content_digest(bundle)
         shutil.rmtree(changed.parent / "__pycache__")  # byte code of the old line
         _rewrite(changed, text.replace(old, new, 1))
-        bundle = changed.parents[1]
         digest = bundle.name.removeprefix("asset.")
-        other = content_digest(bundle)
-        bundle.rename(bundle.with_name(f"asset.{other}"))
+        changes = {digest: digest[::-1], contents: content_digest(bundle)}
+        bundle.rename(bundle.with_name(f"asset.{digest[::-1]}"))
         for document in copy.glob("*.json"):
-            _rewrite(document, document.read_text(encoding="utf-8").replace(digest, other))
+            text = document.read_text(encoding="utf-8")
+            for former, new in changes.items():
+                text = text.replace(former, new)
+            _rewrite(document, text)
     return copy
 
 
