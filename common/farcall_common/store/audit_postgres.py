@@ -59,6 +59,9 @@ _OWNED: Final = {
     Quotable.CONTAINER: "container WHERE owner_id = %(owner_id)s",
     Quotable.ENDPOINT: "endpoint WHERE owner_id = %(owner_id)s",
     Quotable.FUNCTION: "function JOIN function_version USING (function_id) WHERE owner_id = %(owner_id)s",
+    Quotable.MEMBER: "team_member WHERE team_id = %(owner_id)s AND member <> %(but)s",
+    Quotable.SHARE: "share WHERE object_id = %(owner_id)s AND grantee <> %(but)s",
+    Quotable.TEAM: "team WHERE owner_id = %(owner_id)s",
 }
 _LOCK_OWNER: Final = "SELECT pg_advisory_xact_lock(hashtextextended(%(kind)s || %(owner_id)s, 0))"
 

@@ -1,4 +1,4 @@
-"""Endpoints in PostgreSQL: registration, presence, keys, spools, grants."""
+"""Endpoints in PostgreSQL: registration, presence, keys, spools, withdrawn rights."""
 
 # ruff: noqa: S608 - statements are put together from the constants in this file, never from values
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -94,19 +94,17 @@ class PostgresEndpoints(PostgresPort):
         rows = self._database.rows(f"{_ENDPOINT} WHERE endpoint_id = %(id)s", {"id": endpoint_id})
         return endpoint_from_row(rows[0]) if rows else None
 
-    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
-        usable = """
-            OR public OR EXISTS (
-                SELECT FROM access_grant WHERE identity_id = %(owner_id)s AND object_id = endpoint_id
-            )
-        """
+    def list_endpoints(
+        self, owner_id: str, *, shared: Collection[str] | None = None, limit: int = 1000
+    ) -> Sequence[Endpoint]:
         rows = self._database.rows(
             f"""
             SELECT endpoint_id, owner_id, name, display_name, created_at
-            FROM endpoint WHERE owner_id = %(owner_id)s {usable if role == "any" else ""}
+            FROM endpoint WHERE owner_id = %(owner_id)s 
+                {"" if shared is None else "OR public OR endpoint_id = ANY(%(shared)s)"}
             ORDER BY created_at DESC, endpoint_id DESC LIMIT %(limit)s
             """,
-            {"owner_id": owner_id, "limit": limit},
+            {"owner_id": owner_id, "shared": sorted(shared or ()), "limit": limit},
         )
         return [Endpoint(**row) for row in rows]
 
@@ -114,7 +112,11 @@ class PostgresEndpoints(PostgresPort):
         return self._database.count("endpoint", owner_id, limit)
 
     def delete_endpoint(self, endpoint_id: str) -> bool:
-        return self._database.run("DELETE FROM endpoint WHERE endpoint_id = %(id)s", {"id": endpoint_id}) > 0
+        query = """
+            WITH shares AS (DELETE FROM share WHERE object_id = %(id)s)
+            DELETE FROM endpoint WHERE endpoint_id = %(id)s
+        """
+        return self._database.run(query, {"id": endpoint_id}) > 0
 
     def set_presence(self, presences: Sequence[Presence]) -> None:
         latest = {presence.endpoint_id: presence for presence in presences}.values()
@@ -220,18 +222,6 @@ class PostgresEndpoints(PostgresPort):
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         query = "DELETE FROM withdrawal WHERE object_id = %(object_id)s AND at = %(at)s"
         self._database.run(query, {"object_id": withdrawal.object_id, "at": withdrawal.at})
-
-    # grants
-
-    def has_grant(self, identity_id: str, object_id: str) -> bool:
-        query = "SELECT 1 FROM access_grant WHERE identity_id = %(identity_id)s AND object_id = %(object_id)s"
-        return bool(self._database.rows(query, {"identity_id": identity_id, "object_id": object_id}, by_keys=True))
-
-    def add_grant(self, identity_id: str, object_id: str) -> None:
-        self._database.run(
-            "INSERT INTO access_grant (identity_id, object_id) VALUES (%(i)s, %(o)s) ON CONFLICT DO NOTHING",
-            {"i": identity_id, "o": object_id},
-        )
 
 
 def endpoint_from_row(row: Mapping[str, Any]) -> Endpoint:

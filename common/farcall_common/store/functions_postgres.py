@@ -123,7 +123,11 @@ class PostgresFunctions(PostgresPort):
         return self._database.count("function JOIN function_version USING (function_id)", owner_id, limit)
 
     def delete_function(self, function_id: str) -> bool:
-        return self._database.run("DELETE FROM function WHERE function_id = %(id)s", {"id": function_id}) > 0
+        query = """
+            WITH shares AS (DELETE FROM share WHERE object_id = %(id)s)
+            DELETE FROM function WHERE function_id = %(id)s
+        """
+        return self._database.run(query, {"id": function_id}) > 0
 
     def put_alias(self, alias: FunctionAlias) -> None:
         with self._database.connection() as connection:

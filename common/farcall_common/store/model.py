@@ -34,12 +34,16 @@ class Quotable(enum.StrEnum):
     CONTAINER = "containers"
     ENDPOINT = "endpoints"
     FUNCTION = "functions and versions of them"
+    MEMBER = "members of this team"
+    SHARE = "shares of this object"
+    TEAM = "teams"
 
 
 @dataclasses.dataclass(frozen=True)
 class Quota:
-    """A limit to check before an object of an owner is added. ``most_bytes``, and ``more_bytes`` of the new one, are
-    for functions; ``but`` is the name of an alias that is not counted, because it is replaced."""
+    """A limit to check before an object of an owner is added; the owner of a share is its object, of a member its team.
+    ``most_bytes``, and ``more_bytes`` of the new one, are for functions; ``but`` is the name of the alias, the member
+    or the grantee of the share that is not counted, because it is replaced."""
 
     kind: Quotable
     owner_id: str
@@ -184,6 +188,76 @@ class Endpoint:
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
     #: Of the credential with which its agent may connect; empty if it has none.
     credential_id: str = ""
+
+
+class Right(enum.IntEnum):
+    """What someone may do with an endpoint or a function; each right includes the lesser ones. Only the owner has OWN;
+    it cannot be given."""
+
+    SEE = 1
+    """Read what it is: status, settings, code."""
+    USE = 2
+    """Run it, or run tasks there."""
+    MANAGE = 3
+    """Change it, list and cancel its tasks, share it with others."""
+    OWN = 4
+    """Delete it, connect its agent, name managers."""
+
+    @property
+    def word(self) -> str:
+        """The right as people write it: ``see``, ``use``, ``manage``, ``own``."""
+        return self.name.lower()
+
+
+class ObjectKind(enum.StrEnum):
+    """What can be shared."""
+
+    ENDPOINT = "endpoint"
+    FUNCTION = "function"
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A right to an object that its owner or a manager gave to ``grantee``: ``identity ID``, ``name user@lab.org``,
+    ``group ID`` or ``team ID``. It ends at ``ends_at``, if that is set."""
+
+    share_id: str
+    kind: ObjectKind
+    object_id: str
+    grantee: str
+    right: Right
+    granted_by: str
+    granted_at: dt.datetime
+    ends_at: dt.datetime | None = None
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedObject:
+    """A share as its grantee sees it, with the name and the owner of the object."""
+
+    share: Share
+    name: str
+    owner_id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Team:
+    """People that an owner has put together, to share objects with all of them."""
+
+    team_id: str
+    owner_id: str
+    name: str
+    created_at: dt.datetime
+
+
+@dataclasses.dataclass(frozen=True)
+class TeamMember:
+    """A member of a team: ``identity ID`` or ``name user@lab.org``."""
+
+    team_id: str
+    member: str
+    added_at: dt.datetime
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ from farcall_common.store.model import (
     HeldLeases,
     LeasedTask,
     MaintenanceResult,
+    ObjectKind,
     OpenTask,
     PeerKey,
     Presence,
@@ -34,12 +35,17 @@ from farcall_common.store.model import (
     QueueMemory,
     QueuePosition,
     Quota,
+    Right,
+    Share,
+    SharedObject,
     SharedResults,
     SpoolMark,
     Task,
     TaskEvent,
     TaskGroup,
     TaskResult,
+    Team,
+    TeamMember,
     TokensTaken,
     Withdrawal,
 )
@@ -109,7 +115,7 @@ class Functions(Audited, Protocol):
         """How many functions an owner has, each version counted; counting stops at ``limit``."""
 
     def delete_function(self, function_id: str) -> bool:
-        """Delete a function, all its versions and its aliases."""
+        """Delete a function, all its versions, its aliases and its shares."""
 
     def put_alias(self, alias: FunctionAlias) -> None:
         """Add or replace an alias.
@@ -139,7 +145,7 @@ class Functions(Audited, Protocol):
 
 
 class Endpoints(Audited, Protocol):
-    """Endpoints: registration, presence, keys, spools, grants."""
+    """Endpoints: registration, presence, keys, spools, withdrawn rights."""
 
     def put_endpoint(self, endpoint: Endpoint) -> None:
         """Insert, or update what the owner may change; ownership never changes."""
@@ -148,13 +154,18 @@ class Endpoints(Audited, Protocol):
         """Set these of the fields that the owner may change, and no others. A deleted endpoint stays deleted."""
 
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None: ...
-    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
-        """``role`` is "owner" (mine) or "any" (mine, granted, public). Newest first; only ids and names."""
+    def list_endpoints(
+        self, owner_id: str, *, shared: Collection[str] | None = None, limit: int = 1000
+    ) -> Sequence[Endpoint]:
+        """Endpoints of an owner; with ``shared``, also those with these ids, and public ones. Newest first; only ids
+        and names."""
 
     def count_endpoints(self, owner_id: str, *, limit: int) -> int:
         """How many endpoints an owner has; counting stops at ``limit``."""
 
-    def delete_endpoint(self, endpoint_id: str) -> bool: ...
+    def delete_endpoint(self, endpoint_id: str) -> bool:
+        """Delete an endpoint with its keys and shares."""
+
     def set_presence(self, presences: Sequence[Presence]) -> None:
         """Record presence, in one transaction. The last of an endpoint counts; unknown endpoints are skipped."""
 
@@ -203,11 +214,60 @@ class Endpoints(Audited, Protocol):
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         """Nothing is left to be done for this withdrawal. One that has replaced it stays."""
 
-    # grants
-    def has_grant(self, identity_id: str, object_id: str) -> bool:
-        """Whether an identity may use a function or endpoint of another owner."""
 
-    def add_grant(self, identity_id: str, object_id: str) -> None: ...
+class Shares(Audited, Protocol):
+    """Rights to endpoints and functions of others: shares, teams, and by which names and groups people are known.
+
+    ``principals`` of a person are texts as the ``grantee`` of a share has them: ``identity …``, ``name …``, ``group …``.
+    Those of the person's teams are found by the store. A share that has ended gives no right.
+    """
+
+    def put_share(self, share: Share) -> Share:
+        """Add a share, or replace that of the same object and grantee, which keeps its id. Returns it as it is now."""
+
+    def get_share(self, object_id: str, share_id: str) -> Share | None: ...
+    def find_share(self, object_id: str, grantee: str) -> Share | None: ...
+    def list_shares(self, object_id: str, *, limit: int = 1000) -> Sequence[Share]:
+        """Shares of an object, the oldest first; with those that have ended, and were not deleted yet."""
+
+    def delete_share(self, object_id: str, share_id: str) -> bool: ...
+    def list_ended_shares(self, *, limit: int = 100) -> Sequence[Share]:
+        """Shares whose time has ended, those that ended first before others."""
+
+    def find_rights(self, object_ids: Collection[str], principals: Collection[str]) -> Mapping[str, Right]:
+        """The greatest right to each of these objects that a share gives; without those to which there is none."""
+
+    def find_right_of(self, object_id: str, identity_id: str) -> Right | None:
+        """The greatest right that a share gives an identity, by the principals that :meth:`put_person` recorded."""
+
+    def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
+        """Shares that give a person rights, with their objects, newest first. One object may be there many times."""
+
+    def list_object_ids(self, grantee: str) -> Sequence[tuple[ObjectKind, str]]:
+        """Objects that are shared with a grantee."""
+
+    def put_person(self, identity_id: str, principals: Collection[str]) -> frozenset[str]:
+        """Record the principals of an identity, in place of the former ones. Returns those that it has lost."""
+
+    # teams
+    def add_team(self, team: Team) -> None: ...
+    def get_team(self, team_id: str) -> Team | None: ...
+    def list_teams(self, owner_id: str, principals: Collection[str], *, limit: int = 1000) -> Sequence[Team]:
+        """Teams that belong to an owner, or of which a person is a member, by name."""
+
+    def delete_team(self, team_id: str) -> bool:
+        """Delete a team with its members, and what is shared with it."""
+
+    def put_member(self, member: TeamMember) -> None:
+        """Add a member. Repeating it is harmless.
+
+        :raises NotFound: if there is no such team.
+        """
+
+    def list_members(self, team_id: str, *, limit: int = 1000) -> Sequence[TeamMember]:
+        """Members of a team, by name."""
+
+    def delete_member(self, team_id: str, member: str) -> bool: ...
 
 
 class Tasks(Audited, Protocol):
@@ -362,6 +422,7 @@ class Records:
     database: Database
     functions: Functions
     endpoints: Endpoints
+    shares: Shares
     tasks: Tasks
     audit: Audit
 

@@ -37,6 +37,7 @@ from farcall_common.store.ports import Blobs, Queue, Records
 from farcall_common.store.postgres import ConnectionString, PostgresDatabase
 from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.secrets import Secret
+from farcall_common.store.shares_postgres import PostgresShares
 from farcall_common.store.tasks_postgres import PostgresTasks
 from farcall_common.store.tickets import Tickets
 
@@ -180,6 +181,7 @@ def open_records(
         database,
         PostgresFunctions(database),
         PostgresEndpoints(database),
+        PostgresShares(database),
         PostgresTasks(database),
         PostgresAudit(database),
     )

@@ -21,7 +21,7 @@ class FakeDatabase(FakeTasks):
 
     @property
     def records(self) -> Records:
-        return Records(self, self, self, self, self)
+        return Records(self, self, self, self, self, self)
 
     def size_bytes(self) -> int:
         with self._call():
@@ -45,5 +45,8 @@ class FakeDatabase(FakeTasks):
             Quotable.CONTAINER: self.count_containers(quota.owner_id, limit=quota.limit),
             Quotable.ENDPOINT: self.count_endpoints(quota.owner_id, limit=quota.limit),
             Quotable.FUNCTION: len(versions),
+            Quotable.MEMBER: sum(each.member != quota.but for each in self.list_members(quota.owner_id)),
+            Quotable.SHARE: sum(each.grantee != quota.but for each in self.list_shares(quota.owner_id)),
+            Quotable.TEAM: len(self.list_teams(quota.owner_id, ())),
         }
         return counts[quota.kind], sum(len(version.body) for version in versions)

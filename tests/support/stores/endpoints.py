@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import Conflict, EndpointUnknown
@@ -24,7 +24,6 @@ class FakeEndpoints(FakeFunctions):
         self._spools: dict[str, SpoolMark] = {}
         self._keys: dict[str, tuple[str, dt.datetime]] = {}
         self._revoked: dict[str, dt.datetime] = {}
-        self._grants: set[tuple[str, str]] = set()
         self._withdrawals: dict[str, Withdrawal] = {}
 
     def put_endpoint(self, endpoint: Endpoint) -> None:
@@ -58,13 +57,15 @@ class FakeEndpoints(FakeFunctions):
                 return found
             return dataclasses.replace(found, silent_s=self._clock() - found.seen_at.timestamp())
 
-    def list_endpoints(self, owner_id: str, *, role: str = "owner", limit: int = 1000) -> Sequence[Endpoint]:
+    def list_endpoints(
+        self, owner_id: str, *, shared: Collection[str] | None = None, limit: int = 1000
+    ) -> Sequence[Endpoint]:
         with self._call():
             found = [
                 endpoint
                 for endpoint in self._endpoints.values()
                 if endpoint.owner_id == owner_id
-                or (role == "any" and (endpoint.public or (owner_id, endpoint.endpoint_id) in self._grants))
+                or (shared is not None and (endpoint.public or endpoint.endpoint_id in shared))
             ]
         newest = sorted(found, key=lambda e: (moment(e.created_at), e.endpoint_id), reverse=True)[:limit]
         return [
@@ -143,7 +144,7 @@ class FakeEndpoints(FakeFunctions):
             if known.generation < mark.generation if known.spool_id == mark.spool_id else is_claim:
                 self._spools[endpoint_id] = mark
 
-    # grants
+    # withdrawn rights
 
     def find_restricted(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
         with self._call():
@@ -174,11 +175,3 @@ class FakeEndpoints(FakeFunctions):
             known = self._withdrawals.get(withdrawal.object_id)
             if known is not None and known.at == withdrawal.at:
                 del self._withdrawals[withdrawal.object_id]
-
-    def has_grant(self, identity_id: str, object_id: str) -> bool:
-        with self._call():
-            return (identity_id, object_id) in self._grants
-
-    def add_grant(self, identity_id: str, object_id: str) -> None:
-        with self._call():
-            self._grants.add((identity_id, object_id))

@@ -23,11 +23,11 @@ from farcall_common.store.model import (
     TaskResult,
 )
 from farcall_common.wire.states import Reporter, TaskState
-from tests.support.stores.endpoints import FakeEndpoints
+from tests.support.stores.shares import FakeShares
 from tests.support.stores.reach import moment
 
 
-class FakeTasks(FakeEndpoints):
+class FakeTasks(FakeShares):
     """:class:`~farcall_common.store.ports.Tasks` in memory; a part of FakeDatabase."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
