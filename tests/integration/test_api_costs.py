@@ -60,12 +60,12 @@ def test_access_to_another_users_endpoint_is_decided_by_key_lookups(
 ) -> None:
     """A change between two ways of planning would be a round trip more, before each and after it."""
     endpoint_id, function_id = api.endpoint(), api.function()
-    for shared in (endpoint_id, function_id):
-        api.stores.endpoints.add_grant(BOB.identity_id, shared)
+    for shared in (f"endpoints/{endpoint_id}", f"functions/{function_id}"):
+        api.share(shared, BOB)
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
     statements = noted_statements(monkeypatch)
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
-    assert len(statements) == 5, "the look, two grants, the version of the function, and the write"
+    assert len(statements) == 5, "the look, two rights, the version of the function, and the write"
     assert not [statement for statement in statements if "set_config" in statement]
 
 

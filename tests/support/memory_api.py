@@ -88,7 +88,16 @@ class MemoryApi:
         """The id of a new endpoint; ``fields`` are those of the request."""
         return str(self._ok("/v3/endpoints", {"endpoint_name": "laptop", **fields}, caller)["endpoint_id"])
 
-    def _ok(self, path: str, body: object, caller: Identity) -> Any:
-        answer = self.call("POST", path, body, caller=caller)
+    def share(
+        self, path: str, grantee: Identity | str, right: str = "use", *, caller: Identity = ALICE, **fields: object
+    ) -> Any:
+        """The share of the object at a path like ``endpoints/<id>`` with a person, or with a grantee in the store's
+        words."""
+        kind, _, id_ = (f"identity {grantee.identity_id}" if isinstance(grantee, Identity) else grantee).partition(" ")
+        body = {"grantee": {"kind": kind, "id": id_}, "right": right, **fields}
+        return self._ok(f"/v3/{path}/shares", body, caller, method="PUT")
+
+    def _ok(self, path: str, body: object, caller: Identity, *, method: str = "POST") -> Any:
+        answer = self.call(method, path, body, caller=caller)
         assert answer.status == 200, answer.body
         return answer.body

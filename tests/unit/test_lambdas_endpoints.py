@@ -66,7 +66,7 @@ def test_endpoints_are_listed_by_role(api: MemoryApi) -> None:
     public = api.call("POST", "/v3/endpoints", {"endpoint_name": "open", "public": True}, caller=BOB).body
     granted = api.call("POST", "/v3/endpoints", {"endpoint_name": "lab"}, caller=BOB).body
     api.call("POST", "/v3/endpoints", {"endpoint_name": "private"}, caller=BOB)
-    api.stores.endpoints.add_grant(ALICE.identity_id, granted["endpoint_id"])
+    api.share(f"endpoints/{granted['endpoint_id']}", ALICE, "see", caller=BOB)
 
     owned = api.call("GET", "/v2/endpoints").body
     usable = api.call("GET", "/v2/endpoints?role=any").body
@@ -104,12 +104,12 @@ def test_endpoint_is_online_by_the_database_clock(hours: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/status"])
-def test_private_endpoint_is_usable_by_owner_and_grantees(api: MemoryApi, path: str) -> None:
+def test_private_endpoint_is_seen_by_owner_and_grantees(api: MemoryApi, path: str) -> None:
     endpoint_id = api.endpoint()
     refused = api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB)
     assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
 
-    api.stores.endpoints.add_grant(BOB.identity_id, endpoint_id)
+    api.share(f"endpoints/{endpoint_id}", BOB, "see")
 
     assert api.call("GET", f"/v2/endpoints/{endpoint_id}{path}", caller=BOB).status == 200
 

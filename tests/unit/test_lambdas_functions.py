@@ -87,15 +87,13 @@ def test_public_function_is_run_by_all_and_deleted_by_its_owner(api: MemoryApi) 
     assert api.call("GET", f"/v2/functions/{function_id}").body["code"] == "FUNCTION_UNKNOWN"
 
 
-def test_a_private_function_needs_a_grant(api: MemoryApi) -> None:
+def test_a_private_function_needs_a_share(api: MemoryApi) -> None:
     function_id = register(api)
     refused = api.call("GET", f"/v2/functions/{function_id}", caller=BOB)
-    assert (refused.status, refused.body["hint"]) == (
-        403,
-        "Only the owner has access, unless it is public: ask the owner to make it public.",
-    )
+    assert refused.status == 403
+    assert f"farcall functions share {function_id} --with {BOB.identity_id} --right see" in refused.body["hint"]
 
-    api.stores.endpoints.add_grant(BOB.identity_id, function_id)
+    api.share(f"functions/{function_id}", BOB, "see")
 
     assert api.call("GET", f"/v2/functions/{function_id}", caller=BOB).status == 200
 

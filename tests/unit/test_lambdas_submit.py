@@ -290,22 +290,22 @@ class TestRepeats:
 
 
 class TestRights:
-    def test_function_of_another_user_is_refused_until_granted(self, lab: Lab) -> None:
+    def test_function_of_another_user_is_refused_until_shared(self, lab: Lab) -> None:
         foreign = lab.api.call("POST", "/v3/functions", {"function_name": "g", "function_code": "c"}, caller=BOB)
         function_id = foreign.body["function_uuid"]
         refused = lab.submit({lab.function_id: [PAYLOAD], function_id: [PAYLOAD]})
         assert (refused.status, refused.body["code"], lab.count()) == (403, "FORBIDDEN", 0)
 
-        lab.records.endpoints.add_grant(ALICE.identity_id, function_id)
+        lab.api.share(f"functions/{function_id}", ALICE, caller=BOB)
 
         assert lab.submit({function_id: [PAYLOAD]}).status == 200
 
-    def test_endpoint_of_another_user_is_refused_until_granted(self, lab: Lab) -> None:
-        lab.records.endpoints.add_grant(BOB.identity_id, lab.function_id)
+    def test_endpoint_of_another_user_is_refused_until_shared(self, lab: Lab) -> None:
+        lab.api.share(f"functions/{lab.function_id}", BOB)
         refused = lab.submit(caller=BOB)
         assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
 
-        lab.records.endpoints.add_grant(BOB.identity_id, lab.endpoint_id)
+        lab.api.share(f"endpoints/{lab.endpoint_id}", BOB)
 
         assert lab.submit(caller=BOB).status == 200
 

@@ -201,8 +201,8 @@ def test_linked_identities_of_the_owner_keep_their_rights(lab: Lab) -> None:
     assert lab.error(theirs) == OPEN
 
 
-def test_persons_with_a_grant_keep_their_rights(lab: Lab) -> None:
-    lab.api.stores.endpoints.add_grant(BOB.identity_id, lab.endpoint_id)
+def test_persons_with_a_share_keep_their_rights(lab: Lab) -> None:
+    lab.api.share(f"endpoints/{lab.endpoint_id}", BOB)
     [theirs] = lab.submit()
     lab.change(public=False)
     assert lab.error(theirs) == OPEN

@@ -565,17 +565,12 @@ class RecordsSuite:
         records.endpoints.put_endpoint(Endpoint("public", "bob", "b", public=True, created_at=at(2)))
         records.endpoints.put_endpoint(Endpoint("granted", "bob", "c", created_at=at(3)))
         records.endpoints.put_endpoint(Endpoint("private", "bob", "d", created_at=at(4)))
-        records.endpoints.add_grant("alice", "granted")
-        records.endpoints.add_grant("alice", "granted")
         assert [e.endpoint_id for e in records.endpoints.list_endpoints("alice")] == ["mine"]
-        assert [e.endpoint_id for e in records.endpoints.list_endpoints("alice", role="any")] == [
+        assert [e.endpoint_id for e in records.endpoints.list_endpoints("alice", shared=["granted", "gone"])] == [
             "granted",
             "public",
             "mine",
         ]
-        assert records.endpoints.has_grant("alice", "granted")
-        assert not records.endpoints.has_grant("alice", "private")
-        assert not records.endpoints.has_grant("bob", "granted")
 
     def test_key_belongs_to_one_endpoint(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))

@@ -100,7 +100,7 @@ class PostgresEndpoints(PostgresPort):
         rows = self._database.rows(
             f"""
             SELECT endpoint_id, owner_id, name, display_name, created_at
-            FROM endpoint WHERE owner_id = %(owner_id)s 
+            FROM endpoint WHERE owner_id = %(owner_id)s
                 {"" if shared is None else "OR public OR endpoint_id = ANY(%(shared)s)"}
             ORDER BY created_at DESC, endpoint_id DESC LIMIT %(limit)s
             """,

@@ -27,7 +27,6 @@ from farcall_common.store.model import (
     HeldLeases,
     LeasedTask,
     MaintenanceResult,
-    ObjectKind,
     OpenTask,
     PeerKey,
     Presence,
@@ -218,8 +217,8 @@ class Endpoints(Audited, Protocol):
 class Shares(Audited, Protocol):
     """Rights to endpoints and functions of others: shares, teams, and by which names and groups people are known.
 
-    ``principals`` of a person are texts as the ``grantee`` of a share has them: ``identity …``, ``name …``, ``group …``.
-    Those of the person's teams are found by the store. A share that has ended gives no right.
+    ``principals`` of a person are texts as the ``grantee`` of a share has them: ``identity …``, ``name …``,
+    ``group …``. Those of the person's teams are found by the store. A share that has ended gives no right.
     """
 
     def put_share(self, share: Share) -> Share:
@@ -243,8 +242,8 @@ class Shares(Audited, Protocol):
     def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
         """Shares that give a person rights, with their objects, newest first. One object may be there many times."""
 
-    def list_object_ids(self, grantee: str) -> Sequence[tuple[ObjectKind, str]]:
-        """Objects that are shared with a grantee."""
+    def list_shares_with(self, grantees: Collection[str]) -> Sequence[Share]:
+        """Shares with one of these grantees, or with a team of which one of them is a member."""
 
     def put_person(self, identity_id: str, principals: Collection[str]) -> frozenset[str]:
         """Record the principals of an identity, in place of the former ones. Returns those that it has lost."""

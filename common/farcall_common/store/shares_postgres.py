@@ -36,7 +36,8 @@ _FIND_OBJECTS: Final = f"""
     FROM share
     LEFT JOIN endpoint ON kind = 'endpoint' AND endpoint.endpoint_id = object_id
     LEFT JOIN function ON kind = 'function' AND function.function_id = object_id
-    WHERE grantee IN ({_GRANTEES}) AND {_OPEN} AND (endpoint.endpoint_id IS NOT NULL OR function.function_id IS NOT NULL)
+    WHERE grantee IN ({_GRANTEES}) AND {_OPEN}
+        AND (endpoint.endpoint_id IS NOT NULL OR function.function_id IS NOT NULL)
     ORDER BY granted_at DESC, share_id LIMIT %(limit)s
 """
 
@@ -102,10 +103,9 @@ class PostgresShares(PostgresPort):
         rows = self._database.rows(_FIND_OBJECTS, {"principals": sorted(principals), "limit": limit})
         return [SharedObject(_share(row), name=row.pop("name"), owner_id=row.pop("owner_id")) for row in rows]
 
-    def list_object_ids(self, grantee: str) -> Sequence[tuple[ObjectKind, str]]:
-        query = "SELECT kind, object_id FROM share WHERE grantee = %(grantee)s ORDER BY object_id"
-        rows = self._database.rows(query, {"grantee": grantee})
-        return [(ObjectKind(row["kind"]), row["object_id"]) for row in rows]
+    def list_shares_with(self, grantees: Collection[str]) -> Sequence[Share]:
+        query = f"SELECT {_SHARE} FROM share WHERE grantee IN ({_GRANTEES}) ORDER BY object_id, share_id"
+        return [_share(row) for row in self._database.rows(query, {"principals": sorted(grantees)})]
 
     def put_person(self, identity_id: str, principals: Collection[str]) -> frozenset[str]:
         rows = self._database.rows(_PUT_PERSON, {"identity_id": identity_id, "principals": sorted(principals)})

@@ -1,87 +1,96 @@
-"""Authorization: which caller may use which object.
+"""Authorization: what a caller may do with an object.
 
-A function or an endpoint may be used by its owner, by everyone when it is public, and by an identity with a grant.
-A refusal is 403: ids are random, and that an object exists is not confidential. Tasks are their owner's alone: for
-other callers they do not exist (404).
+The owner of an endpoint or a function may do everything with it. Everyone may use it when it is public. Others have the
+greatest right that a share gives them: by identity, by a name or a group that the identity provider has verified, or by
+a team. A refusal is 403: ids are random, and that an object exists is not confidential. Tasks are their owner's alone:
+for other callers they do not exist (404).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Final
 
 from farcall_common.errors import EndpointUnknown, Forbidden, FunctionUnknown
-from farcall_common.store.model import Endpoint, Function, Task
+from farcall_common.store.model import Endpoint, Function, ObjectKind, Right, Task, Withdrawal
 from farcall_common.store.ports import Records
 from farcall_lambdas.identity import Identity
 
+#: People whose principals a process remembers.
+_PEOPLE: Final = 10_000
+
+_VERBS: Final = {Right.SEE: "see", Right.USE: "use", Right.MANAGE: "manage"}
+
+
+def principals(identity: Identity) -> frozenset[str]:
+    """The texts by which shares name a caller: ``identity …``, ``name …``, ``group …``."""
+    verified = {each for each in identity.verified if each.startswith(("name ", "group "))}
+    return frozenset(f"identity {each}" for each in identity.identity_set) | verified
+
 
 class Access:
-    """Reads objects that a caller may use."""
+    """Reads objects to which a caller has a right. ``clock`` gives epoch seconds."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, *, clock: Callable[[], float]) -> None:
         self._records = records
+        self._clock = clock
+        self._people: dict[str, frozenset[str]] = {}
 
-    def endpoint(self, identity: Identity, endpoint_id: str) -> Endpoint:
-        """An endpoint that the caller may use.
+    def endpoint(self, identity: Identity, endpoint_id: str, right: Right = Right.USE) -> Endpoint:
+        """An endpoint to which the caller has a right.
 
         :raises EndpointUnknown: if there is none.
-        :raises Forbidden: if the caller may not use it.
+        :raises Forbidden: if the caller does not have this right.
         """
-        return self._usable(identity, endpoint_id, self._records.endpoints.get_endpoint(endpoint_id))
+        return self._permitted(identity, endpoint_id, self._records.endpoints.get_endpoint(endpoint_id), right)
 
     def submission(
         self, identity: Identity, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint, Mapping[str, Function], Mapping[str, Task]]:
-        """Reads for a submit: an :meth:`endpoint`, :meth:`functions`, and those of the tasks that exist already, of any
-        owner; the same errors."""
+        """Reads for a submit: an :meth:`endpoint` and :meth:`functions` that the caller may use, and those of the tasks
+        that exist already, of any owner; the same errors."""
         endpoint, found, tasks = self._records.tasks.read_for_submit(endpoint_id, _newest(references), task_ids)
-        endpoint = self._usable(identity, endpoint_id, endpoint)
-        return endpoint, self._runnable(identity, references, found, with_bodies=False), tasks
-
-    def own_endpoint(self, identity: Identity, endpoint_id: str) -> Endpoint:
-        """An endpoint that belongs to the caller; the same errors."""
-        endpoint = self.endpoint(identity, endpoint_id)
-        if not identity.owns(endpoint.owner_id):
-            raise Forbidden(f"Endpoint {endpoint_id} belongs to someone else.", hint="Only its owner may do this.").of(
-                endpoint_id, owner_id=endpoint.owner_id
-            )
-        return endpoint
+        endpoint = self._permitted(identity, endpoint_id, endpoint, Right.USE)
+        return endpoint, self._runnable(identity, references, found, Right.USE, with_bodies=False), tasks
 
     def functions(
-        self, identity: Identity, references: Sequence[str], *, with_bodies: bool = False
+        self, identity: Identity, references: Sequence[str], right: Right = Right.USE, *, with_bodies: bool = False
     ) -> Mapping[str, Function]:
-        """Functions that the caller may run, by reference: an id, which names the newest version, or
+        """Functions to which the caller has a right, by reference: an id, which names the newest version, or
         ``<id>@<version>``. Without their bodies, which no decision needs.
 
         :raises FunctionUnknown: if one does not exist.
-        :raises Forbidden: if the caller may not run one.
+        :raises Forbidden: if the caller does not have this right to one.
         """
         newest = _newest(references)
         found = self._records.functions.get_functions(newest, with_bodies=with_bodies) if newest else {}
-        return self._runnable(identity, references, found, with_bodies=with_bodies)
+        return self._runnable(identity, references, found, right, with_bodies=with_bodies)
 
-    def function(self, identity: Identity, reference: str) -> Function:
-        """One function that the caller may run, whole; the same errors."""
-        return self.functions(identity, [reference], with_bodies=True)[reference]
+    def function(self, identity: Identity, reference: str, right: Right = Right.USE) -> Function:
+        """One function to which the caller has a right, whole; the same errors."""
+        return self.functions(identity, [reference], right, with_bodies=True)[reference]
 
-    def own_function(self, identity: Identity, function_id: str) -> Function:
-        """A function that belongs to the caller; the same errors."""
-        function = self.function(identity, function_id)
-        if not identity.owns(function.owner_id):
-            raise Forbidden(f"Function {function_id} belongs to someone else.", hint="Only its owner may do this.").of(
-                function_id, owner_id=function.owner_id
-            )
-        return function
+    def shared_object(self, identity: Identity, kind: ObjectKind, object_id: str, right: Right) -> Endpoint | Function:
+        """An object that can be shared, without a function's body; the same errors."""
+        if kind is ObjectKind.ENDPOINT:
+            return self.endpoint(identity, object_id, right)
+        return self.functions(identity, [object_id], right)[object_id]
 
-    def _usable(self, identity: Identity, endpoint_id: str, endpoint: Endpoint | None) -> Endpoint:
+    def _permitted(self, identity: Identity, endpoint_id: str, endpoint: Endpoint | None, right: Right) -> Endpoint:
         if endpoint is None:
             raise EndpointUnknown(f"There is no endpoint {endpoint_id}.")
-        if not self._may_use(identity, endpoint_id, owner_id=endpoint.owner_id, public=endpoint.public):
-            raise Forbidden(f"You may not use endpoint {endpoint_id}.").of(endpoint_id, owner_id=endpoint.owner_id)
+        self._require(identity, ObjectKind.ENDPOINT, [endpoint], right)
         return endpoint
 
     def _runnable(
-        self, identity: Identity, references: Sequence[str], newest: Mapping[str, Function], *, with_bodies: bool
+        self,
+        identity: Identity,
+        references: Sequence[str],
+        newest: Mapping[str, Function],
+        right: Right,
+        *,
+        with_bodies: bool,
     ) -> Mapping[str, Function]:
         found = dict(newest)
         for reference in references:
@@ -90,17 +99,53 @@ class Access:
                 one := self._records.functions.get_version(function_id, int(version), with_body=with_bodies)
             ):
                 found[reference] = one
-            function = found.get(reference)
-            if function is None:
+            if reference not in found:
                 raise FunctionUnknown(f"There is no function {reference}.")
-            if not self._may_use(identity, function_id, owner_id=function.owner_id, public=function.public):
-                raise Forbidden(f"You may not run function {function_id}.").of(function_id, owner_id=function.owner_id)
+        self._require(identity, ObjectKind.FUNCTION, found.values(), right)
         return found
 
-    def _may_use(self, identity: Identity, object_id: str, *, owner_id: str, public: bool) -> bool:
-        if public or identity.owns(owner_id):
-            return True
-        return any(self._records.endpoints.has_grant(each, object_id) for each in sorted(identity.identity_set))
+    def _require(
+        self, identity: Identity, kind: ObjectKind, objects: Iterable[Endpoint | Function], right: Right
+    ) -> None:
+        """:raises Forbidden: unless the caller has the right to all of these objects. One query for all that belong to
+        others and are not public."""
+        owners = {
+            each.function_id if isinstance(each, Function) else each.endpoint_id: each.owner_id
+            for each in objects
+            if not (identity.owns(each.owner_id) or (each.public and right <= Right.USE))
+        }
+        if not owners:
+            return
+        rights = {} if right is Right.OWN else self._shared_rights(identity, owners)
+        for object_id, owner_id in owners.items():
+            if rights.get(object_id, 0) >= right:
+                continue
+            what = f"{kind} {object_id}"
+            if right is Right.OWN:
+                refused = Forbidden(f"{what.capitalize()} belongs to someone else.", hint="Only its owner may do this.")
+            else:
+                refused = Forbidden(
+                    f"You may not {_VERBS[right]} {what}.",
+                    hint=f"Its owner can change that: farcall {kind}s share {object_id} --with {identity.identity_id} "
+                    f"--right {right.word}",
+                )
+            raise refused.of(object_id, owner_id=owner_id)
+
+    def _shared_rights(self, identity: Identity, object_ids: Iterable[str]) -> Mapping[str, Right]:
+        found = principals(identity)
+        if self._people.get(identity.identity_id) != found:
+            lost = self._records.shares.put_person(identity.identity_id, found)
+            if len(self._people) >= _PEOPLE:
+                self._people.clear()
+            self._people[identity.identity_id] = found
+            self._withdraw(identity, lost)
+        return self._records.shares.find_rights(list(object_ids), found)
+
+    def _withdraw(self, identity: Identity, lost: Set[str]) -> None:
+        """The caller has left groups: open tasks may have needed them, which the reconciler cancels."""
+        at = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        for share in self._records.shares.list_shares_with(lost) if lost else ():
+            self._records.endpoints.put_withdrawal(Withdrawal(share.object_id, identity.identity_id, (), at))
 
 
 def _newest(references: Sequence[str]) -> Sequence[str]:

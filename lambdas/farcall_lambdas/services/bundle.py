@@ -22,6 +22,7 @@ from farcall_lambdas.services.limits import Admission, RateLimit, Storage
 from farcall_lambdas.services.reconcile import IdleWatch, Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.retry import RetryService
+from farcall_lambdas.services.sharing import SharingService
 from farcall_lambdas.services.submit import SubmitService
 from farcall_lambdas.services.why import WhyService
 from farcall_lambdas.services.withdrawal import WithdrawalService
@@ -36,6 +37,7 @@ class Services:
     functions: FunctionService
     containers: ContainerService
     endpoints: EndpointService
+    sharing: SharingService
     submit: SubmitService
     results: ResultService
     cancel: CancelService
@@ -60,24 +62,26 @@ class Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep; without
         ``credentials`` endpoints get none."""
         storage = Storage(stores, settings, clock=clock)
-        context = Context(stores, settings, Access(stores), storage, clock)
+        context = Context(stores, settings, Access(stores, clock=clock), storage, clock)
         cancel = CancelService(context)
         withdrawals = WithdrawalService(context, cancel)
         endpoints, results = EndpointService(context, withdrawals, cancel, credentials), ResultService(context)
         containers, blobs = ContainerService(context), BlobService(context)
+        sharing = SharingService(context, withdrawals)
         submit = SubmitService(context, containers, blobs)
         return cls(
             account=AccountService(context),
             containers=containers,
             functions=FunctionService(context, withdrawals),
             endpoints=endpoints,
+            sharing=sharing,
             submit=submit,
             results=results,
             cancel=cancel,
             retry=RetryService(context, results, submit),
             connect=ConnectService(context, fleet),
             blobs=blobs,
-            reconciler=Reconciler(context, withdrawals),
+            reconciler=Reconciler(context, withdrawals, sharing),
             idle=IdleWatch(stores.queue, fleet),
             why=WhyService(context, results, endpoints),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),

@@ -17,7 +17,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from farcall_common.store.model import AuditEntry, ForwarderInfo, PeerKey, PeerKind
+from farcall_common.store.model import AuditEntry, ForwarderInfo, PeerKey, PeerKind, Right
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import RUNTIME, Connect
@@ -57,7 +57,7 @@ class ConnectService(Service):
         :raises Unauthenticated: if the caller has a credential that the endpoint does not have any more.
         :raises NoForwarder: if none is alive.
         """
-        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        endpoint = self._access.endpoint(identity, endpoint_id, Right.OWN)
         if identity.endpoint_id and (identity.endpoint_id, identity.credential_id) != (
             endpoint_id,
             endpoint.credential_id,

@@ -11,7 +11,7 @@ from aws_lambda_powertools import Logger
 
 from farcall_common.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from farcall_common.store import Stores
-from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Task
+from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Right, Task
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState, Reporter
 from farcall_lambdas.endpoint_credential import EndpointCredentials
@@ -25,6 +25,7 @@ from farcall_lambdas.models.endpoints import (
     UpdateEndpoint,
 )
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
+from farcall_lambdas.services.access import principals
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.cancel import Cancellation, CancelService
 from farcall_lambdas.services.deletion import end_tasks
@@ -79,7 +80,7 @@ class EndpointService(Service):
         unless ``waiting_tasks`` says otherwise. With another kind of list of functions, the agent connects again: its
         forwarder reads the list then."""
         _refuse_unenforceable(wanted)
-        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        endpoint = self._access.endpoint(identity, endpoint_id, Right.MANAGE)
         changes = self._changes(identity, wanted, endpoint)
         done = self._entry(
             identity,
@@ -93,7 +94,7 @@ class EndpointService(Service):
         ends = (endpoint.allowed_functions is None) != (after.allowed_functions is None)
         withdrawal = None
         if cancels or ends:
-            withdrawal = self._withdrawals.begin(identity, endpoint_id, cancels_tasks=cancels, ends_sessions=ends)
+            withdrawal = self._withdrawals.begin(identity, endpoint, cancels_tasks=cancels, ends_sessions=ends)
         self._stores.endpoints.audited(done).change_endpoint(endpoint_id, changes)
         if withdrawal is not None:
             self._withdrawals.carry_out(withdrawal)
@@ -110,7 +111,7 @@ class EndpointService(Service):
         limit: int,
     ) -> Sequence[Task]:
         """Open tasks of any submitter at an endpoint of the caller, by id, after ``after``; without their bytes."""
-        self._access.own_endpoint(identity, endpoint_id)
+        self._access.endpoint(identity, endpoint_id, Right.MANAGE)
         return self._stores.tasks.find_open_tasks(
             endpoint_id=endpoint_id, owner_id=submitter, function_id=function_id, after=after or "", limit=limit
         )
@@ -123,7 +124,7 @@ class EndpointService(Service):
 
         :raises InvalidRequest: with ids and something else, or with nothing.
         """
-        self._access.own_endpoint(identity, endpoint_id)
+        self._access.endpoint(identity, endpoint_id, Right.MANAGE)
         by_kind = wanted.submitter is not None or wanted.function_id is not None
         if by_kind == (wanted.task_ids is not None):
             raise InvalidRequest(
@@ -144,19 +145,22 @@ class EndpointService(Service):
         return self._cancel.cancel_at_endpoint(identity, endpoint_id, ids), following
 
     def get(self, identity: Identity, endpoint_id: str) -> Endpoint:
-        """An endpoint that the caller may use."""
-        return self._access.endpoint(identity, endpoint_id)
+        """An endpoint that the caller may see."""
+        return self._access.endpoint(identity, endpoint_id, Right.SEE)
 
     def search(self, identity: Identity, *, role: str) -> Sequence[Endpoint]:
-        """``role`` is "owner" (the caller's) or "any" (those that the caller may use). Newest first; as many as fit an
-        answer."""
-        found = self._stores.endpoints.list_endpoints(identity.identity_id, role=role)
+        """``role`` is "owner" (the caller's) or "any" (those that the caller may see, too). Newest first; as many
+        as fit an answer."""
+        shared = None
+        if role == "any":
+            shared = {each.share.object_id for each in self._stores.shares.find_objects(principals(identity))}
+        found = self._stores.endpoints.list_endpoints(identity.identity_id, shared=shared)
         return self._fitting(found, shown=lambda each: (each.name, each.display_name))
 
     def delete(self, identity: Identity, endpoint_id: str) -> None:
         """Delete an endpoint of the caller, disconnect its agent (its machine or its key may be compromised), and end
         its open tasks: some thousands at once, the others by the reconciler."""
-        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        endpoint = self._access.endpoint(identity, endpoint_id, Right.OWN)
         done = self._entry(identity, "endpoint.delete", endpoint_id, owner_id=endpoint.owner_id)
         keys = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
         self._stores.endpoints.audited(done).delete_endpoint(endpoint_id)
@@ -170,7 +174,7 @@ class EndpointService(Service):
 
     def keys(self, identity: Identity, endpoint_id: str) -> Sequence[EndpointKey]:
         """The keys of an endpoint of the caller, the oldest first."""
-        self._access.own_endpoint(identity, endpoint_id)
+        self._access.endpoint(identity, endpoint_id, Right.MANAGE)
         return self._stores.endpoints.list_endpoint_keys(endpoint_id)
 
     def revoke_key(self, identity: Identity, endpoint_id: str, public_key: str) -> None:
@@ -179,7 +183,7 @@ class EndpointService(Service):
 
         :raises NotFound: if the endpoint has no such key.
         """
-        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        endpoint = self._access.endpoint(identity, endpoint_id, Right.OWN)
         known = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
         if public_key not in known:
             raise NotFound(
@@ -197,7 +201,7 @@ class EndpointService(Service):
 
         :raises Unsupported: if this API makes none.
         """
-        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        endpoint = self._access.endpoint(identity, endpoint_id, Right.OWN)
         if self._credentials is None:
             raise Unsupported("This API makes no credentials of endpoints.", hint="Use the token of the owner.")
         owner = dataclasses.replace(identity, identity_id=endpoint.owner_id)
@@ -210,7 +214,7 @@ class EndpointService(Service):
     def revoke_credential(self, identity: Identity, endpoint_id: str) -> None:
         """Revoke the credential of an endpoint of the caller, and end the session of its agent: its host may be
         compromised."""
-        endpoint = self._access.own_endpoint(identity, endpoint_id)
+        endpoint = self._access.endpoint(identity, endpoint_id, Right.OWN)
         done = self._entry(identity, "endpoint.credential.revoke", endpoint_id, owner_id=endpoint.owner_id)
         keys = [each.public_key for each in self._stores.endpoints.list_endpoint_keys(endpoint_id)]
         self._stores.endpoints.audited(done).change_endpoint(endpoint_id, {"credential_id": ""})
@@ -243,21 +247,22 @@ class EndpointService(Service):
     ) -> dict[str, Any]:
         changes = _changes(wanted, endpoint)
         if wanted.allowed_functions:
-            self._check_fixed(identity, wanted.allowed_functions)
+            self._check_fixed(identity, endpoint.owner_id, wanted.allowed_functions)
         return changes
 
-    def _check_fixed(self, identity: Identity, references: Sequence[str]) -> None:
-        """Allowed functions must not change: another owner can change a function at any time, also between its review
-        and this request.
+    def _check_fixed(self, identity: Identity, owner_id: str, references: Sequence[str]) -> None:
+        """Functions that an endpoint allows must not change: another user, also a manager of the endpoint, can
+        change a function at any time, also between its review and this request.
 
         :raises InvalidRequest: for another user's function without a version.
         """
         bare = [reference for reference in references if "@" not in reference]
         found = self._stores.functions.get_functions(bare, with_bodies=False) if bare else {}
+        owners = identity.identity_set if identity.owns(owner_id) else {owner_id}
         for function_id, function in found.items():
-            if not identity.owns(function.owner_id):
+            if function.owner_id not in owners:
                 raise InvalidRequest(
-                    f"Function {function_id} belongs to another user, who can change it.",
+                    f"Function {function_id} does not belong to the endpoint's owner: its own owner can change it.",
                     hint=f"Allow a version that you have read: {function_id}@VERSION.",
                 )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
-from farcall_common.store.model import Function, FunctionAlias, Quota, Quotable
+from farcall_common.store.model import Function, FunctionAlias, Quota, Quotable, Right
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.fields import WaitingTasks
@@ -39,8 +39,8 @@ class FunctionService(Service):
         """
         if wanted.group or wanted.ha_endpoint_id:
             raise InvalidRequest(
-                "A function cannot be shared with a group or bound to a high-assurance endpoint here.",
-                hint="Leave out group and ha_endpoint_id: a function is private or public.",
+                "A function cannot be registered for a group or bound to a high-assurance endpoint.",
+                hint="Leave out group and ha_endpoint_id; `farcall functions share` shares the function afterwards.",
             )
         body = self._body(wanted.function_name, wanted.function_code, serialized=wanted.serialized)
         function = Function(
@@ -67,15 +67,15 @@ class FunctionService(Service):
         :raises PayloadTooLarge: for a body over the payload limit.
         :raises QuotaExceeded: over the number or bytes of versions.
         """
-        newest = self._access.own_function(identity, function_id)
+        newest = self._access.function(identity, function_id, Right.MANAGE)
         is_made_private = newest.public and wanted.public is False
         cancels = wanted.waiting_tasks == "cancel" or (wanted.waiting_tasks is None and is_made_private)
-        with self._withdrawing(identity, function_id, cancels=cancels):
+        with self._withdrawing(identity, newest, cancels=cancels):
             return self._update(identity, function_id, wanted)
 
     def _update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
         for _ in range(_ATTEMPTS):
-            newest = self._access.own_function(identity, function_id)
+            newest = self._access.function(identity, function_id, Right.MANAGE)
             updated = self._updated(newest, wanted)
             if (updated.body_hash, updated.metadata) == (newest.body_hash, newest.metadata):
                 done = self._entry(identity, "function.update", function_id, owner_id=newest.owner_id)
@@ -97,11 +97,11 @@ class FunctionService(Service):
         raise Conflict(f"Function {function_id} is being changed by others.", hint="Try again.")
 
     def get(self, identity: Identity, reference: str) -> Function:
-        """A function that the caller may run, by its id or ``<id>@<version>``."""
-        return self._access.function(identity, reference)
+        """A function that the caller may see, by its id or ``<id>@<version>``."""
+        return self._access.function(identity, reference, Right.SEE)
 
     def find(self, identity: Identity, reference: str) -> tuple[Function, str]:
-        """A function that the caller may run, by id, ``<id>@<version>`` or an alias of the caller, without its body;
+        """A function that the caller may see, by id, ``<id>@<version>`` or an alias of the caller, without its body;
         and the reference for submits.
 
         :raises FunctionUnknown: if nothing has that name.
@@ -111,22 +111,22 @@ class FunctionService(Service):
             if alias is None:
                 raise _unknown_alias(reference)
             reference = alias.function_id if alias.version is None else f"{alias.function_id}@{alias.version}"
-        return self._access.functions(identity, [reference])[reference], reference
+        return self._access.functions(identity, [reference], Right.SEE)[reference], reference
 
     def versions(self, identity: Identity, function_id: str, *, limit: int) -> Sequence[Function]:
-        """The versions of a function that the caller may run, newest first, without their bodies."""
-        self._access.functions(identity, [function_id])
+        """The versions of a function that the caller may see, newest first, without their bodies."""
+        self._access.functions(identity, [function_id], Right.SEE)
         return self._stores.functions.list_versions(function_id, limit=limit)
 
     def put_alias(self, identity: Identity, wanted: PutAlias) -> FunctionAlias:
-        """Name a function of the caller, or a version of it; replaces an alias of that name.
+        """Name a function that the caller may see, or a version of it; replaces an alias of that name.
 
         :raises FunctionUnknown: for a function or version that does not exist.
         :raises QuotaExceeded: over the number of aliases.
         """
         alias = FunctionAlias(identity.identity_id, wanted.name, wanted.function_id, wanted.version)
         reference = wanted.function_id if wanted.version is None else f"{wanted.function_id}@{wanted.version}"
-        self._access.functions(identity, [reference])
+        self._access.functions(identity, [reference], Right.SEE)
         about: dict[str, Any] = {"function_id": alias.function_id, "version": alias.version}
         done = self._entry(identity, "alias.put", alias.name, **about)
         self._storage.check()
@@ -155,15 +155,15 @@ class FunctionService(Service):
 
     def delete(self, identity: Identity, function_id: str, *, waiting_tasks: WaitingTasks = "cancel") -> None:
         """Delete a function of the caller. Open tasks of others with it are cancelled, unless they are kept."""
-        function = self._access.own_function(identity, function_id)
+        function = self._access.function(identity, function_id, Right.OWN)
         done = self._entry(identity, "function.delete", function_id, owner_id=function.owner_id)
-        with self._withdrawing(identity, function_id, cancels=waiting_tasks == "cancel"):
+        with self._withdrawing(identity, function, cancels=waiting_tasks == "cancel"):
             self._stores.functions.audited(done).delete_function(function_id)
 
     @contextlib.contextmanager
-    def _withdrawing(self, identity: Identity, function_id: str, *, cancels: bool) -> Iterator[None]:
+    def _withdrawing(self, identity: Identity, function: Function, *, cancels: bool) -> Iterator[None]:
         """A change that takes the right to run a function away from others, if ``cancels``."""
-        withdrawal = self._withdrawals.begin(identity, function_id, cancels_tasks=True) if cancels else None
+        withdrawal = self._withdrawals.begin(identity, function, cancels_tasks=True) if cancels else None
         yield
         if withdrawal is not None:
             self._withdrawals.carry_out(withdrawal)

@@ -29,6 +29,7 @@ from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.deletion import end_tasks
+from farcall_lambdas.services.sharing import SharingService
 from farcall_lambdas.services.submit import queue_tasks, was_dispatched
 from farcall_lambdas.services.withdrawal import WithdrawalService
 
@@ -89,9 +90,10 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 class Reconciler(Service):
     """Runs rounds; of two concurrent ones, the second does nothing."""
 
-    def __init__(self, context: Context, withdrawals: WithdrawalService) -> None:
+    def __init__(self, context: Context, withdrawals: WithdrawalService, sharing: SharingService) -> None:
         super().__init__(context)
         self._withdrawals = withdrawals
+        self._sharing = sharing
 
     def run(self) -> Reconciled:
         """One round.
@@ -114,6 +116,7 @@ class Reconciler(Service):
         # First: it needs no queue, and repairs must not keep the disk from being freed.
         purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
         until = began_at + self._settings.repair_until_s
+        self._sharing.end_shares(until=until)
         withdrawn = self._withdrawals.continue_all(until=until)
         expired = self._expire(until=until)
         endpoint_ids = self._stores.tasks.list_endpoints_with_open_tasks()

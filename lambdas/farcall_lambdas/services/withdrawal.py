@@ -14,7 +14,7 @@ from typing import Final
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import RightWithdrawn, Unavailable
-from farcall_common.store.model import Endpoint, Function, Task, Withdrawal
+from farcall_common.store.model import Endpoint, Function, Right, Task, Withdrawal
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.base import Context, Service
@@ -39,13 +39,21 @@ class WithdrawalService(Service):
         self._cancel = cancel
 
     def begin(
-        self, identity: Identity, object_id: str, *, cancels_tasks: bool, ends_sessions: bool = False
+        self,
+        identity: Identity,
+        shared: Endpoint | Function,
+        *,
+        cancels_tasks: bool = True,
+        ends_sessions: bool = False,
     ) -> Withdrawal:
-        """Record that the caller withdraws a right, before the change: a crash after it leaves nothing undone."""
+        """Record that the caller withdraws a right to an object, before the change: a crash after it leaves nothing
+        undone. The tasks of its owner keep it."""
+        object_id = shared.endpoint_id if isinstance(shared, Endpoint) else shared.function_id
+        owner_ids = identity.identity_set if identity.owns(shared.owner_id) else {shared.owner_id}
         withdrawal = Withdrawal(
             object_id,
             identity.identity_id,
-            sorted(identity.identity_set),
+            sorted(owner_ids),
             self._now(),
             cancels_tasks=cancels_tasks,
             ends_sessions=ends_sessions,
@@ -83,15 +91,15 @@ class WithdrawalService(Service):
         how many were cancelled, and whether all were looked at."""
         object_id = withdrawal.object_id
         endpoint = self._stores.endpoints.get_endpoint(object_id)
-        has_grant = functools.cache(functools.partial(self._stores.endpoints.has_grant, object_id=object_id))
+        may_use = functools.cache(functools.partial(self._may_use, object_id))
         check: Callable[[Task], str | None]
         if endpoint is not None:
             find = functools.partial(self._stores.tasks.find_open_tasks, endpoint_id=object_id)
-            check = functools.partial(_refused_by_endpoint, endpoint, withdrawal.owner_ids, has_grant)
+            check = functools.partial(_refused_by_endpoint, endpoint, withdrawal.owner_ids, may_use)
         else:
             find = functools.partial(self._stores.tasks.find_open_tasks, function_id=object_id)
             function = self._stores.functions.get_functions([object_id], with_bodies=False).get(object_id)
-            check = functools.partial(_refused_by_function, object_id, function, withdrawal.owner_ids, has_grant)
+            check = functools.partial(_refused_by_function, object_id, function, withdrawal.owner_ids, may_use)
         cancelled, after = 0, ""
         while page := find(after=after, limit=_PAGE):
             refused = defaultdict(list)
@@ -110,13 +118,16 @@ class WithdrawalService(Service):
                 return cancelled, False
         return cancelled, True
 
+    def _may_use(self, object_id: str, identity_id: str) -> bool:
+        return (self._stores.shares.find_right_of(object_id, identity_id) or 0) >= Right.USE
+
 
 def _refused_by_endpoint(
-    endpoint: Endpoint, owner_ids: Sequence[str], has_grant: Callable[[str], bool], task: Task
+    endpoint: Endpoint, owner_ids: Sequence[str], may_use: Callable[[str], bool], task: Task
 ) -> str | None:
     """Why a task may not run on its endpoint any more; None if it may."""
     is_owners = task.owner_id == endpoint.owner_id or task.owner_id in owner_ids
-    if not (endpoint.public or is_owners or has_grant(task.owner_id)):
+    if not (endpoint.public or is_owners or may_use(task.owner_id)):
         return f"The right to use endpoint {endpoint.endpoint_id} was withdrawn while the task was open."
     allowed = endpoint.allowed_functions
     version = f"{task.function_id}@{task.function_version}"
@@ -130,13 +141,13 @@ def _refused_by_function(
     function_id: str,
     function: Function | None,
     owner_ids: Sequence[str],
-    has_grant: Callable[[str], bool],
+    may_use: Callable[[str], bool],
     task: Task,
 ) -> str | None:
     """Why a task may not run its function any more; None if it may. Tasks of the function's owner may."""
     if task.owner_id in owner_ids:
         return None
-    if function is not None and (function.public or task.owner_id == function.owner_id or has_grant(task.owner_id)):
+    if function is not None and (function.public or task.owner_id == function.owner_id or may_use(task.owner_id)):
         return None
     return f"The right to run function {function_id} was withdrawn while the task was open."
 

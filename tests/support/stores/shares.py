@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from farcall_common.errors import NotFound
-from farcall_common.store.model import ObjectKind, Right, Share, SharedObject, Team, TeamMember
+from farcall_common.store.model import Right, Share, SharedObject, Team, TeamMember
 from tests.support.stores.endpoints import FakeEndpoints
 
 
@@ -68,8 +68,7 @@ class FakeShares(FakeEndpoints):
 
     def _open_shares(self, principals: Collection[str]) -> Sequence[Share]:
         with self._call():
-            teams = {f"team {each.team_id}" for each in self._members.values() if each.member in principals}
-            grantees = teams.union(principals)
+            grantees = self._with_teams(principals)
             return [each for each in self._shares.values() if each.grantee in grantees and not self._has_ended(each)]
 
     def find_rights(self, object_ids: Collection[str], principals: Collection[str]) -> Mapping[str, Right]:
@@ -91,10 +90,15 @@ class FakeShares(FakeEndpoints):
                 found.append(SharedObject(share, shared.name, shared.owner_id))
         return sorted(found, key=lambda each: (-each.share.granted_at.timestamp(), each.share.share_id))[:limit]
 
-    def list_object_ids(self, grantee: str) -> Sequence[tuple[ObjectKind, str]]:
+    def list_shares_with(self, grantees: Collection[str]) -> Sequence[Share]:
         with self._call():
-            found = [(each.kind, each.object_id) for each in self._shares.values() if each.grantee == grantee]
-            return sorted(found, key=lambda each: each[1])
+            found = [each for each in self._shares.values() if each.grantee in self._with_teams(grantees)]
+            return sorted(found, key=lambda each: (each.object_id, each.share_id))
+
+    def _with_teams(self, principals: Collection[str]) -> frozenset[str]:
+        return frozenset(principals) | {
+            f"team {each.team_id}" for each in self._members.values() if each.member in principals
+        }
 
     def put_person(self, identity_id: str, principals: Collection[str]) -> frozenset[str]:
         with self._call():

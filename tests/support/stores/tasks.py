@@ -23,8 +23,8 @@ from farcall_common.store.model import (
     TaskResult,
 )
 from farcall_common.wire.states import Reporter, TaskState
-from tests.support.stores.shares import FakeShares
 from tests.support.stores.reach import moment
+from tests.support.stores.shares import FakeShares
 
 
 class FakeTasks(FakeShares):
