@@ -125,6 +125,37 @@ class Api:
     def delete_endpoint(self, endpoint_id: str) -> None:
         self.http.call("DELETE", f"/v2/endpoints/{quote(endpoint_id, safe='')}")
 
+    # sharing; ``objects`` is "endpoints" or "functions"
+    def put_share(self, objects: str, object_id: str, body: Json) -> Json:
+        return self._call("PUT", f"/v3/{objects}/{quote(object_id, safe='')}/shares", body=body)
+
+    def list_shares(self, objects: str, object_id: str) -> list[Json]:
+        return list(self._call("GET", f"/v3/{objects}/{quote(object_id, safe='')}/shares")["shares"])
+
+    def delete_share(self, objects: str, object_id: str, share_id: str) -> None:
+        self._call("DELETE", f"/v3/{objects}/{quote(object_id, safe='')}/shares/{quote(share_id, safe='')}")
+
+    def list_shared(self) -> list[Json]:
+        return list(self._call("GET", "/v3/shared")["shared"])
+
+    def add_team(self, name: str) -> Json:
+        return self._call("POST", "/v3/teams", body={"name": name})
+
+    def list_teams(self) -> list[Json]:
+        return list(self._call("GET", "/v3/teams")["teams"])
+
+    def delete_team(self, team_id: str) -> None:
+        self._call("DELETE", f"/v3/teams/{quote(team_id, safe='')}")
+
+    def list_members(self, team_id: str) -> list[Json]:
+        return list(self._call("GET", f"/v3/teams/{quote(team_id, safe='')}/members")["members"])
+
+    def add_member(self, team_id: str, member: Json) -> None:
+        self._call("PUT", f"/v3/teams/{quote(team_id, safe='')}/members", body=member)
+
+    def delete_member(self, team_id: str, member: Json) -> None:
+        self._call("DELETE", f"/v3/teams/{quote(team_id, safe='')}/members", query=member)
+
     # tasks
     def submit(
         self,

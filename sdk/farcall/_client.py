@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from farcall._arguments import as_function_id, as_id, refuse
 from farcall._settings import Settings, bearer_token
+from farcall._sharing import Sharing
 from farcall._task_info import TaskInfo, Why
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
@@ -83,7 +84,7 @@ class Connection:
     policy: ResultPolicy
 
 
-class Client(SourceCode):
+class Client(SourceCode, Sharing):
     """Talks to the API of a deployment. May be used from any thread, and in forked children.
 
     Requests that fail because of the network, or because the API is busy, are repeated with a random back-off. That
@@ -607,7 +608,7 @@ class Client(SourceCode):
         :raises Unsupported: for those.
         """
         for name_of, value in (("auth_policy", auth_policy), ("high_assurance", high_assurance), ("admins", admins)):
-            refuse(name_of, value, hint="An endpoint is private or public.")
+            refuse(name_of, value, hint="Call share_endpoint afterwards.")
         body = {
             "endpoint_name": name,
             "metadata": metadata,

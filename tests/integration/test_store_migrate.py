@@ -169,9 +169,13 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "function",
         "function_alias",
         "function_version",
+        "person",
+        "share",
         "task",
         "task_event",
         "task_group",
+        "team",
+        "team_member",
         "turn",
         "withdrawal",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +19,7 @@ from farcall_common.errors import (
     Fault,
     FunctionUnknown,
     InvalidRequest,
+    NotFound,
     QuotaExceeded,
     Unavailable,
 )
@@ -40,11 +42,16 @@ from farcall_common.store.codec import pack
 from farcall_common.store.model import (
     FORBIDDEN,
     EndpointKey,
+    ObjectKind,
     Presence,
     QueuedTask,
     Quota,
     Quotable,
+    Right,
+    Share,
     SpoolMark,
+    Team,
+    TeamMember,
     Withdrawal,
 )
 from farcall_common.wire.states import Reporter, TaskState
@@ -98,6 +105,19 @@ def make_entry(action: str, object_id: str, *, seconds: float = 0, **changes: An
 def transition(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> TaskEvent:
     reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
     return msgspec.structs.replace(TaskEvent(task_id, state, reporter, at(1), attempt=attempt), **changes)
+
+
+LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+
+
+def now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+def share_of(object_id: str, grantee: str, right: Right, **fields: Any) -> Share:
+    """A share by Alice at T0, of an endpoint unless ``fields`` says otherwise."""
+    values = {"share_id": str(uuid.uuid4()), "kind": ObjectKind.ENDPOINT, "granted_by": "alice", "granted_at": T0}
+    return Share(object_id=object_id, grantee=grantee, right=right, **{**values, **fields})
 
 
 class RecordsSuite:
@@ -411,6 +431,7 @@ class RecordsSuite:
     def test_concurrent_requests_stay_within_the_quota(self, records: Records, kind: Quotable) -> None:
         records.functions.add_function(make_function("f0", owner_id="bob"))
         records.endpoints.put_endpoint(Endpoint("e-bob", "bob", "laptop"))
+        records.shares.add_team(Team("alice", "bob", "a team with the id of an owner", T0))
         start = threading.Barrier(8)
 
         def add(number: int) -> bool:
@@ -418,6 +439,7 @@ class RecordsSuite:
             entry = make_entry("add", f"x{number}")
             functions = records.functions.audited(entry, quota=quota)
             endpoints = records.endpoints.audited(entry, quota=quota)
+            shares = records.shares.audited(entry, quota=quota)
             start.wait()
             try:
                 match kind:
@@ -429,6 +451,12 @@ class RecordsSuite:
                         endpoints.put_endpoint(Endpoint(f"e{number}", "alice", "laptop"))
                     case Quotable.FUNCTION:
                         functions.add_function(make_function(f"f{number + 1}"))
+                    case Quotable.MEMBER:
+                        shares.put_member(TeamMember("alice", f"name {number}", T0))
+                    case Quotable.SHARE:
+                        shares.put_share(share_of("alice", f"name {number}", Right.USE))
+                    case Quotable.TEAM:
+                        shares.add_team(Team(f"t{number}", "alice", "optics", T0))
             except QuotaExceeded:
                 return False
             return True
@@ -571,6 +599,97 @@ class RecordsSuite:
             "public",
             "mine",
         ]
+
+    def test_the_greatest_open_share_of_a_person_counts(self, records: Records) -> None:
+        for share in (
+            share_of("e1", "identity bob", Right.SEE),
+            share_of("e1", "group lab", Right.USE),
+            share_of("e1", "name bob@x.org", Right.MANAGE, ends_at=LONG_AGO),
+            share_of("e2", "name bob@x.org", Right.USE, ends_at=now() + dt.timedelta(hours=1)),
+            share_of("e3", "identity carol", Right.MANAGE),
+        ):
+            records.shares.put_share(share)
+        bob = ["identity bob", "group lab", "name bob@x.org"]
+        assert records.shares.find_rights(["e1", "e2", "e3", "gone"], bob) == {"e1": Right.USE, "e2": Right.USE}
+        assert records.shares.find_rights(["e1"], ["identity bob"]) == {"e1": Right.SEE}
+        assert records.shares.find_rights(["e1"], []) == {}
+        assert records.shares.find_right_of("e1", "bob") is Right.SEE
+        assert records.shares.put_person("bob", bob) == frozenset()
+        assert records.shares.find_right_of("e1", "bob") is Right.USE
+        assert records.shares.put_person("bob", bob[:1]) == {"group lab", "name bob@x.org"}
+        assert records.shares.find_right_of("e1", "bob") is Right.SEE
+        assert records.shares.find_right_of("e2", "bob") is None
+
+    def test_a_share_is_replaced_listed_and_ended(self, records: Records) -> None:
+        first = records.shares.put_share(share_of("e1", "identity bob", Right.SEE, share_id="s1"))
+        second = records.shares.put_share(
+            share_of("e1", "identity bob", Right.USE, share_id="s2", ends_at=LONG_AGO, note="n", granted_by="carol")
+        )
+        assert (first.share_id, second.share_id, second.right, second.granted_by) == ("s1", "s1", Right.USE, "carol")
+        assert records.shares.get_share("e1", "s1") == records.shares.find_share("e1", "identity bob") == second
+        assert records.shares.get_share("e2", "s1") is None
+        assert records.shares.find_share("e1", "identity carol") is None
+        records.shares.put_share(share_of("e1", "identity carol", Right.USE, granted_at=at(5)))
+        assert [each.grantee for each in records.shares.list_shares("e1")] == ["identity bob", "identity carol"]
+        assert len(records.shares.list_shares("e1", limit=1)) == 1
+        assert records.shares.list_ended_shares() == [second]
+        assert not records.shares.delete_share("e2", "s1")
+        assert records.shares.delete_share("e1", "s1")
+        assert records.shares.list_ended_shares() == []
+
+    def test_shares_are_deleted_with_their_objects(self, records: Records) -> None:
+        records.endpoints.put_endpoint(Endpoint("e1", "alice", "lab"))
+        records.functions.add_function(Function("f1", "alice", "f", b"b", "h"))
+        records.shares.put_share(share_of("e1", "identity bob", Right.SEE, granted_at=at(1)))
+        records.shares.put_share(share_of("f1", "identity bob", Right.USE, kind=ObjectKind.FUNCTION, granted_at=at(2)))
+        records.shares.put_share(share_of("gone", "identity bob", Right.USE))
+        found = records.shares.find_objects(["identity bob"])
+        assert [(each.share.object_id, each.name, each.owner_id) for each in found] == [
+            ("f1", "f", "alice"),
+            ("e1", "lab", "alice"),
+        ]
+        assert len(records.shares.find_objects(["identity bob"], limit=1)) == 1
+        records.endpoints.delete_endpoint("e1")
+        records.functions.delete_function("f1")
+        assert [each.object_id for each in records.shares.list_shares_with(["identity bob"])] == ["gone"]
+
+    def test_a_team_has_members_and_what_is_shared_with_it(self, records: Records) -> None:
+        records.shares.add_team(Team("t1", "alice", "optics", T0))
+        records.shares.add_team(Team("t2", "bob", "acoustics", T0))
+        for member in ("name bob@x.org", "identity carol", "identity carol"):
+            records.shares.put_member(TeamMember("t1", member, T0))
+        with pytest.raises(NotFound):
+            records.shares.put_member(TeamMember("gone", "identity carol", T0))
+        records.shares.put_share(share_of("e1", "team t1", Right.USE))
+        assert records.shares.find_rights(["e1"], ["identity carol"]) == {"e1": Right.USE}
+        assert [each.member for each in records.shares.list_members("t1")] == ["identity carol", "name bob@x.org"]
+        assert [each.team_id for each in records.shares.list_teams("bob", ["name bob@x.org"])] == ["t2", "t1"]
+        assert [each.grantee for each in records.shares.list_shares_with(["identity carol"])] == ["team t1"]
+        assert records.shares.get_team("t1") == Team("t1", "alice", "optics", T0)
+        assert records.shares.delete_member("t1", "identity carol")
+        assert not records.shares.delete_member("t1", "identity carol")
+        assert records.shares.find_rights(["e1"], ["identity carol"]) == {}
+        assert records.shares.delete_team("t1")
+        assert not records.shares.delete_team("t1")
+        assert records.shares.get_team("t1") is None
+        assert records.shares.list_shares("e1") == []
+        assert records.shares.list_members("t1") == []
+
+    @pytest.mark.parametrize("kind", [Quotable.SHARE, Quotable.MEMBER])
+    def test_what_is_replaced_does_not_count(self, records: Records, kind: Quotable) -> None:
+        records.shares.add_team(Team("t1", "alice", "optics", T0))
+
+        def add(who: str) -> None:
+            limited = records.shares.audited(quota=Quota(kind, "t1", 1, but=who))
+            if kind is Quotable.SHARE:
+                limited.put_share(share_of("t1", who, Right.USE))
+            else:
+                limited.put_member(TeamMember("t1", who, T0))
+
+        add("identity bob")
+        add("identity bob")
+        with pytest.raises(QuotaExceeded):
+            add("identity carol")
 
     def test_key_belongs_to_one_endpoint(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "a"))

@@ -89,6 +89,7 @@ class PostgresShares(PostgresPort):
             WHERE object_id = ANY(%(object_ids)s) AND grantee IN ({_GRANTEES}) AND {_OPEN} GROUP BY object_id
             """,
             {"object_ids": sorted(object_ids), "principals": sorted(principals)},
+            by_keys=True,
         )
         return {row["object_id"]: Right(row["rank"]) for row in rows}
 

@@ -27,6 +27,8 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "functions": Deferred("farcall.cli._functions:app", "Your registered functions."),
     "containers": Deferred("farcall.cli._containers:app", "Environments for your tasks."),
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
+    "shared": Deferred("farcall.cli._sharing:shared", "Endpoints and functions that others share with you."),
+    "teams": Deferred("farcall.cli._sharing:teams", "Teams with whom you share endpoints and functions."),
     "audit": Deferred("farcall.cli._account:audit", "Audit log."),
     "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
     "logout": Deferred("farcall.cli._account:logout", "Delete the token, and revoke it if its provider supports that."),

@@ -8,13 +8,31 @@ from typing import Annotated, Final
 
 import typer
 
+from farcall import Client
 from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_fields, show_json, show_table
+from farcall.cli._sharing import Shareable, add_sharing
 from farcall_common.errors import InvalidRequest
 from farcall_common.exit_codes import INTERRUPTED
 
 app = typer.Typer(help="Endpoints that you may use.", no_args_is_help=True)
+add_sharing(
+    app,
+    Shareable(
+        "endpoint",
+        resolve_endpoint,
+        Client.share_endpoint,
+        Client.get_endpoint_shares,
+        Client.unshare_endpoint,
+        {
+            "see": "They see its status, its settings and its list of functions.",
+            "use": "They run code on it as the account of its agent, as far as its isolation and its list of functions "
+            "permit; their tasks see neither tasks of others nor its credentials.",
+            "manage": "They use it, change its settings, list and cancel the tasks of all, and share it with others.",
+        },
+    ),
+)
 
 _PARALLEL: Final = 8
 

@@ -6,12 +6,29 @@ from typing import Annotated, Any
 
 import typer
 
+from farcall import Client
 from farcall.cli._arguments import FunctionName, completes, load_function, remember
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._sharing import Shareable, add_sharing
 from farcall_common.errors import InvalidRequest
 
 app = typer.Typer(help="Your registered functions.", no_args_is_help=True)
+add_sharing(
+    app,
+    Shareable(
+        "function",
+        lambda client, name: str(client.find_function(name)["function_uuid"]),
+        Client.share_function,
+        Client.get_function_shares,
+        Client.unshare_function,
+        {
+            "see": "They read its code, in all versions.",
+            "use": "They read its code and run it on endpoints that they may use.",
+            "manage": "They change its code for all who run it, and share it with others.",
+        },
+    ),
+)
 
 FunctionId = Annotated[str, typer.Argument(metavar="FUNCTION", autocompletion=completes("functions"))]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]

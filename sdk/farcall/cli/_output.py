@@ -137,17 +137,19 @@ Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only before the
 AsLines = Annotated[bool, typer.Option("--json/--csv", help="A JSON object a line, or CSV with a heading.")]
 
 
-def moment(text: str | None, *, now: dt.datetime | None = None) -> dt.datetime | None:
-    """An instant in ISO 8601 or relative form; local time unless it has an offset.
+def moment(text: str | None, *, now: dt.datetime | None = None, ahead: bool = False) -> dt.datetime | None:
+    """An instant in ISO 8601 or relative form, an age or with ``ahead`` the time until then; local time unless it has
+    an offset.
 
     :raises InvalidRequest: for anything else.
     """
     if text is None:
         return None
-    ago = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
+    relative = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
     try:
-        if ago is not None:
-            return (now or dt.datetime.now(dt.UTC)) - dt.timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        if relative is not None:
+            distance = dt.timedelta(**{_UNITS[relative[2]]: int(relative[1])})
+            return (now or dt.datetime.now(dt.UTC)) + (distance if ahead else -distance)
         return dt.datetime.fromisoformat(text).astimezone(dt.UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"{text!r} is not a time", hint=_WHEN) from error

@@ -1,0 +1,211 @@
+"""``share``, ``shares`` and ``unshare`` of endpoints and functions; ``farcall shared`` and ``farcall teams``."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from farcall import Client
+from farcall.cli._connect import connected
+from farcall.cli._output import AsJson, instant, moment, show_json, show_table, show_text
+from farcall_common.errors import InvalidRequest, NotFound
+
+Who = Annotated[
+    str,
+    typer.Option("--with", metavar="WHO", help="user@lab.org, the id of an identity, group:ID or team:NAME."),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME|ID")]
+Team = Annotated[str, typer.Argument(metavar="TEAM", help="Its name or id.")]
+Person = Annotated[str, typer.Argument(metavar="PERSON", help="user@lab.org, or the id of an identity.")]
+
+
+class _Right(enum.StrEnum):
+    SEE = "see"
+    USE = "use"
+    MANAGE = "manage"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shareable:
+    """A kind of objects that can be shared: how to find and share one, and what each right means."""
+
+    kind: str
+    resolve: Callable[[Client, str], str]
+    share: Callable[..., dict[str, Any]]
+    shares: Callable[[Client, str], list[dict[str, Any]]]
+    unshare: Callable[[Client, str, str], None]
+    meaning: Mapping[str, str]
+
+
+def add_sharing(app: typer.Typer, of: Shareable) -> None:
+    """Add the three commands to the group of a kind of objects."""
+
+    @app.command(help=f"Give someone a right to a {of.kind} of yours, in place of what they had.")
+    def share(
+        context: typer.Context,
+        name: Name,
+        who: Who,
+        right: Annotated[_Right, typer.Option(help="Each right includes those before it.")] = _Right.USE,
+        until: Annotated[
+            str | None, typer.Option(metavar="WHEN", help="The end: a date, a time, or from now like 12h, 30d, 8w.")
+        ] = None,
+        note: Annotated[str, typer.Option(help="For people.")] = "",
+        as_json: AsJson = False,
+    ) -> None:
+        ends_at = moment(until, ahead=True)
+        with connected(context) as client:
+            grantee = _with_team_id(client, who)
+            made = of.share(client, of.resolve(client, name), grantee, right.value, until=ends_at, note=note)
+        if as_json:
+            show_json(made)
+        else:
+            show_text(f"{_text(made['grantee'])} may {right.value} {of.kind} {name}{_end(made)}.")
+            show_text(of.meaning[right], err=True)
+
+    @app.command(help=f"List who has rights to a {of.kind} that you manage.")
+    def shares(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
+        with connected(context) as client:
+            found = of.shares(client, of.resolve(client, name))
+        if as_json:
+            show_json(found)
+            return
+        rows = [
+            (each["share_id"], _text(each["grantee"]), each["right"], _ends_at(each), each["note"]) for each in found
+        ]
+        show_table(["share", "with", "right", "until", "note"], rows, empty="It is shared with no one.")
+
+    @app.command(help=f"Take a right to a {of.kind} back. Open tasks that need it are cancelled.")
+    def unshare(
+        context: typer.Context,
+        name: Name,
+        share: Annotated[str | None, typer.Argument(metavar="[SHARE]", help="The id of the share.")] = None,
+        who: Annotated[str | None, typer.Option("--with", metavar="WHO", help="Instead of the id.")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        if (share is None) == (who is None):
+            raise InvalidRequest("which share is not clear", hint="Give its id, or --with WHO.")
+        with connected(context) as client:
+            object_id = of.resolve(client, name)
+            of.unshare(client, object_id, share or _with_team_id(client, who or ""))
+        if as_json:
+            show_json({"unshared": object_id})
+
+
+def shared(context: typer.Context, as_json: AsJson = False) -> None:
+    """Endpoints and functions that others share with you."""
+    with connected(context) as client:
+        found = client.get_shared()
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (
+            each["kind"],
+            each["object_id"],
+            each["name"],
+            each["share"]["right"],
+            _ends_at(each["share"]),
+            each["share"]["note"],
+        )
+        for each in found
+    ]
+    show_table(["kind", "id", "name", "right", "until", "note"], rows, empty="Nothing is shared with you.")
+
+
+teams = typer.Typer(help="Teams with whom you share endpoints and functions.", no_args_is_help=True)
+
+
+@teams.command("ls")
+def list_(context: typer.Context, as_json: AsJson = False) -> None:
+    """List your teams, and those in which you are."""
+    with connected(context) as client:
+        found = client.get_teams()
+    if as_json:
+        show_json(found)
+        return
+    rows = [(each["team_id"], each["name"], each["owner_id"]) for each in found]
+    show_table(["team", "name", "owner"], rows, empty="You are in no team.")
+
+
+@teams.command()
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument()],
+    members: Annotated[list[str] | None, typer.Argument(metavar="[PERSON...]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a team of yours, with these members."""
+    with connected(context) as client:
+        team_id = client.create_team(name)
+        for member in members or ():
+            client.add_team_member(team_id, member)
+    if as_json:
+        show_json({"team_id": team_id})
+    else:
+        show_text(team_id)
+
+
+@teams.command()
+def members(context: typer.Context, team: Team, as_json: AsJson = False) -> None:
+    """List the members of a team."""
+    with connected(context) as client:
+        found = client.get_team_members(_team_id(client, team))
+    if as_json:
+        show_json(found)
+        return
+    rows = [(_text(each["member"]), instant(each["added_at"])) for each in found]
+    show_table(["member", "since"], rows, empty="The team has no members.")
+
+
+@teams.command()
+def add(context: typer.Context, team: Team, person: Person) -> None:
+    """Add a person to a team of yours."""
+    with connected(context) as client:
+        client.add_team_member(_team_id(client, team), person)
+
+
+@teams.command()
+def remove(context: typer.Context, team: Team, person: Person) -> None:
+    """Remove a person from a team of yours. Open tasks that need it are cancelled."""
+    with connected(context) as client:
+        client.remove_team_member(_team_id(client, team), person)
+
+
+@teams.command("rm")
+def delete(context: typer.Context, team: Team) -> None:
+    """Delete a team of yours. What was shared with it is taken back."""
+    with connected(context) as client:
+        client.delete_team(_team_id(client, team))
+
+
+def _team_id(client: Client, name: str) -> str:
+    """:raises NotFound: if no team has that name or id.
+    :raises InvalidRequest: if several have the name.
+    """
+    found = [each["team_id"] for each in client.get_teams() if name in (each["name"], each["team_id"])]
+    if not found:
+        raise NotFound(f"you are in no team {name!r}", hint="`farcall teams ls` lists your teams.")
+    if len(found) > 1:
+        raise InvalidRequest(f"{len(found)} teams have the name {name!r}", hint=f"Give an id: {', '.join(found[:5])}.")
+    return str(found[0])
+
+
+def _with_team_id(client: Client, who: str) -> str:
+    kind, _, name = who.partition(":")
+    return f"team:{_team_id(client, name)}" if kind == "team" else who
+
+
+def _text(grantee: Mapping[str, str]) -> str:
+    return grantee["id"] if grantee["kind"] == "name" else f"{grantee['kind']}:{grantee['id']}"
+
+
+def _ends_at(share: Mapping[str, Any]) -> str:
+    return instant(share["ends_at"]) if share.get("ends_at") is not None else ""
+
+
+def _end(share: Mapping[str, Any]) -> str:
+    return f" until {_ends_at(share)}" if share.get("ends_at") is not None else ""
