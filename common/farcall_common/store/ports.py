@@ -549,6 +549,11 @@ class Queue(Registry, Protocol):
     def bytes_of(self, owner_id: str) -> int:
         """Bytes of all tasks of a submitter in the queue, as they are stored there."""
 
+    def recount_bytes(self, cursor: int) -> int:
+        """One step of a walk over all endpoints, which corrects what :meth:`bytes_of` adds up: a release that does not
+        count may have added or removed tasks. It starts with 0 and ends with 0; each step takes milliseconds. Endpoints
+        with very many tasks are left as they are."""
+
     def memory(self) -> QueueMemory: ...
 
     def take_tokens(
