@@ -195,7 +195,7 @@ class Endpoints(Audited, Protocol):
         cancelled."""
 
     def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
-        """Withdrawals, the oldest first."""
+        """Withdrawals: first the oldest one of each identity, then the second one of each, and so on."""
 
     def note_ended_sessions(self, withdrawal: Withdrawal) -> None:
         """The sessions have ended for this withdrawal. For one that has replaced it, they are still to be ended."""
