@@ -251,7 +251,9 @@ class IdentitySource(_Section):
 
     ``allowed_identities`` and ``admins`` are identity ids or verified user names (``*`` among the first for everyone
     that the provider knows), ``allowed_domains`` the domains of verified user names, and ``allowed_groups`` ids of
-    Globus Groups, or names in the issuer's claim ``groups``.
+    Globus Groups, or names in the issuer's claim ``groups``. Objects can be shared with all groups of an
+    issuer, and with those of Globus Groups if some are named here or ``share_with_groups`` is set; the scope in Globus
+    Auth then depends on that of Globus Groups.
     """
 
     oidc_issuer: Annotated[str, Field(pattern=r"^(https://\S+)?$")]
@@ -262,6 +264,7 @@ class IdentitySource(_Section):
     allowed_domains: tuple[Annotated[str, AfterValidator(_domain)], ...]
     allowed_groups: tuple[Annotated[str, Field(pattern=r"^[^,*]+$")], ...]
     admins: tuple[Annotated[str, Field(pattern=r"^[^\s,*]+$")], ...]
+    share_with_groups: bool
 
     def model_post_init(self, _context: object, /) -> None:
         if bool(self.oidc_issuer) != bool(self.oidc_audience):
@@ -298,6 +301,7 @@ class IdentitySource(_Section):
             "FARCALL_ALLOWED_DOMAINS": ",".join(self.allowed_domains),
             "FARCALL_ALLOWED_GROUPS": ",".join(self.allowed_groups),
             "FARCALL_ADMINS": ",".join(self.admins),
+            "FARCALL_READ_GROUPS": "true" if self.share_with_groups or self.oidc_issuer else "",
         }
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Set
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Final
 
-from farcall_common.errors import ConfigurationError, UserNotAllowed
+from farcall_common.errors import ConfigurationError, FarcallError, UserNotAllowed
 from farcall_lambdas.identity import Identity
 
 #: Among the identities: everybody whose token the identity provider accepts.
 EVERYONE: Final = "*"
 
+#: In ``verified`` of an identity whose other groups are not known.
+SOME_GROUPS: Final = "some groups"
+
 #: Characters of a user name in an error.
 _NAME_CHARACTERS: Final = 100
+#: Bytes of groups in an identity. API Gateway takes 10 KB of headers, and a credential writes this in base64.
+_GROUP_BYTES: Final = 4096
+#: What a credential writes around the name of each.
+_ENTRY_BYTES: Final = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +29,15 @@ class AllowedUsers:
     """Those who may use the deployment: people with one of ``identities`` or ``admins`` (identity ids, or names that
     the identity provider has verified), with a verified name in one of ``domains``, or in one of ``groups``.
 
-    Identities and domains are compared without regard to case, groups exactly.
+    Identities and domains are compared without regard to case, groups exactly. With ``reads_groups``, people's groups
+    are read although none is named here: objects can be shared with them.
     """
 
     identities: Set[str] = frozenset()
     domains: Set[str] = frozenset()
     groups: Set[str] = frozenset()
     admins: Set[str] = frozenset()
+    reads_groups: bool = False
 
     def __post_init__(self) -> None:
         for field in ("identities", "domains", "admins"):
@@ -37,7 +47,7 @@ class AllowedUsers:
 
     @classmethod
     def everyone(cls) -> AllowedUsers:
-        """Whoever has a valid token."""
+        """Everyone with a valid token."""
         return cls(identities=frozenset({EVERYONE}))
 
     @classmethod
@@ -53,6 +63,7 @@ class AllowedUsers:
             domains=read("FARCALL_ALLOWED_DOMAINS"),
             groups=read("FARCALL_ALLOWED_GROUPS"),
             admins=read("FARCALL_ADMINS"),
+            reads_groups=environ.get("FARCALL_READ_GROUPS") == "true",
         )
 
     def require(
@@ -66,7 +77,10 @@ class AllowedUsers:
         """The identity, with ``is_admin`` and ``verified`` set, if it may use the deployment.
 
         ``names`` and ``domains`` are those that the identity provider has verified: what a user can choose must not be
-        among them. A name belongs to the domain after its last ``@``. ``groups`` is called only if its answer decides.
+        among them. A name belongs to the domain after its last ``@``. ``groups`` is called if the deployment names
+        or reads groups. All of its answer is in ``verified``, also if something else decided: a credential of an
+        endpoint is judged by it after the deployment's lists have changed. Of very many groups some are left out, those
+        that the deployment names last. If some are, or ``groups`` fails, ``verified`` has SOME_GROUPS.
 
         :raises UserNotAllowed: if it may not.
         """
@@ -74,20 +88,40 @@ class AllowedUsers:
         known = known_names | {each.lower() for each in identity.identity_set}
         own_domains = {domain.lower() for domain in domains}
         known_domains = own_domains | {name.rpartition("@")[2] for name in known_names if "@" in name}
-        found_groups: Set[str] = frozenset()
         is_admin = bool(known & self.admins)
-        if not (
+        allowed = (
             is_admin
             or EVERYONE in self.identities
-            or known & self.identities
-            or known_domains & self.domains
-            or (self.groups and (found_groups := self.groups & set(groups())))
-        ):
+            or bool(known & self.identities)
+            or bool(known_domains & self.domains)
+        )
+        found_groups: Set[str] = frozenset()
+        is_whole = True
+        if self.groups or self.reads_groups:
+            try:
+                found_groups = frozenset(groups())
+            except FarcallError:
+                is_whole = False
+                if not allowed:
+                    raise
+        if not allowed and not found_groups & self.groups:
             name = "".join(filter(str.isprintable, identity.username))[:_NAME_CHARACTERS]
             raise UserNotAllowed(f"{name} (identity {identity.identity_id}) may not use this deployment.")
         verified = {f"name {each}" for each in known_names} | {f"domain {each}" for each in own_domains}
-        verified |= {f"group {each}" for each in found_groups}
+        shown = set(self._first_groups(found_groups))
+        verified |= {f"group {each}" for each in shown}
+        if not is_whole or shown != found_groups:
+            verified.add(SOME_GROUPS)
         return dataclasses.replace(identity, is_admin=is_admin, verified=frozenset(verified))
+
+    def _first_groups(self, groups: Set[str]) -> Iterator[str]:
+        """The groups that fit in a credential, those that the deployment names first."""
+        room = _GROUP_BYTES
+        for group in sorted(groups, key=lambda group: (group not in self.groups, group)):
+            room -= len(json.dumps(group)) + _ENTRY_BYTES
+            if room < 0:
+                return
+            yield group
 
     def require_again(self, identity: Identity) -> Identity:
         """An identity that :meth:`require` returned at an earlier time, if it may use the deployment now.

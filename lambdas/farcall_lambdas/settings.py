@@ -19,6 +19,8 @@ variable                                meaning (default)
 ``FARCALL_ALLOWED_DOMAINS``             domains of verified user names (none),
 ``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim ``groups`` (none),
 ``FARCALL_ADMINS``                      and administrators, by identity id or verified user name (none)
+``FARCALL_READ_GROUPS``                 ``true``: read the groups of users, to share objects with them, also if none is
+                                        named (false)
 ``FARCALL_CALLER_SECRET_ARN``           a secret with ``{"key": …}``: the authorizer signs callers with it, and the
                                         API's function verifies that, and signs credentials of endpoints with one made
                                         from it; for the canary's function, its own; or instead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from farcall._functions import (
     pack_call,
     sorted_kwargs,
 )
+from farcall._future import Origin
 from farcall._tracing import traceparent
 from farcall_common.errors import ProtocolError
 from farcall_common.limits import MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
@@ -44,6 +46,11 @@ class SubmitContext:
     options: TaskOptions
     #: Whether futures raise the function's own exception (see :attr:`Executor.raise_original`).
     raise_original: bool = False
+
+    @functools.cached_property
+    def origin(self) -> Origin | None:
+        """Where the results of these calls come from: one object for all of them."""
+        return None if self.endpoint_id is None else Origin((self.endpoint_id,), self.options.result_serializers)
 
 
 class TaskToSubmit(Protocol):

@@ -20,7 +20,7 @@ from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payloa
 from farcall._client import Connection
 from farcall._compatibility import CompatibilityChecker
 from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_call, sorted_kwargs
-from farcall._future import ComputeFuture, Origin, TaskRecord, failure_of, inputs_of, resolved, when_all_done
+from farcall._future import ComputeFuture, TaskRecord, failure_of, inputs_of, resolved, when_all_done
 from farcall._pacing import BurstLimit
 from farcall._results import Collector, Poller, ResultReader
 from farcall._stream import Stream
@@ -445,6 +445,18 @@ class Engine:
         self._poller.poll_soon()
         return [known[task_id] for task_id in task_ids]
 
+    def cancel(self, task: TaskRecord) -> None:
+        """See :class:`farcall._future.FutureOwner`."""
+        self.sender.cancel(task)
+        self._collector.drop(task.task_id)
+
+    def why(self, task_id: str) -> Why:
+        """See :class:`farcall._future.FutureOwner`.
+
+        :raises FarcallError: if the API cannot be reached.
+        """
+        return Why.from_json(self._api.why(task_id))
+
     def unsettled(self) -> list[ComputeFuture[Any]]:
         """The futures that are not done."""
         return self._collector.unsettled()
@@ -483,15 +495,13 @@ class Engine:
             task,
             task_group_id=context.task_group_id,
             endpoint_id=context.endpoint_id or "",
-            on_cancel=self._on_cancel,
-            ask_why=self._why,
+            owner=self,
             raise_original=context.raise_original,
         )
         if context.task_group_id not in self._groups:
             self._groups.add(context.task_group_id)
             self._stream.subscribe(context.task_group_id)
-        if context.endpoint_id is not None:
-            task.origin = Origin((context.endpoint_id,), context.options.result_serializers)
+        task.origin = context.origin
         self._collector.add(future)
         return future
 
@@ -557,13 +567,6 @@ class Engine:
                 self._collector.fail([task.task_id], error)
 
         when_all_done(inputs, leave_to_pool)
-
-    def _on_cancel(self, task: TaskRecord) -> None:
-        self.sender.cancel(task)
-        self._collector.drop(task.task_id)
-
-    def _why(self, task_id: str) -> Why:
-        return Why.from_json(self._api.why(task_id))
 
     def _poll_soon(self) -> None:
         self._poller.poll_soon()

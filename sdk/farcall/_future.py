@@ -9,7 +9,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from farcall._display import card, shortened
 from farcall._task_info import Why
@@ -27,7 +27,7 @@ class InputFailed(TaskError):
     code = "INPUT_FAILED"
 
 
-def inputs_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Future]:
+def inputs_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[_Future]:
     """The futures among the arguments and directly inside of lists, tuples, sets and dictionaries among them."""
     found: dict[int, _Future] = {}
     for value in (*args, *kwargs.values()) if kwargs else args:
@@ -36,7 +36,7 @@ def inputs_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Future]:
                 found |= {id(each): each for each in _items(value) if isinstance(each, concurrent.futures.Future)}
         elif isinstance(value, concurrent.futures.Future):
             found[id(value)] = value
-    return list(found.values())
+    return tuple(found.values())  # empty, it is one object for all calls
 
 
 def resolved(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -158,6 +158,16 @@ class TaskRecord:
         self.traceparent: str | None = None
 
 
+class FutureOwner(Protocol):
+    """What the futures of an executor share."""
+
+    def cancel(self, task: TaskRecord, /) -> None:
+        """The future was cancelled here."""
+
+    def why(self, task_id: str, /) -> Why:
+        """Why a task is in its state, by the API."""
+
+
 class ComputeFuture(GuardedFuture[T]):
     """The future of a task; everything that works with :class:`concurrent.futures.Future` works with it.
 
@@ -177,8 +187,7 @@ class ComputeFuture(GuardedFuture[T]):
         *,
         task_group_id: str,
         endpoint_id: str,
-        on_cancel: Callable[[TaskRecord], None],
-        ask_why: Callable[[str], Why],
+        owner: FutureOwner,
         raise_original: bool = False,
     ) -> None:
         super().__init__()
@@ -190,8 +199,7 @@ class ComputeFuture(GuardedFuture[T]):
         #: Details of the run from the endpoint (Python version and the like), once the task ended.
         self.details: Mapping[str, Any] = _NOTHING
         self._record = record
-        self._on_cancel = on_cancel
-        self._ask_why = ask_why
+        self._owner = owner
         self._raise_original = raise_original
         #: The error of the task, if ``result()`` raises the function's own exception instead.
         self._task_error: TaskError | None = None
@@ -275,7 +283,7 @@ class ComputeFuture(GuardedFuture[T]):
         if self._record.accepted_at is None:
             text = f"It is on its way: the API has not taken it yet, for {age_s:.1f} s."
             return Why(self.task_id, "NOT_SENT", text, "unsent", state_age_s=age_s)
-        return self._ask_why(self.task_id)
+        return self._owner.why(self.task_id)
 
     def __await__(self) -> Generator[Any, None, T]:
         # Here: a program that awaits has loaded it, and for others it is a third of the package's import time.
@@ -297,7 +305,7 @@ class ComputeFuture(GuardedFuture[T]):
                 return False
             self._record.cancelled = True
             self.set_running_or_notify_cancel()  # notifies callers that wait for several futures
-        self._on_cancel(self._record)
+        self._owner.cancel(self._record)
         return True
 
     def _settle_failed(self, error: BaseException) -> None:

@@ -21,7 +21,7 @@ def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[st
     functions = [each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"]
     environments = [each["Properties"].get("Environment", {}).get("Variables", {}) for each in functions]
     [authorizer] = [each for each in environments if "FARCALL_AUTH_PROVIDER" in each]
-    ours = ("FARCALL_AUTH", "FARCALL_OIDC", "FARCALL_ALLOWED", "FARCALL_ADMINS")
+    ours = ("FARCALL_AUTH", "FARCALL_OIDC", "FARCALL_ALLOWED", "FARCALL_ADMINS", "FARCALL_READ_GROUPS")
     assert {name: value for name, value in authorizer.items() if name.startswith(ours)} == {
         "FARCALL_AUTH_PROVIDER": "oidc",
         "FARCALL_OIDC_ISSUER": "https://id.example.org",
@@ -32,6 +32,7 @@ def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[st
         "FARCALL_ALLOWED_DOMAINS": "lab.example.org",
         "FARCALL_ALLOWED_GROUPS": "/physics/users",
         "FARCALL_ADMINS": "ada@example.org",
+        "FARCALL_READ_GROUPS": "true",
     }
     assert not any("Globus" in name for name in template.get("Parameters", {}))
     [gateway] = [each for each in template["Resources"].values() if each["Type"] == "AWS::ApiGateway::Authorizer"]

@@ -13,6 +13,7 @@ import pytest
 
 from farcall_common.errors import Unavailable
 from farcall_common.store import migrate, open_records
+from farcall_common.store.model import ObjectKind, Right
 from farcall_common.task_options import TaskOptions
 from tests.integration.store_servers import execute, free_port
 from tests.waiting import WAIT_S
@@ -138,6 +139,21 @@ def test_options_of_tasks_are_carried_over(empty_database: str) -> None:
         **expected,
         **{f"{name}, later": options for name, options in expected.items()},
     }
+
+
+def test_grants_become_shares(empty_database: str) -> None:
+    migrate.upgrade(empty_database, revision="0012")
+    execute(empty_database, "INSERT INTO endpoint (endpoint_id, owner_id, name) VALUES ('e', 'alice', 'lab')")
+    execute(empty_database, "INSERT INTO function (function_id, owner_id, name) VALUES ('f', 'carol', 'f')")
+    execute(empty_database, "INSERT INTO access_grant VALUES ('bob', 'e'), ('bob', 'f'), ('bob', 'deleted')")
+    migrate.upgrade(empty_database)
+    with contextlib.closing(open_records(empty_database, timeout_s=5)) as records:
+        assert records.shares.find_rights(["e", "f"], ["identity bob"]) == {"e": Right.USE, "f": Right.USE}
+        found = records.shares.list_shares_with(["identity bob"])
+    assert [(each.object_id, each.kind, each.granted_by) for each in found] == [
+        ("e", ObjectKind.ENDPOINT, "alice"),
+        ("f", ObjectKind.FUNCTION, "carol"),
+    ]
 
 
 def test_the_head_is_the_newest_revision() -> None:

@@ -10,12 +10,12 @@ import pytest
 import redis
 
 from farcall_common.errors import QueueDataLost, Unavailable
-from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue
+from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue, queue_valkey
 from farcall_common.store.model import HeldLeases, MaintenanceResult
 from farcall_common.store.queue_valkey import DELETED_TTL_S, MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
 from tests.support.stores import FakeQueue, single
-from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own
+from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own, recount
 
 
 @pytest.fixture
@@ -68,6 +68,29 @@ class TestValkeyQueue(QueueSuite):
     def cut(self, valkey: Valkey) -> Iterator[Callable[[], None]]:
         yield valkey.kill
         valkey.start()
+
+
+def test_a_recount_corrects_bytes(queue: Queue, server: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = own(queue)
+    queue.enqueue([make_queued(f"t{number}") for number in range(4)])
+    lease(queue, fence, limit=2)
+    queue.cancel("e1", ["t3"])
+    right = queue.bytes_of("alice")
+    for endpoint_id in ("e1", "idle"):
+        server.hset(f"b:{{{endpoint_id}}}", mapping={"alice": 12345, "gone": 99})
+        for submitter in ("alice", "gone"):
+            server.sadd(f"at:{submitter}", endpoint_id)
+    server.srem("at:alice", "e1")
+    assert queue.bytes_of("alice") == 12345
+
+    monkeypatch.setattr(queue_valkey, "_RECOUNTED", 3)
+    recount(queue)
+    assert server.hget("b:{e1}", "alice") == b"12345", "more tasks than one step counts"
+
+    monkeypatch.setattr(queue_valkey, "_RECOUNTED", 4)
+    recount(queue)
+    assert (queue.bytes_of("alice"), queue.bytes_of("gone")) == (right, 0)
+    assert server.smembers("at:alice") == {b"e1"}
 
 
 def test_only_expendable_keys_have_a_time_to_live(queue: Queue, server: redis.Redis) -> None:

@@ -544,6 +544,47 @@ def test_tasks_never_started_by_a_manager_run_elsewhere_even_if_non_idempotent()
     assert {task.task_id: task.starts for task in turn.orders["n"]} == {"a": 1, "b": 1}
 
 
+def lose_with(core: CoreDriver, others: str, times: int) -> Turn:
+    """Managers that die while they run ``a0`` and a task of ``others``."""
+    for number in range(times):
+        manager_id = f"{others}-{number}"
+        send(core, spec(f"{others}-{number}", submitter=others, max_attempts=1))
+        core.manager_registered(manager_id, slots=2)
+        core.progress(manager_id, Progress(workers=2))
+        turn = core.decide(now=1.0)
+        assert "a0" in ids(turn.orders[manager_id])
+        core.manager_lost(manager_id, "its manager died")
+        turn = core.decide(now=2.0)
+    return turn
+
+
+def test_attempts_lost_together_with_tasks_of_others_do_not_count() -> None:
+    core = make_core()
+    core.opened()
+    send(core, spec("a0", submitter="a", max_attempts=2))
+
+    turn = lose_with(core, "b", 5)
+    assert not turn.finished
+    assert all(task.starts == 0 for task in turn.starts), "the spool does not count them"
+
+
+def test_a_task_that_may_be_the_cause_ends_nevertheless() -> None:
+    core = make_core()
+    core.opened()
+    send(core, spec("a0", submitter="a", max_attempts=2))
+
+    assert "a0" not in ids(lose_with(core, "b", 6).finished)
+    assert "a0" in ids(lose_with(core, "c", 1).finished)
+
+
+def test_attempts_lost_with_tasks_of_the_same_submitter_count() -> None:
+    core = make_core()
+    core.opened()
+    send(core, spec("a0", submitter="a", max_attempts=2))
+
+    assert "a0" in ids(lose_with(core, "a", 2).finished)
+
+
 def test_submitter_without_tasks_at_a_manager_is_prefetched_despite_a_full_queue() -> None:
     core = connected(prefetch=5)
     send(core, *several("a", 30))

@@ -173,7 +173,10 @@ def test_users_are_named_by_the_profile() -> None:
         "FARCALL_ALLOWED_DOMAINS": "example.org",
         "FARCALL_ALLOWED_GROUPS": group,
         "FARCALL_ADMINS": "grace@example.org",
+        "FARCALL_READ_GROUPS": "",
     }
+    shares = deployment_from_context({**named, "identity.share_with_groups": "true"}).profile.identity
+    assert shares.environment()["FARCALL_READ_GROUPS"] == "true"
     assert not identity.allows_no_one
     assert not identity.allows_everyone
     assert deployment_from_context({"identity.allowed_identities": "*"}).profile.identity.allows_everyone

@@ -18,7 +18,7 @@ from globus_sdk.testing import RegisteredResponse, get_response_set
 from moto import mock_aws
 
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable, UserNotAllowed
-from farcall_lambdas.allowed_users import AllowedUsers
+from farcall_lambdas.allowed_users import SOME_GROUPS, AllowedUsers
 from farcall_lambdas.auth import CachedProvider, DevProvider, GlobusProvider, provider_from_settings
 from farcall_lambdas.handlers import authorizer as authorizer_handler
 from farcall_lambdas.handlers.authorizer import policy
@@ -293,6 +293,23 @@ class TestGlobus:
 
         with pytest.raises(UserNotAllowed, match=r"kingfish@globus.org \(identity .* may not use this deployment"):
             self.provider(allowed=AllowedUsers()).authenticate("token")
+
+    def test_groups_that_decide_nothing_are_read_to_share_with_them(self, mocked: responses.RequestsMock) -> None:
+        self.answer(mocked)
+        self.groups(mocked)
+        allowed = AllowedUsers(domains={"globus.org"}, reads_groups=True)
+
+        identity = self.provider(allowed=allowed).authenticate("token")
+
+        assert f"group {GROUP_ID}" in identity.verified
+        assert SOME_GROUPS not in identity.verified
+
+    def test_an_outage_of_groups_is_no_proof_that_someone_left_them(self, mocked: responses.RequestsMock) -> None:
+        self.answer(mocked)
+        mocked.post("https://auth.globus.org/v2/oauth2/token", status=503)
+        allowed = AllowedUsers(domains={"globus.org"}, reads_groups=True)
+
+        assert SOME_GROUPS in self.provider(allowed=allowed).authenticate("token").verified
 
     def test_active_members_of_a_group_are_allowed(self, mocked: responses.RequestsMock) -> None:
         self.answer(mocked)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import Fenced, Unauthenticated, UserNotAllowed
+from farcall_common.errors import Fenced, Unauthenticated, Unavailable, UserNotAllowed
 from farcall_common.store.model import ForwarderInfo
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import DevProvider
@@ -186,7 +186,7 @@ class TestAuthorizer:
 
     def test_a_member_of_a_group_is_admitted_while_the_group_is(self) -> None:
         allowed = AllowedUsers(groups={"physics lab", "chemistry"})
-        credential = self.credential(allowed, groups=lambda: ["physics lab", "chess"])
+        credential = self.credential(allowed, groups=lambda: ["physics lab"])
 
         def admit(allowed: AllowedUsers) -> Identity:
             return allowed.require_again(CREDENTIALS.read(credential))
@@ -195,6 +195,32 @@ class TestAuthorizer:
         for others in ("chess", "chemistry"):
             with pytest.raises(UserNotAllowed):
                 admit(AllowedUsers(groups={others}))
+
+    def test_it_has_all_groups_of_its_owner(self) -> None:
+        """The lists of the deployment may change after the credential was made."""
+        allowed = AllowedUsers(identities={"id-1"}, groups={"physics lab"})
+        credential = self.credential(allowed, groups=lambda: ["physics lab", "chess"])
+
+        for group in ("physics lab", "chess"):
+            assert AllowedUsers(groups={group}).require_again(CREDENTIALS.read(credential)).identity_id == "id-1"
+
+    @pytest.mark.parametrize(
+        "name", ["{}", "a group with a long name, of the kind that a federation writes, {}", "ü{}"]
+    )
+    def test_with_very_many_groups_it_fits_in_a_header(self, name: str) -> None:
+        groups = [name.format(number) for number in range(2000)]
+        credential = self.credential(AllowedUsers(groups={groups[1234]}), groups=lambda: groups)
+
+        assert len(credential) < 8000, "API Gateway takes 10,240 bytes of headers"
+        assert AllowedUsers(groups={groups[1234]}).require_again(CREDENTIALS.read(credential)).identity_id == "id-1"
+
+    def test_groups_that_cannot_be_read_matter_only_if_they_decide(self) -> None:
+        def unavailable() -> list[str]:
+            raise Unavailable("Globus is unavailable.")
+
+        AllowedUsers(identities={"id-1"}, groups={"g"}).require(self.OWNER, groups=unavailable)
+        with pytest.raises(Unavailable):
+            AllowedUsers(groups={"g"}).require(self.OWNER, groups=unavailable)
 
     def test_a_credential_has_no_rights_of_an_administrator(self) -> None:
         allowed = AllowedUsers(admins={"id-1"})

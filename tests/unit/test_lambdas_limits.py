@@ -152,6 +152,14 @@ def test_nothing_is_queued_while_memory_is_nearly_full() -> None:
     assert lab.submit().status == 200
 
 
+def test_bytes_are_not_added_up_while_the_maximum_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    lab.queue.has_memory = QueueMemory(used_bytes=80_000_000, max_bytes=0)
+    monkeypatch.setattr(lab.queue, "bytes_of", lambda _: pytest.fail("it asked"))
+
+    assert lab.submit().status == 200
+
+
 def test_accepted_tasks_count_before_the_memory_is_read_again() -> None:
     lab = Lab(ApiSettings(max_identity_memory_percent=100))
     lab.queue.has_memory = QueueMemory(used_bytes=0, max_bytes=2_000_000)

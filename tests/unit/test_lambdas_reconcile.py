@@ -537,3 +537,20 @@ def test_open_tasks_of_an_unknown_endpoint_end_and_are_not_queued(lab: Lab) -> N
 
     assert (done.orphaned, done.offered) == (3, 2)
     assert (lab.queue.depth([deleted]), lab.queue.depth([other])) == (0, 2)
+
+
+def test_a_round_recounts_the_bytes_of_some_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = MemoryApi()
+    steps: list[int] = []
+
+    def step(cursor: int) -> int:
+        steps.append(cursor)
+        return (cursor + 1) % 30
+
+    monkeypatch.setattr(api.stores.queue, "recount_bytes", step)
+    api.application.services.reconciler.run()
+    assert steps == list(range(20))
+    api.application.services.reconciler.run()
+    assert steps[20:] == list(range(20, 30)), "it continues, and a walk ends with the round"
+    api.application.services.reconciler.run()
+    assert steps[30:] == list(range(20))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from farcall_lambdas.allowed_users import SOME_GROUPS
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
@@ -168,6 +169,13 @@ def test_tasks_are_cancelled_after_their_submitter_has_left_the_group(api: Memor
     left = dataclasses.replace(BOB_OF_LAB, verified=frozenset({"name bob@example.org"}))
     assert lab.submit(left).status == 403
     assert lab.code() == "RIGHT_WITHDRAWN"
+
+
+def test_tasks_are_kept_while_the_groups_of_their_submitter_are_not_known(api: MemoryApi) -> None:
+    lab = Shared(api, "group lab-7")
+    unknown = dataclasses.replace(BOB, verified=frozenset({"name bob@example.org", SOME_GROUPS}))
+    assert lab.submit(unknown).status == 403
+    assert lab.code() is None
 
 
 def test_teams_have_members_who_have_what_is_shared_with_the_team(api: MemoryApi) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from farcall_common.store.model import CancelOutcome
 from farcall_common.wire.states import TaskState
-from farcall_lambdas.services import Services
+from farcall_lambdas.services import Services, withdrawal
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB, MemoryApi
 from tests.support.stores import FakeQueue, single
@@ -299,3 +299,29 @@ def test_an_unclear_request_cancels_nothing(lab: Lab, body: dict[str, object]) -
     answer = lab.api.call("POST", f"/v3/endpoints/{lab.endpoint_id}/tasks/cancel", body)
     assert (answer.status, answer.body["code"]) in {(400, "INVALID_REQUEST"), (422, "INVALID_REQUEST")}
     assert len(lab.lease()) == 1
+
+
+def test_many_tasks_of_one_owner_do_not_delay_the_withdrawal_of_another(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withdrawal, "_PAGE", 5)
+    monkeypatch.setattr(withdrawal, "_REQUEST_S", 0.0)  # a request cancels one page
+    api = lab.api
+    many = lab.submit(100)
+    lab.change(public=False)
+    lab.endpoint_id = api.endpoint(public=True, caller=BOB)
+    few = lab.submit(6, caller=ALICE)
+    answer = api.call("PUT", f"/v3/endpoints/{lab.endpoint_id}", {"public": False}, caller=BOB)
+    assert answer.status == 200
+    assert lab.error(few[-1], caller=ALICE) == OPEN
+
+    service = api.application.services.reconciler._withdrawals
+    for _ in range(2):  # rounds with time for one page each
+        api.clock.now += ApiSettings().reconcile_period_s
+        assert service.continue_all(until=0.0) in {1, 5}
+
+    assert lab.error(few[-1], caller=ALICE) == GONE
+    assert lab.error(many[-1]) == OPEN
+    while service.continue_all(until=api.clock.now + 1):
+        api.clock.now += 1
+    assert lab.error(many[-1]) == GONE

@@ -418,6 +418,27 @@ def test_unreferenced_executor_ends_after_its_last_future(offline: FakeCloud) ->
         assert not any(thread.is_alive() for thread in engine._threads)
 
 
+def test_a_call_adds_one_object_to_those_of_a_standard_future(cloud: FakeCloud) -> None:
+    # Each object that the garbage collector tracks costs CPU at every collection while the call is open.
+    def tracked_by(make: Callable[[], object]) -> float:
+        gc.collect()
+        before = len(gc.get_objects())
+        kept = [make() for _ in range(calls)]
+        return (len(gc.get_objects()) - before) / len(kept)
+
+    calls, gate = 500, Gate()
+    with client_of(cloud, gate) as client, Executor(cloud.endpoint_id, client=client) as executor:
+        executor.submit(divide, 1)
+        assert gate.reached.wait(WAIT_S)  # the sender waits from here on
+        gc.disable()
+        try:
+            added = tracked_by(lambda: executor.submit(divide, 1)) - tracked_by(concurrent.futures.Future[float])
+        finally:
+            gc.enable()
+            gate.open.set()
+    assert added == pytest.approx(1, abs=0.2)  # its record; what other threads make meanwhile
+
+
 @pytest.mark.parametrize("unknown", ["function", "endpoint"])
 def test_unknown_ids_fail_the_future(cloud: FakeCloud, unknown: str) -> None:
     unknown_id = str(uuid.uuid4())

@@ -50,8 +50,8 @@ def done(value: Any) -> Future[Any]:
 
 def test_futures_are_found_in_documented_containers() -> None:
     a, b, c, d = (done(n) for n in range(4))
-    assert inputs_of((a, 1, [b, a], ({"deep": c},)), {"x": {"key": d}, "y": "text"}) == [a, b, d]
-    assert inputs_of((1, "a", [1, 2], {"k": 1}), {"x": None}) == []
+    assert inputs_of((a, 1, [b, a], ({"deep": c},)), {"x": {"key": d}, "y": "text"}) == (a, b, d)
+    assert inputs_of((1, "a", [1, 2], {"k": 1}), {"x": None}) == ()
     assert resolved((a, [b, 5], (c,), {d}), {"k": {"x": d, "y": 1}}) == (
         (0, [1, 5], (2,), {3}),
         {"k": {"x": 3, "y": 1}},

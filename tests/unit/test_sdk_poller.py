@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from farcall import Client, ComputeFuture, Unavailable
+from farcall import Client, ComputeFuture, Unavailable, Why
 from farcall._client import connection_of
 from farcall._future import TaskRecord
 from farcall._results import Collector, Poller, ResultReader
@@ -30,7 +30,7 @@ class Laptop:
         function_id = client.register_function(abs)
         task_id = client.run(-7, endpoint_id=cloud.endpoint_id, function_id=function_id)
         self.future: ComputeFuture[Any] = ComputeFuture(
-            TaskRecord(task_id, adopted=True), task_group_id="g", endpoint_id="e", on_cancel=print, ask_why=client.why
+            TaskRecord(task_id, adopted=True), task_group_id="g", endpoint_id="e", owner=self
         )
         connection = connection_of(client)
         reader = ResultReader(connection.api, connection.blobs, connection.policy)
@@ -57,6 +57,12 @@ class Laptop:
         if self.asked == 2 + self.unreachable:
             self._cloud.run_waiting()
         return self._cloud.transport.handle_request(request)
+
+    def cancel(self, task: TaskRecord) -> None:
+        pass
+
+    def why(self, task_id: str) -> Why:
+        return self._client.why(task_id)
 
     def open(self) -> None:
         self._thread.start()

@@ -86,6 +86,13 @@ def leased_ids(found: Sequence[LeasedTask] | Fenced | QueueDataLost) -> list[str
     return [leased.task.task_id for leased in found]
 
 
+def recount(queue: Queue) -> None:
+    """The whole walk."""
+    cursor = queue.recount_bytes(0)
+    while cursor:
+        cursor = queue.recount_bytes(cursor)
+
+
 class QueueSuite:
     """Needs the fixtures ``queue``, ``clock`` (that of its server), ``wipe``, ``cut`` and ``forget_results``."""
 
@@ -952,6 +959,19 @@ class QueueSuite:
         assert queue.bytes_of("alice") == elsewhere
         assert queue.forget_endpoint("e2", limit=10)
         assert (queue.bytes_of("alice"), queue.bytes_of("bob"), queue.bytes_of("carol")) == (0, 0, 0)
+
+    def test_a_recount_keeps_bytes_that_are_right(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([make_queued("leased"), make_queued("t1"), make_queued("u1", endpoint_id="e2", owner_id="bob")])
+        lease(queue, fence, limit=1)
+        queue.enqueue([make_queued("ended")])
+        queue.cancel("e1", ["ended"])
+        before = [queue.bytes_of(owner_id) for owner_id in ("alice", "bob", "carol")]
+
+        recount(queue)
+
+        assert [queue.bytes_of(owner_id) for owner_id in ("alice", "bob", "carol")] == before
+        assert min(before[:2]) > 0
 
     def test_memory_is_readable(self, queue: Queue) -> None:
         memory = queue.memory()

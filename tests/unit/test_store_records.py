@@ -951,6 +951,15 @@ class RecordsSuite:
         records.endpoints.delete_withdrawal(kept)
         assert records.endpoints.list_withdrawals() == [earlier]
 
+    def test_withdrawals_of_one_identity_do_not_hide_those_of_another(self, records: Records) -> None:
+        own = [Withdrawal(f"e{number}", "alice", ["alice"], at(number)) for number in range(4)]
+        theirs = [Withdrawal(f"f{number}", "bob", ["bob"], at(10 + number)) for number in range(2)]
+        for each in (*own, *theirs):
+            records.endpoints.put_withdrawal(each)
+
+        assert records.endpoints.list_withdrawals() == [own[0], theirs[0], own[1], theirs[1], *own[2:]]
+        assert records.endpoints.list_withdrawals(limit=2) == [own[0], theirs[0]]
+
     def test_endpoints_with_open_tasks_are_listed(self, records: Records) -> None:
         assert records.tasks.list_endpoints_with_open_tasks() == []
         records.tasks.add_tasks(

@@ -211,7 +211,7 @@ class PostgresEndpoints(PostgresPort):
     def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
         query = """
             SELECT object_id, identity_id, owner_ids, at, cancels_tasks, ends_sessions FROM withdrawal
-            ORDER BY at, object_id LIMIT %(limit)s
+            ORDER BY row_number() OVER (PARTITION BY identity_id ORDER BY at, object_id), at, object_id LIMIT %(limit)s
         """
         return [Withdrawal(**row) for row in self._database.rows(query, {"limit": limit})]
 

@@ -205,7 +205,7 @@ class Endpoints(Audited, Protocol):
         cancelled."""
 
     def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
-        """Withdrawals, the oldest first."""
+        """Withdrawals: first the oldest one of each identity, then the second one of each, and so on."""
 
     def note_ended_sessions(self, withdrawal: Withdrawal) -> None:
         """The sessions have ended for this withdrawal. For one that has replaced it, they are still to be ended."""
@@ -608,6 +608,11 @@ class Queue(Registry, Protocol):
 
     def bytes_of(self, owner_id: str) -> int:
         """Bytes of all tasks of a submitter in the queue, as they are stored there."""
+
+    def recount_bytes(self, cursor: int) -> int:
+        """One step of a walk over all endpoints, which corrects what :meth:`bytes_of` adds up: a release that does not
+        count may have added or removed tasks. It starts with 0 and ends with 0; each step takes milliseconds. Endpoints
+        with very many tasks are left as they are."""
 
     def memory(self) -> QueueMemory: ...
 

@@ -101,6 +101,10 @@ RESCUE_LEASE_S: Final = 60.0
 _REAPED: Final = 500
 _RESULTS: Final = 200
 
+#: Keys that one step of the recount looks at, and tasks of an endpoint that it counts.
+_SCANNED: Final = 1000
+_RECOUNTED: Final = 10_000
+
 
 class ValkeyQueue(ValkeyRegistry):
     """:class:`~farcall_common.store.ports.Queue` on redis-py.
@@ -367,6 +371,16 @@ class ValkeyQueue(ValkeyRegistry):
             with mapped():
                 self._client.srem(f"at:{owner_id}", *batch)
         return held
+
+    def recount_bytes(self, cursor: int) -> int:
+        with mapped():
+            cursor, keys = self._client.scan(cursor, match="b:{*}", count=_SCANNED)
+        endpoint_ids = [key.removeprefix("b:{").removesuffix("}") for key in texts(keys)]
+        for endpoint_id in endpoint_ids:
+            submitters = texts(self._scripts.run("recount_bytes", endpoint_id, _RECOUNTED))
+            places = [("SADD", f"at:{submitter}", endpoint_id) for submitter in submitters]
+            self._scripts.run_many([], before=places)
+        return int(cursor)
 
     def memory(self) -> QueueMemory:
         with mapped():

@@ -39,6 +39,9 @@ from farcall_endpoint.shared_memory import Bytes
 _KEEP_BYTES: Final = 16 * 1024
 """Payloads up to here stay in memory until they are sent to a manager; larger ones are read from the spool again."""
 
+_SHARED_LOSSES: Final = 5
+"""Managers with which a task may be lost, together with tasks of others, before that counts: it may be the cause."""
+
 
 _NOTHING: Final = do.WriteSpool()
 
@@ -610,16 +613,19 @@ class AgentCore:
         """Decide about tasks, in the order of their dispatch, whose manager is gone.
 
         Managers run in order, so only the first few of them, as many as it had slots, can have been running; the start
-        of the others does not count. Tasks that may not run twice are never sent ahead: each may have been running,
-        unless it is known that all were ``unstarted``.
+        of the others does not count. If those are of several submitters, one may have suffered from another one's task:
+        the start of each does not count either, a few times. Tasks that may not run twice are never sent ahead: each
+        may have been running, unless it is known that all were ``unstarted``.
         """
         again = []
+        is_shared = len({task.spec.submitter for task in tasks[:suspects]}) > 1
         for index, task in enumerate(tasks):
             if task.cancelling:
                 self._finish(task, self._results.cancelled(running=True))
             elif not (task.spec.options.idempotent or unstarted):
                 self._finish(task, self._results.lost(task, reason))
-            elif index >= suspects:
+            elif index >= suspects or (is_shared and task.losses_shared < _SHARED_LOSSES):
+                task.losses_shared += index < suspects
                 task.starts -= 1
                 self._turn.starts.append(task)
                 again.append(task)

@@ -74,8 +74,9 @@ class Task:
     """A task that the spool holds, under the number ``seq``.
 
     ``starts`` counts how often it was sent to a manager and may have been started, ``deaths`` are the reasons why these
-    attempts failed, as far as this agent has seen them. ``payload`` is None while only the spool has it. ``state`` was
-    entered ``at`` (epoch seconds), ``reported`` is the last state that was reported to the cloud.
+    attempts failed, as far as this agent has seen them. ``losses_shared`` counts the managers that it was lost with
+    together with tasks of other submitters, and that ``starts`` leaves out. ``payload`` is None while only the spool
+    has it. ``state`` was entered ``at`` (epoch seconds), ``reported`` is the last state that was reported to the cloud.
     """
 
     seq: int
@@ -87,6 +88,7 @@ class Task:
     reported: TaskState = TaskState.WAITING_FOR_EP
     is_monitored: bool = False
     starts: int = 0
+    losses_shared: int = 0
     deaths: tuple[str, ...] = ()
     payload: Bytes | None = None
     manager_id: str | None = None

@@ -53,9 +53,9 @@ class GlobusProvider:
     """Introspects tokens with Globus Auth, by the client that ``client`` returns.
 
     The token must be active, meant for this service (its client id is in ``aud``), carry the service's scope and not
-    have expired, and its user must be among ``allowed``. Globus Auth verifies user names; if a group decides, Globus
-    Groups is asked for the user's groups, with a token that depends on this one. An answer other than a decision (an
-    error, no network) is :class:`Unavailable`, never a refusal.
+    have expired, and its user must be among ``allowed``. Globus Auth verifies user names; if groups are allowed,
+    Globus Groups is asked for the user's groups, with a token that depends on this one. An answer other than a decision
+    (an error, no network) is :class:`Unavailable`, never a refusal.
     """
 
     def __init__(

@@ -43,6 +43,10 @@ _PAGE: Final = 1000
 #: Batches of tasks of deleted endpoints that a round ends.
 _ORPHAN_BATCHES: Final = 20
 
+#: The position of the recount in the queue, and the steps of a round.
+_RECOUNT: Final = "recount"
+_RECOUNT_STEPS: Final = 20
+
 #: Tasks whose payloads are read at once.
 _BODIES: Final = 100
 
@@ -126,6 +130,7 @@ class Reconciler(Service):
         offered, waiting = self._repair(settled, deleted, until=until)
         if waiting is None:
             waiting = self._stores.queue.depth(endpoint_ids)
+        self._recount(until=until)
         return Reconciled(
             len(endpoint_ids), offered, recorded, expired, orphaned, purged, audit_purged, waiting, withdrawn=withdrawn
         )
@@ -210,6 +215,17 @@ class Reconciler(Service):
         has_all = known.page_after == (0, "") and len(page) < _PAGE
         waiting = sum(task.state is not TaskState.RUNNING and task.submitted_at < settled for task in page)
         return offered, waiting if has_all else None
+
+    def _recount(self, *, until: float) -> None:
+        """Correct the bytes that tasks take in the queue, for the next few endpoints."""
+        queue = self._stores.queue
+        text = queue.read_checkpoint(_RECOUNT)
+        cursor = int(text or 0)
+        for _ in range(_RECOUNT_STEPS):
+            cursor = queue.recount_bytes(cursor)
+            if cursor == 0 or self._clock() >= until:
+                break
+        queue.write_checkpoint(_RECOUNT, str(cursor), expected=text)
 
     def _pages(self, *, after: tuple[int, str]) -> Iterator[Sequence[OpenTask]]:
         while page := self._stores.tasks.list_open_ids(after=after, limit=_PAGE):

@@ -7,8 +7,8 @@ does the rest; also for tasks whose submit was under way meanwhile.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from aws_lambda_powertools import Logger
@@ -63,32 +63,49 @@ class WithdrawalService(Service):
 
     def carry_out(self, withdrawal: Withdrawal) -> None:
         """Do as much as a request has time for, after the change. The reconciler does the rest."""
+        until = self._clock() + _REQUEST_S
         try:
-            self._carry_out(withdrawal, until=self._clock() + _REQUEST_S)
+            for _ in self._carry_out(withdrawal):
+                if self._clock() >= until:
+                    break
         except Unavailable:
             logger.warning("queue unavailable; the reconciler will cancel tasks", object_id=withdrawal.object_id)
 
     def continue_all(self, *, until: float) -> int:
-        """Do the rest of all withdrawals, until ``until`` (epoch seconds). Returns how many tasks were cancelled."""
-        cancelled = 0
+        """Do the rest of all withdrawals, until ``until`` (epoch seconds). Returns how many tasks were cancelled.
+
+        Those who withdraw rights take turns, a page of tasks each: many tasks of one do not delay the others. Another
+        one begins in each round, in case a round has time for a few pages only.
+        """
+        by_identity: dict[str, deque[tuple[Withdrawal, Iterator[int]]]] = defaultdict(deque)
         for withdrawal in self._stores.endpoints.list_withdrawals():
-            count, is_whole = self._carry_out(withdrawal, until=until)
-            cancelled += count
-            if is_whole and self._clock() - withdrawal.at.timestamp() > _SUBMIT_S:
-                self._stores.endpoints.delete_withdrawal(withdrawal)
+            by_identity[withdrawal.identity_id].append((withdrawal, self._carry_out(withdrawal)))
+        turns = deque(by_identity.values())
+        turns.rotate(-int(self._clock() // self._settings.reconcile_period_s))
+        cancelled = 0
+        while turns:
+            own = turns.popleft()
+            withdrawal, pages = own[0]
+            count = next(pages, None)
+            cancelled += count or 0
+            if count is None:
+                own.popleft()
+                if self._clock() - withdrawal.at.timestamp() > _SUBMIT_S:
+                    self._stores.endpoints.delete_withdrawal(withdrawal)
+            if own:
+                turns.append(own)
             if self._clock() >= until:
                 break
         return cancelled
 
-    def _carry_out(self, withdrawal: Withdrawal, *, until: float) -> tuple[int, bool]:
+    def _carry_out(self, withdrawal: Withdrawal) -> Iterator[int]:
+        """End the sessions and cancel open tasks without rights, a page at a time. Yields how many tasks were
+        cancelled."""
         if withdrawal.ends_sessions:
             self._stores.queue.evict(withdrawal.object_id)
             self._stores.endpoints.note_ended_sessions(withdrawal)
-        return self._cancel_tasks(withdrawal, until=until) if withdrawal.cancels_tasks else (0, True)
-
-    def _cancel_tasks(self, withdrawal: Withdrawal, *, until: float) -> tuple[int, bool]:
-        """Cancel open tasks without rights, a page at a time; at least the first page, whatever ``until`` is. Returns
-        how many were cancelled, and whether all were looked at."""
+        if not withdrawal.cancels_tasks:
+            return
         object_id = withdrawal.object_id
         endpoint = self._stores.endpoints.get_endpoint(object_id)
         may_use = functools.cache(functools.partial(self._may_use, object_id))
@@ -100,9 +117,9 @@ class WithdrawalService(Service):
             find = functools.partial(self._stores.tasks.find_open_tasks, function_id=object_id)
             function = self._stores.functions.get_functions([object_id], with_bodies=False).get(object_id)
             check = functools.partial(_refused_by_function, object_id, function, withdrawal.owner_ids, may_use)
-        cancelled, after = 0, ""
+        after = ""
         while page := find(after=after, limit=_PAGE):
-            refused = defaultdict(list)
+            cancelled, refused = 0, defaultdict(list)
             for task in page:
                 if reason := check(task):
                     refused[task.endpoint_id, reason].append(task)
@@ -111,12 +128,10 @@ class WithdrawalService(Service):
                     withdrawal.identity_id, endpoint_id, tasks, RightWithdrawn(reason).record
                 )
                 cancelled += sum(each.outcome == "cancelled" for each in outcome.values())
+            yield cancelled
             if len(page) < _PAGE:
                 break
             after = page[-1].task_id
-            if self._clock() >= until:
-                return cancelled, False
-        return cancelled, True
 
     def _may_use(self, object_id: str, identity_id: str) -> bool:
         return (self._stores.shares.find_right_of(object_id, identity_id) or 0) >= Right.USE

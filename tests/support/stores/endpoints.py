@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import Conflict, EndpointUnknown
@@ -162,7 +164,9 @@ class FakeEndpoints(FakeFunctions):
 
     def list_withdrawals(self, *, limit: int = 100) -> Sequence[Withdrawal]:
         with self._call():
-            return sorted(self._withdrawals.values(), key=lambda each: (each.at, each.object_id))[:limit]
+            found = sorted(self._withdrawals.values(), key=lambda each: (each.at, each.object_id))
+            places: dict[str, Iterator[int]] = defaultdict(itertools.count)
+            return sorted(found, key=lambda each: next(places[each.identity_id]))[:limit]
 
     def note_ended_sessions(self, withdrawal: Withdrawal) -> None:
         with self._call():
