@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from farcall._api import Api
 from farcall_common.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from farcall._api import Api
 
 Json = dict[str, Any]
 Right = Literal["see", "use", "manage"]

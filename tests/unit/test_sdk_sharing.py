@@ -76,6 +76,7 @@ def test_a_function_is_shared_with_a_group_and_an_identity(api: MemoryApi) -> No
     alice, bob = client_of(api, ALICE), client_of(api, BOB_OF_LAB)
     alice.share_function(function_id, "group:lab-7", "see")
     assert bob.find_function(function_id)["function_name"] == "f"
+    api.clock.now += 1
     share = alice.share_function(function_id, BOB.identity_id, "manage")
     bob.update_function(function_id, description="better")
     assert [each["right"] for each in alice.get_function_shares(function_id)] == ["see", "manage"]

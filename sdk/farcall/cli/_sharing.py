@@ -162,24 +162,31 @@ def members(context: typer.Context, team: Team, as_json: AsJson = False) -> None
 
 
 @teams.command()
-def add(context: typer.Context, team: Team, person: Person) -> None:
+def add(context: typer.Context, team: Team, person: Person, as_json: AsJson = False) -> None:
     """Add a person to a team of yours."""
     with connected(context) as client:
         client.add_team_member(_team_id(client, team), person)
+    if as_json:
+        show_json({"added": person})
 
 
 @teams.command()
-def remove(context: typer.Context, team: Team, person: Person) -> None:
+def remove(context: typer.Context, team: Team, person: Person, as_json: AsJson = False) -> None:
     """Remove a person from a team of yours. Open tasks that need it are cancelled."""
     with connected(context) as client:
         client.remove_team_member(_team_id(client, team), person)
+    if as_json:
+        show_json({"removed": person})
 
 
 @teams.command("rm")
-def delete(context: typer.Context, team: Team) -> None:
+def delete(context: typer.Context, team: Team, as_json: AsJson = False) -> None:
     """Delete a team of yours. What was shared with it is taken back."""
     with connected(context) as client:
-        client.delete_team(_team_id(client, team))
+        team_id = _team_id(client, team)
+        client.delete_team(team_id)
+    if as_json:
+        show_json({"deleted": team_id})
 
 
 def _team_id(client: Client, name: str) -> str:
