@@ -15,12 +15,13 @@ from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import FarcallError, Forbidden, InvalidRequest, RequestTooLarge
+from farcall_common.errors import ConfigurationError, FarcallError, Forbidden, InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.route_access import ROUTE_ACCESS
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.routes.call import CALLER
 from farcall_lambdas.services import Services
@@ -81,7 +82,10 @@ class JsonReader:
 
 
 def assemble(resolver: ApiGatewayResolver) -> None:
-    """Add the routes and the error table to a resolver."""
+    """Add the routes and the error table to a resolver.
+
+    :raises ConfigurationError: if the routes are not those of the table of rights.
+    """
 
     def on_error(error: Exception) -> Response[str]:
         event = resolver.current_event
@@ -95,6 +99,9 @@ def assemble(resolver: ApiGatewayResolver) -> None:
 
     for router in ROUTERS:
         resolver.include_router(router)
+    declared = {(route.method, route.path) for route in resolver._static_routes + resolver._dynamic_routes}
+    if differences := declared ^ ROUTE_ACCESS.keys():
+        raise ConfigurationError(f"route_access.py and the routes of the API differ: {sorted(differences)}.")
     resolver.exception_handler(Exception)(on_error)
 
 
