@@ -169,9 +169,11 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "function",
         "function_alias",
         "function_version",
+        "service_account",
         "task",
         "task_event",
         "task_group",
+        "api_token",
         "turn",
         "withdrawal",
     }
