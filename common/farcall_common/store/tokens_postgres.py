@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.errors import Conflict
 from farcall_common.store.audit_postgres import PostgresPort
 from farcall_common.store.model import ApiToken, ServiceAccount
 
@@ -60,22 +59,19 @@ class PostgresTokens(PostgresPort):
         return self._database.run(query, {"id": token_id, "at": at}) > 0
 
     def note_token_use(self, token_id: str, *, at: dt.datetime) -> None:
-        self._database.run(
-            "UPDATE api_token SET last_used_at = %(at)s WHERE token_id = %(id)s", {"id": token_id, "at": at}
-        )
+        query = "UPDATE api_token SET last_used_at = %(at)s WHERE token_id = %(id)s"
+        self._database.run(query, {"id": token_id, "at": at})
 
     # service accounts
 
     def add_account(self, account: ServiceAccount) -> None:
-        added = self._database.run(
+        self._database.run(
             """
             INSERT INTO service_account (account_id, owner_id, name, created_at)
-            VALUES (%(account_id)s, %(owner_id)s, %(name)s, %(created_at)s) ON CONFLICT DO NOTHING
+            VALUES (%(account_id)s, %(owner_id)s, %(name)s, %(created_at)s)
             """,
             vars(account),
         )
-        if not added:
-            raise Conflict(f"there is a service account {account.name} already")
 
     def get_account(self, account_id: str) -> ServiceAccount | None:
         query = f"SELECT {_ACCOUNT} FROM service_account WHERE account_id = %(id)s"

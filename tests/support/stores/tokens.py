@@ -22,11 +22,8 @@ class FakeTokens(FakeAudit):
     def add_token(self, token: ApiToken) -> None:
         with self._call():
             oldest = token.created_at - dt.timedelta(days=30)
-            for each in list(self._tokens.values()):
-                if (
-                    each.owner_id == token.owner_id
-                    and min(each.expires_at, each.revoked_at or each.expires_at) < oldest
-                ):
+            for each in self.list_tokens([token.owner_id]):
+                if min(each.expires_at, each.revoked_at or each.expires_at) < oldest:
                     del self._tokens[each.token_id]
             self._tokens[token.token_id] = token
 
