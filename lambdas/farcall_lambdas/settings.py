@@ -86,7 +86,8 @@ class ApiSettings:
     task is accepted while more than ``max_memory_percent`` of the queue's memory are used, for an identity whose tasks
     take ``max_identity_memory_percent`` of it, or after ``max_queue_outage_s`` in which the queue did not answer. An
     identity owns ``max_functions``, each version counted (with as many aliases, and ``max_versions`` of each) of
-    ``max_function_bytes`` together, ``max_endpoints`` and ``max_containers`` at most. Nothing is added while the
+    ``max_function_bytes`` together, ``max_endpoints``, ``max_containers``, ``max_tokens`` and ``max_accounts`` (service
+    accounts) at most. Nothing is added while the
     database has 85 % of ``database_bytes``. An identity may make ``rate_per_s``
     requests per second, and ``rate_burst`` at once after a pause; ``key_rate_per_s`` and ``key_burst`` are the same for
     new keys of agents and clients.
@@ -114,6 +115,8 @@ class ApiSettings:
     max_versions: int = 1_000
     max_endpoints: int = 1_000
     max_containers: int = 1_000
+    max_tokens: int = 100
+    max_accounts: int = 20
     database_bytes: int = 0
     rate_per_s: float = 500.0
     rate_burst: int = 2_000

@@ -12,9 +12,9 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.store import Stores
 from farcall_lambdas.app import Application
-from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
@@ -22,7 +22,7 @@ from tests.support.stores import fake_stores
 
 ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
 BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")
-CREDENTIALS: Final = EndpointCredentials(CallerKey(lambda: "c" * 32))
+CREDENTIALS: Final = IssuedCredentials(CallerKey(lambda: "c" * 32))
 
 
 @dataclasses.dataclass

@@ -14,9 +14,9 @@ from farcall_common.errors import Fenced, Unauthenticated, UserNotAllowed
 from farcall_common.store.model import ForwarderInfo
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import DevProvider
-from farcall_lambdas.endpoint_credential import EndpointCredentials, ProviderWithCredentials
 from farcall_lambdas.handlers import authorizer as authorizer_handler
 from farcall_lambdas.identity import Authorizer, Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
 from farcall_lambdas.openapi import document
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
@@ -206,7 +206,7 @@ class TestAuthorizer:
         credential = self.credential(AllowedUsers.everyone())
         prefix, claims, signature = credential.split(".")
         key = CallerKey(lambda: "c" * 32)
-        foreign = EndpointCredentials(CallerKey(lambda: "d" * 32)).issue(self.OWNER, endpoint_id="e", credential_id="c")
+        foreign = IssuedCredentials(CallerKey(lambda: "d" * 32)).issue(self.OWNER, endpoint_id="e", credential_id="c")
         for changed in (
             f"{prefix}.{claims[:-8]}{'A' * 8}.{signature}",
             f"{prefix}.{claims}.{signature[:-1]}",

@@ -8,11 +8,14 @@ other callers they do not exist (404).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from farcall_common.errors import EndpointUnknown, Forbidden, FunctionUnknown
 from farcall_common.store.model import Endpoint, Function, Task
 from farcall_common.store.ports import Records
 from farcall_lambdas.identity import Identity
+
+_OTHER_TOKEN: Final = "Use a token without this limit."  # noqa: S105 - a hint
 
 
 class Access:
@@ -76,6 +79,10 @@ class Access:
     def _usable(self, identity: Identity, endpoint_id: str, endpoint: Endpoint | None) -> Endpoint:
         if endpoint is None:
             raise EndpointUnknown(f"There is no endpoint {endpoint_id}.")
+        if not identity.permits_endpoint(endpoint_id):
+            raise Forbidden(f"The token is not for endpoint {endpoint_id}.", hint=_OTHER_TOKEN).of(
+                identity.token_id, owner_id=identity.identity_id
+            )
         if not self._may_use(identity, endpoint_id, owner_id=endpoint.owner_id, public=endpoint.public):
             raise Forbidden(f"You may not use endpoint {endpoint_id}.").of(endpoint_id, owner_id=endpoint.owner_id)
         return endpoint
@@ -93,6 +100,10 @@ class Access:
             function = found.get(reference)
             if function is None:
                 raise FunctionUnknown(f"There is no function {reference}.")
+            if not identity.permits_function(function_id):
+                raise Forbidden(f"The token is not for function {function_id}.", hint=_OTHER_TOKEN).of(
+                    identity.token_id, owner_id=identity.identity_id
+                )
             if not self._may_use(identity, function_id, owner_id=function.owner_id, public=function.public):
                 raise Forbidden(f"You may not run function {function_id}.").of(function_id, owner_id=function.owner_id)
         return found
