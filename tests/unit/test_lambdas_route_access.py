@@ -18,9 +18,9 @@ from farcall_lambdas import app
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.openapi import document
 from farcall_lambdas.proxy_event import proxy_event
-from farcall_lambdas.route_access import ROUTE_ACCESS, SCOPES, RouteAccess
+from farcall_lambdas.route_access import INTERACTIVE, ROUTE_ACCESS, SCOPES, RouteAccess
 from farcall_lambdas.signed_caller import CallerKey, CallerKeys
-from tests.support.memory_api import Answer, MemoryApi
+from tests.support.memory_api import Answer, MemoryApi, admitted
 
 PAYLOAD: Final = "4\n00\nx"
 KEY: Final = CallerKey(lambda: "k" * 32)
@@ -58,6 +58,8 @@ class World:
         ok(f"/v3/endpoints/{endpoint_id}/connect", {"public_key": key})
         ok("/v3/aliases", {"name": "alias", "function_id": function_id})
         container_id = ok("/v3/containers", {"type": "docker", "location": "image"})["container_id"]
+        account_id = ok("/v3/accounts", {"name": "robot"})["account_id"]
+        token_id = ok("/v3/tokens", {"name": "ci", "scopes": ["tasks:read"]})["token_id"]
         submitted = ok(f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: [PAYLOAD]}})
         ids = {
             "endpoint_id": endpoint_id,
@@ -70,6 +72,8 @@ class World:
             "task_group_id": submitted["task_group_id"],
             "task_id": submitted["tasks"][function_id][0],
             "public_key": key,
+            "account_id": account_id,
+            "token_id": token_id,
         }
         return cls(api, owner, ids)
 
@@ -117,6 +121,8 @@ BODIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], Any]]] = {
     ("POST", "/v2/batch_status"): lambda ids: {"task_ids": [ids["task_id"]]},
     ("POST", "/v3/tasks/cancel"): lambda ids: {"task_ids": [ids["task_id"]]},
     ("POST", "/v3/tasks/{task_id}/retry"): lambda _: {},
+    ("POST", "/v3/tokens"): lambda _: {"name": "ci", "scopes": ["tasks:read"]},
+    ("POST", "/v3/accounts"): lambda _: {"name": "other"},
 }
 QUERIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], str]]] = {
     ("DELETE", "/v3/endpoints/{endpoint_id}/keys"): lambda ids: f"?public_key={ids['public_key']}"
@@ -156,7 +162,7 @@ def is_refused(answer: Answer) -> bool:
 
 def test_every_route_is_in_the_table_and_every_scope_in_the_list() -> None:
     assert {(method, path.replace("{", "<").replace("}", ">")) for method, path in ROUTES} == ROUTE_ACCESS.keys()
-    assert {access.scope for access in ROUTE_ACCESS.values()} - {None} == SCOPES.keys()
+    assert {access.scope for access in ROUTE_ACCESS.values()} - {None, INTERACTIVE} == SCOPES.keys()
     for (method, path), access in ROUTE_ACCESS.items():
         assert (access.object is None) == (access.right is None), (method, path)
 
@@ -215,3 +221,55 @@ def test_the_credential_of_an_endpoint_connects_it_and_does_nothing_else(
 
     is_connect = (method, path) == ("POST", "/v3/endpoints/{endpoint_id}/connect")
     assert answer.status == (200 if is_connect else 403), answer.body
+
+
+def _account(api: MemoryApi, owner: Identity) -> str:
+    return str(api.call("POST", "/v3/accounts", {"name": "new"}, caller=owner).body["account_id"])
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_token_may_do_what_its_scopes_say_and_its_owner_may(method: str, path: str, api: MemoryApi) -> None:
+    access = ROUTES[method, path]
+    scope = access["scope"]
+    others = [each for each in SCOPES if each != scope]
+    for scopes, is_permitted in (
+        (list(SCOPES), scope != INTERACTIVE),
+        ([scope] if scope in SCOPES else others, scope != INTERACTIVE),
+        (others, scope is None),
+    ):
+        world = World.make(api, public=False)
+        answer = world.call(method, path, admitted(api.token(caller=world.owner, scopes=scopes)))
+        assert is_refused(answer) != is_permitted, (scopes, answer.body)
+
+    world, stranger = World.make(api, public=False), new_identity()
+    account = admitted(api.token(caller=world.owner, account_id=_account(api, world.owner)))
+    for caller in (admitted(api.token(caller=stranger)), account):
+        answer = world.call(method, path, caller)
+        assert is_refused(answer) == (access["right"] is not None or scope == INTERACTIVE), (caller, answer.body)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_token_is_limited_to_its_endpoints_and_functions(method: str, path: str, api: MemoryApi) -> None:
+    access = ROUTES[method, path]
+    names_function = access["object"] in ("function", "task", "task_group") or access["right"] == "use"
+    names_endpoint = access["object"] in ("endpoint", "task", "task_group")
+    for limit, name, names_it in (
+        ("endpoints", "endpoint_id", names_endpoint),
+        ("functions", "function_id", names_function),
+    ):
+        keeps = limit in access["limits"]
+        for is_other in (False, True):
+            world = World.make(api, public=False)
+            other = World.make(api, public=True)
+            limits = {limit: [(other if is_other else world).ids[name]]}
+            answer = world.call(method, path, admitted(api.token(caller=world.owner, **limits)))
+            assert is_refused(answer) == (not keeps or (is_other and names_it)), (limits, answer.body)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_revoked_token_is_refused_everywhere(method: str, path: str, api: MemoryApi) -> None:
+    world = World.make(api, public=True)
+    caller = admitted(api.token(caller=world.owner))
+    assert api.call("DELETE", f"/v3/tokens/{caller.token_id}", caller=world.owner).status == 200
+
+    assert world.call(method, path, caller).status == 401
