@@ -15,12 +15,12 @@ from farcall_common.store.model import ForwarderInfo
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import DevProvider
 from farcall_lambdas.handlers import authorizer as authorizer_handler
-from farcall_lambdas.identity import Authorizer, Identity
+from farcall_lambdas.identity import Identity
 from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
 from farcall_lambdas.openapi import document
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
-from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi
+from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi, admitted
 from tests.support.stores import single
 
 KEY: Final = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -48,9 +48,7 @@ class Lab:
         return self.api.call("POST", path, {"public_key": KEY}, caller=self.agent(credential, allowed))
 
     def agent(self, credential: str, allowed: AllowedUsers | None = None) -> Identity:
-        allowed = allowed or AllowedUsers.everyone()
-        provider = ProviderWithCredentials(DevProvider({}, allowed=allowed), CREDENTIALS, allowed=allowed)
-        return Authorizer(provider).identify(f"Bearer {credential}")
+        return admitted(credential, allowed)
 
 
 @pytest.fixture
