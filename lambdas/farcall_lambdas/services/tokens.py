@@ -159,7 +159,7 @@ class TokenService(Service):
         """
         token = self._stores.tokens.get_token(token_id)
         if token is None or not (identity.owns(token.owner_id) or identity.is_admin):
-            raise NotFound(f"You have no token {token_id}.", hint="`farcall tokens list` lists yours.")
+            raise NotFound(f"You have no token {token_id}.", hint="`farcall tokens ls` lists yours.")
         done = self._entry(identity, "token.revoke", token_id, owner_id=token.owner_id, name=token.name)
         if token.revoked_at is None:
             self._stores.tokens.audited(done).revoke_token(token_id, at=self._now())
@@ -200,7 +200,7 @@ class TokenService(Service):
     def _account(self, identity: Identity, account_id: str, *, by_admin: bool = False) -> ServiceAccount:
         account = self._stores.tokens.get_account(account_id)
         if account is None or not (identity.owns(account.owner_id) or (by_admin and identity.is_admin)):
-            raise NotFound(f"You have no service account {account_id}.", hint="`farcall accounts list` lists yours.")
+            raise NotFound(f"You have no service account {account_id}.", hint="`farcall accounts ls` lists yours.")
         return account
 
     def _read_used(self, token_id: str) -> ApiToken | None:

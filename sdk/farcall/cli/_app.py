@@ -27,6 +27,8 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "functions": Deferred("farcall.cli._functions:app", "Your registered functions."),
     "containers": Deferred("farcall.cli._containers:app", "Environments for your tasks."),
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
+    "tokens": Deferred("farcall.cli._tokens:tokens", "Tokens for programs, which permit some operations."),
+    "accounts": Deferred("farcall.cli._tokens:accounts", "Your service accounts: identities for programs."),
     "audit": Deferred("farcall.cli._account:audit", "Audit log."),
     "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
     "logout": Deferred("farcall.cli._account:logout", "Delete the token, and revoke it if its provider supports that."),
