@@ -585,8 +585,8 @@ class Client(SourceCode):
         expires_in_s: int | None = None,
         account_id: str | uuid.UUID | None = None,
     ) -> Json:
-        """Make a token for a program. Returns ``token``, the secret that is not shown again, ``token_id``, ``expires_at``
-        (epoch seconds) and what it permits.
+        """Make a token for a program. Returns ``token``, the secret that is not shown again, ``token_id``,
+        ``expires_at`` (epoch seconds) and what it permits.
 
         :param scopes: operations, such as ``tasks:submit`` and ``tasks:read``.
         :param endpoints: the token permits operations on these only; ``functions`` likewise.

@@ -109,9 +109,12 @@ class TestTokens:
         path = f"/v3/tasks?state=dead-lettered&endpoint_id={api.endpoint()}"
         asked: list[str | None] = []
         found = api.stores.tasks.list_tasks
-        api.stores.tasks.list_tasks = lambda owner_id, **filters: (  # type: ignore[method-assign]
-            asked.append(owner_id) or found(owner_id, **filters)
-        )
+
+        def list_tasks(owner_id: str | None = None, **filters: Any) -> Any:
+            asked.append(owner_id)
+            return found(owner_id, **filters)
+
+        api.stores.tasks.list_tasks = list_tasks  # type: ignore[method-assign]
 
         for scopes in (["tasks:read"], ["tasks:read", "endpoints:manage"]):
             assert api.call("GET", path, caller=admitted(api.token(scopes=scopes))).status == 200

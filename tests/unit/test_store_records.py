@@ -492,8 +492,9 @@ class RecordsSuite:
 
     def test_tokens_are_listed_by_owner_newest_first_until_they_ended_a_month_ago(self, records: Records) -> None:
         month_s = 30 * 86_400
-        for number, changes in enumerate(({"identity_id": "robot"}, {"owner_id": "bob"}, {"expires_at": at(9)})):
-            records.tokens.add_token(make_token(f"t{number}", created_at=at(number), **changes))
+        records.tokens.add_token(make_token("t0", identity_id="robot"))
+        records.tokens.add_token(make_token("t1", created_at=at(1), owner_id="bob"))
+        records.tokens.add_token(make_token("t2", created_at=at(2), expires_at=at(9)))
         records.tokens.add_token(make_token("revoked", created_at=at(4)))
         records.tokens.revoke_token("revoked", at=at(5))
         assert [each.token_id for each in records.tokens.list_tokens(["alice"])] == ["revoked", "t2", "t0"]
