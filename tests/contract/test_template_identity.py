@@ -57,6 +57,9 @@ def _accepts_endpoint_credentials(admitted: re.Pattern[str]) -> None:
     credentials = IssuedCredentials(CallerKey(lambda: "k" * 32))
     credential = credentials.issue(owner, endpoint_id=str(uuid.uuid4()), credential_id=str(uuid.uuid4()))
     assert admitted.fullmatch(f"Bearer {credential}"), len(credential)
+    account = Identity(str(uuid.uuid4()), "robot", creator=owner)
+    token = credentials.issue_token(account, token_id=str(uuid.uuid4()), expires_at=2e9)
+    assert admitted.fullmatch(f"Bearer {token}"), len(token)
 
 
 def test_the_authorizer_has_a_concurrency_of_its_own(aws: Templates, size: Profile) -> None:
