@@ -11,16 +11,18 @@ from typing import Any, Final, NoReturn
 
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler import ApiGatewayResolver, APIGatewayRestResolver, Response
-from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder
+from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder, Route
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import FarcallError, Forbidden, InvalidRequest, RequestTooLarge
+from farcall_common.errors import ConfigurationError, FarcallError, Forbidden, InvalidRequest, RequestTooLarge
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
-from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.route_access import ROUTE_ACCESS
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.routes.call import CALLER
 from farcall_lambdas.services import Services
@@ -46,7 +48,7 @@ class AdmittingResolver(ApiGatewayResolver):
             if keys := self.context.get(_CALLER_KEYS):
                 keys.require(context.get("authorizer"))
             caller = services.admission.admit(context.get("authorizer"), source_ip=_source_ip(context))
-            self.context[CALLER] = caller
+            caller = self.context[CALLER] = services.tokens.admit(caller)
             if caller.endpoint_id and (event.http_method, event.path) != _connect_route(caller.endpoint_id):
                 refused = Forbidden(
                     f"This is the credential of endpoint {caller.endpoint_id}, which can only connect that endpoint.",
@@ -55,9 +57,22 @@ class AdmittingResolver(ApiGatewayResolver):
                 services.account.note_refusal(caller, refused, route=_route(event))
                 raise refused
         except FarcallError as error:
-            request_id = str(event["requestContext"].get("requestId", ""))
-            return ResponseBuilder(error_response(error, request_id=request_id), serializer=self._serializer)
+            return self._refusal(error)
         return super()._resolve()
+
+    def _call_route(self, route: Route, route_arguments: dict[str, str]) -> ResponseBuilder[Any]:
+        services: Services = self.context["services"]
+        caller: Identity = self.context[CALLER]
+        try:
+            ROUTE_ACCESS[route.method, route.path].check_token(caller)
+        except Forbidden as error:
+            services.account.note_refusal(caller, error, route=_route(self.current_event))
+            return self._refusal(error)
+        return super()._call_route(route, route_arguments)
+
+    def _refusal(self, error: FarcallError) -> ResponseBuilder[Any]:
+        request_id = str(self.current_event["requestContext"].get("requestId", ""))
+        return ResponseBuilder(error_response(error, request_id=request_id), serializer=self._serializer)
 
 
 class _RestResolver(AdmittingResolver, APIGatewayRestResolver):
@@ -81,7 +96,10 @@ class JsonReader:
 
 
 def assemble(resolver: ApiGatewayResolver) -> None:
-    """Add the routes and the error table to a resolver."""
+    """Add the routes and the error table to a resolver.
+
+    :raises ConfigurationError: if the routes are not those of the table of rights.
+    """
 
     def on_error(error: Exception) -> Response[str]:
         event = resolver.current_event
@@ -95,6 +113,9 @@ def assemble(resolver: ApiGatewayResolver) -> None:
 
     for router in ROUTERS:
         resolver.include_router(router)
+    declared = {(route.method, route.path) for route in resolver._static_routes + resolver._dynamic_routes}
+    if differences := declared ^ ROUTE_ACCESS.keys():
+        raise ConfigurationError(f"route_access.py and the routes of the API differ: {sorted(differences)}.")
     resolver.exception_handler(Exception)(on_error)
 
 
@@ -123,7 +144,7 @@ class Application:
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
         caller_keys: CallerKeys | None = None,
-        credentials: EndpointCredentials | None = None,
+        credentials: IssuedCredentials | None = None,
     ) -> Application:
         """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep. Only callers
         that are signed with one of ``caller_keys`` are admitted; without these, whoever an event names.
@@ -144,6 +165,7 @@ class Application:
             path=str(event["path"])[:_PATH_CHARACTERS],
             status=answer["statusCode"],
             identity_id=(request.get("authorizer") or {}).get("identity_id"),
+            token_id=(request.get("authorizer") or {}).get("token_id"),
             source_ip=_source_ip(request),
             request_id=request.get("requestId"),
         )

@@ -5,13 +5,32 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Set
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 from farcall_common.errors import Unauthenticated
 
+if TYPE_CHECKING:  # the authorizer needs no store
+    from farcall_common.store.model import Task
+
 #: Characters of a user name that a context has as they are: printable ASCII but the percent sign.
 _PLAIN: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+#: The endpoint in the context of a token. A release without tokens takes the caller for the agent of this endpoint, and
+#: refuses each request: API Gateway keeps contexts for minutes, also after a rollback.
+_NO_ENDPOINT: Final = "token"
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenGrant:
+    """What a token permits: operations with one of ``scopes``, on ``endpoints`` and ``functions`` (ids) only, unless
+    those are None."""
+
+    name: str
+    scopes: Set[str]
+    endpoints: Set[str] | None = None
+    functions: Set[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +44,9 @@ class Identity:
     address, if API Gateway reports it.
 
     With ``endpoint_id`` the caller is the agent of this endpoint of the identity, with the credential
-    ``credential_id``: it may connect the endpoint, and nothing else.
+    ``credential_id``: it may connect the endpoint, and nothing else. With ``token_id`` the caller has that token, which
+    permits what ``grant`` says; the API reads it from the token's record. ``creator`` is the person to whom a service
+    account belongs.
     """
 
     identity_id: str
@@ -37,6 +58,9 @@ class Identity:
     verified: Set[str] = dataclasses.field(default=frozenset(), compare=False)
     endpoint_id: str = ""
     credential_id: str = ""
+    token_id: str = ""
+    grant: TokenGrant | None = dataclasses.field(default=None, compare=False)
+    creator: Identity | None = dataclasses.field(default=None, compare=False)
     source_ip: str = dataclasses.field(default="", compare=False)
 
     @property
@@ -51,6 +75,30 @@ class Identity:
         """Whether something that belongs to ``owner_id`` belongs to the caller."""
         return owner_id in self.identity_set
 
+    def owns_task(self, task: Task) -> bool:
+        """Whether a task is the caller's, and within the limits of the caller's token."""
+        return (
+            self.owns(task.owner_id)
+            and self.permits_endpoint(task.endpoint_id)
+            and self.permits_function(task.function_id)
+        )
+
+    def has_scope(self, scope: str) -> bool:
+        """Whether the caller's token permits operations of this scope; always without a token."""
+        return not self.token_id or (self.grant is not None and scope in self.grant.scopes)
+
+    def permits_endpoint(self, endpoint_id: str) -> bool:
+        """Whether the caller's token permits operations on an endpoint."""
+        if not self.token_id:
+            return True
+        return self.grant is not None and (self.grant.endpoints is None or endpoint_id in self.grant.endpoints)
+
+    def permits_function(self, function_id: str) -> bool:
+        """Whether the caller's token permits operations on a function."""
+        if not self.token_id:
+            return True
+        return self.grant is not None and (self.grant.functions is None or function_id in self.grant.functions)
+
     def to_context(self) -> dict[str, str]:
         """The identity as an authorizer's context: API Gateway passes flat strings only. They are ASCII: it is not
         documented how others pass, and they are signed."""
@@ -62,8 +110,10 @@ class Identity:
             "is_admin": "true" if self.is_admin else "",
             "expires_at": "" if self.expires_at is None else f"{self.expires_at:.0f}",
             "verified": json.dumps(sorted(self.verified)),
-            "endpoint_id": self.endpoint_id,
+            "endpoint_id": _NO_ENDPOINT if self.token_id else self.endpoint_id,
             "credential_id": self.credential_id,
+            "token_id": self.token_id,
+            "creator": json.dumps(self.creator.to_context()) if self.creator else "",
         }
 
     @classmethod
@@ -75,6 +125,7 @@ class Identity:
         if not context or not context.get("identity_id"):
             raise Unauthenticated("The request has no identity.")
         identities = frozenset(str(context.get("identity_set", "")).split())
+        token_id, creator = str(context.get("token_id", "")), str(context.get("creator", ""))
         return cls(
             str(context["identity_id"]),
             unquote(str(context.get("username", ""))),
@@ -83,8 +134,10 @@ class Identity:
             provider=str(context.get("provider", "")),
             is_admin=context.get("is_admin") == "true",
             verified=frozenset(json.loads(context.get("verified") or "[]")),
-            endpoint_id=str(context.get("endpoint_id", "")),
+            endpoint_id="" if token_id else str(context.get("endpoint_id", "")),
             credential_id=str(context.get("credential_id", "")),
+            token_id=token_id,
+            creator=cls.from_context(json.loads(creator)) if creator else None,
             source_ip=source_ip,
         )
 

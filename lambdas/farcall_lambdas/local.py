@@ -39,8 +39,8 @@ from farcall_common.store import StoreSettings, open_stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.app import AdmittingResolver, JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings
-from farcall_lambdas.endpoint_credential import EndpointCredentials, ProviderWithCredentials
 from farcall_lambdas.identity import Authorizer
+from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
 from farcall_lambdas.logs import configure, logger
 from farcall_lambdas.services import Reconciler, Services
 from farcall_lambdas.settings import ApiSettings, AuthSettings
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         auth = AuthSettings.from_environment(environ)
         # The one process is authorizer and API: they need no key of their own.
         key = CallerKey.from_environment({"FARCALL_CALLER_KEY": environ.get("FARCALL_TICKET_KEY", ""), **environ})
-        credentials = EndpointCredentials(key)
+        credentials = IssuedCredentials(key)
         authorizer = Authorizer(
             ProviderWithCredentials(provider_from_settings(auth), credentials, allowed=auth.allowed)
         )

@@ -12,6 +12,7 @@ from aws_lambda_powertools.event_handler.openapi.models import HTTPBearer
 
 from farcall_lambdas.answers import ErrorAnswer
 from farcall_lambdas.app import rest_resolver
+from farcall_lambdas.route_access import ROUTE_ACCESS
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.version import API_VERSION
 
@@ -51,7 +52,7 @@ def document() -> str:
         security_schemes={"bearer": HTTPBearer()},
         security=[{"bearer": []}],
     )
-    return json.dumps(_with_our_errors(json.loads(text)), indent=1, sort_keys=True) + "\n"
+    return json.dumps(_with_rights(_with_our_errors(json.loads(text))), indent=1, sort_keys=True) + "\n"
 
 
 def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +67,15 @@ def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
             failures = _failures(method, operation)
             answers = {status: {"description": text, "content": content} for status, text in failures}
             operation["responses"] = {"200": operation["responses"]["200"], **answers}
+    return spec
+
+
+def _with_rights(spec: dict[str, Any]) -> dict[str, Any]:
+    """What a caller needs for each operation, from the table of rights."""
+    for path, operations in spec["paths"].items():
+        declared = path.replace("{", "<").replace("}", ">")
+        for method, operation in operations.items():
+            operation["x-farcall-access"] = ROUTE_ACCESS[method.upper(), declared].to_json()
     return spec
 
 

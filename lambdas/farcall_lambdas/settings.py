@@ -88,7 +88,8 @@ class ApiSettings:
     task is accepted while more than ``max_memory_percent`` of the queue's memory are used, for an identity whose tasks
     take ``max_identity_memory_percent`` of it, or after ``max_queue_outage_s`` in which the queue did not answer. An
     identity owns ``max_functions``, each version counted (with as many aliases, and ``max_versions`` of each) of
-    ``max_function_bytes`` together, ``max_endpoints``, ``max_containers`` and ``max_teams`` at most. An
+    ``max_function_bytes`` together, ``max_endpoints``, ``max_containers``, ``max_teams``, ``max_tokens`` and
+    ``max_accounts`` (service accounts) at most. An
     object has ``max_shares``, a team ``max_members``. Nothing is added while the
     database has 85 % of ``database_bytes``. An identity may make ``rate_per_s``
     requests per second, and ``rate_burst`` at once after a pause; ``key_rate_per_s`` and ``key_burst`` are the same for
@@ -120,6 +121,8 @@ class ApiSettings:
     max_shares: int = 1_000
     max_teams: int = 100
     max_members: int = 1_000
+    max_tokens: int = 100
+    max_accounts: int = 20
     database_bytes: int = 0
     rate_per_s: float = 500.0
     rate_burst: int = 2_000

@@ -100,6 +100,25 @@ class Api:
     def delete_container(self, reference: str) -> None:
         self.http.call("DELETE", f"/v3/containers/{quote(reference, safe='')}")
 
+    # tokens and service accounts
+    def create_token(self, body: Json) -> Json:
+        return self._call("POST", "/v3/tokens", body=_given(body))
+
+    def list_tokens(self) -> list[Json]:
+        return list(self.http.call("GET", "/v3/tokens")["tokens"])
+
+    def revoke_token(self, token_id: str) -> None:
+        self.http.call("DELETE", f"/v3/tokens/{quote(token_id, safe='')}")
+
+    def create_account(self, name: str) -> Json:
+        return self._call("POST", "/v3/accounts", body={"name": name})
+
+    def list_accounts(self) -> list[Json]:
+        return list(self.http.call("GET", "/v3/accounts")["accounts"])
+
+    def delete_account(self, account_id: str) -> None:
+        self.http.call("DELETE", f"/v3/accounts/{quote(account_id, safe='')}")
+
     # endpoints
     def put_endpoint(self, endpoint_id: str | None, body: Json) -> Json:
         """Register an endpoint, or change the one with this id."""

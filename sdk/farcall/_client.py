@@ -574,6 +574,58 @@ class Client(SourceCode, Sharing):
         """Delete a container of yours, by id or name. Its image stays."""
         self._api.delete_container(str(container))
 
+    # -- tokens and service accounts -----------------------------------------------------------------------------------
+
+    def create_token(
+        self,
+        name: str,
+        *,
+        scopes: Iterable[str],
+        endpoints: Iterable[str | uuid.UUID] | None = None,
+        functions: Iterable[str | uuid.UUID] | None = None,
+        expires_in_s: int | None = None,
+        account_id: str | uuid.UUID | None = None,
+    ) -> Json:
+        """Make a token for a program. Returns ``token``, the secret that is not shown again, ``token_id``,
+        ``expires_at`` (epoch seconds) and what it permits.
+
+        :param scopes: operations, such as ``tasks:submit`` and ``tasks:read``.
+        :param endpoints: the token permits operations on these only; ``functions`` likewise.
+        :param expires_in_s: default 90 days, at most 366.
+        :param account_id: a service account of yours, for which the token is.
+        :raises Forbidden: with a token: this needs your login.
+        """
+        body = {
+            "name": name,
+            "scopes": list(scopes),
+            "endpoints": None if endpoints is None else list(map(str, endpoints)),
+            "functions": None if functions is None else list(map(str, functions)),
+            "expires_in_s": expires_in_s,
+            "account_id": None if account_id is None else str(account_id),
+        }
+        return self._api.create_token(body)
+
+    def get_tokens(self) -> list[Json]:
+        """Your tokens, and those of your service accounts, newest first, without their secrets."""
+        return self._api.list_tokens()
+
+    def revoke_token(self, token_id: str | uuid.UUID) -> None:
+        """Revoke a token: it is refused within 10 seconds."""
+        self._api.revoke_token(str(token_id))
+
+    def create_account(self, name: str) -> Json:
+        """Create a service account, an identity for programs that belongs to you: ``account_id, name, owner_id,
+        created_at``. It has only tokens and the rights that are given to it."""
+        return self._api.create_account(name)
+
+    def get_accounts(self) -> list[Json]:
+        """Your service accounts, by name."""
+        return self._api.list_accounts()
+
+    def delete_account(self, account_id: str | uuid.UUID) -> None:
+        """Delete a service account of yours with its tokens and endpoints."""
+        self._api.delete_account(str(account_id))
+
     # -- endpoints -----------------------------------------------------------------------------------------------------
 
     def get_endpoints(self, *, role: str = "any") -> list[Json]:

@@ -10,8 +10,8 @@ import jwt
 import pytest
 
 from farcall_infra.profiles import Profile
-from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.signed_caller import CallerKey
 from tests.contract.templates import TARGETS, Templates, function_of
 
@@ -55,9 +55,12 @@ def test_the_gateway_accepts_credentials_of_endpoints(
 
 def _accepts_endpoint_credentials(admitted: re.Pattern[str]) -> None:
     owner = Identity(str(uuid.uuid4()), "é" * 100, frozenset(str(uuid.uuid4()) for _ in range(20)))
-    credentials = EndpointCredentials(CallerKey(lambda: "k" * 32))
+    credentials = IssuedCredentials(CallerKey(lambda: "k" * 32))
     credential = credentials.issue(owner, endpoint_id=str(uuid.uuid4()), credential_id=str(uuid.uuid4()))
     assert admitted.fullmatch(f"Bearer {credential}"), len(credential)
+    account = Identity(str(uuid.uuid4()), "robot", creator=owner)
+    token = credentials.issue_token(account, token_id=str(uuid.uuid4()), expires_at=2e9)
+    assert admitted.fullmatch(f"Bearer {token}"), len(token)
 
 
 def test_the_authorizer_has_a_concurrency_of_its_own(aws: Templates, size: Profile) -> None:

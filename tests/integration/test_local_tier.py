@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import farcall
-from farcall_common.errors import ConfigurationError
+from farcall_common.errors import ConfigurationError, Unauthenticated
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_local.cli import app
 from farcall_local.control import is_up, launch, wipe
@@ -102,6 +102,44 @@ def test_an_endpoint_needs_its_owners_token_once_and_its_credential_can_be_revok
         finally:
             shell.run("stop")
         assert endpoint.read_credential() != credential
+
+
+def test_a_service_account_runs_an_endpoint_and_a_limited_token_its_tasks(directory: Path, tmp_path: Path) -> None:
+    with LocalTier(directory, users=("ada",)) as tier, farcall.Client(tier.api_url, tier.tokens["ada"]) as ada:
+        account_id = ada.create_account("cluster")["account_id"]
+        scopes = ["endpoints:register", "endpoints:connect", "endpoints:read", "endpoints:manage"]
+        operator = ada.create_token("operator", scopes=scopes, account_id=account_id)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FARCALL_")}
+        login = {"FARCALL_API_URL": tier.api_url, "FARCALL_TOKEN": operator["token"]}
+        home = {"FARCALL_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
+        shell = EndpointCommand({**environment, **home, **login}, tmp_path)
+        shell.ok("configure", "--max-workers", "1")
+        shell.ok("start", "--detach")
+        try:
+            endpoint_id = EndpointDirectory.of(tmp_path / "home", "default").read_endpoint_id()
+            assert endpoint_id
+            scopes = ["functions:write", "tasks:submit", "tasks:read", "endpoints:read"]
+            ci = ada.create_token("ci", scopes=scopes, endpoints=[endpoint_id], account_id=account_id)
+            with (
+                farcall.Client(tier.api_url, ci["token"]) as client,
+                farcall.Executor(endpoint_id, client=client) as executor,
+            ):
+                assert executor.submit(greet).result(WAIT_S) == "hello"
+                assert client.whoami()["identity_id"] == account_id
+                with pytest.raises(farcall.Forbidden, match="lacks the scope endpoints:manage"):
+                    client.delete_endpoint(endpoint_id)
+                ada.delete_account(account_id)
+                wait_until(lambda: not _is_admitted(client), "the end of the token")
+        finally:
+            shell.run("stop")
+
+
+def _is_admitted(client: farcall.Client) -> bool:
+    try:
+        client.whoami()
+    except Unauthenticated:
+        return False
+    return True
 
 
 def test_a_tier_keeps_running_if_its_state_cannot_be_written(directory: Path) -> None:

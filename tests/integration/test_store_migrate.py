@@ -177,6 +177,7 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
     assert tables == {
         "access_grant",
         "alembic_version",
+        "api_token",
         "audit",
         "container",
         "dead_letter",
@@ -186,6 +187,7 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "function_alias",
         "function_version",
         "person",
+        "service_account",
         "share",
         "task",
         "task_event",

@@ -11,18 +11,21 @@ from typing import Any, Final
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.store import Stores
+from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.app import Application
-from farcall_lambdas.endpoint_credential import EndpointCredentials
+from farcall_lambdas.auth import DevProvider
 from farcall_lambdas.fleet import Fleet
-from farcall_lambdas.identity import Identity
+from farcall_lambdas.identity import Authorizer, Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
 from farcall_lambdas.proxy_event import proxy_event
+from farcall_lambdas.route_access import SCOPES
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
 from tests.support.stores import fake_stores
 
 ALICE: Final = Identity("a11ce000-0000-4000-8000-000000000001", "alice@example.org")
 BOB: Final = Identity("b0b00000-0000-4000-8000-000000000002", "bob@example.org")
-CREDENTIALS: Final = EndpointCredentials(CallerKey(lambda: "c" * 32))
+CREDENTIALS: Final = IssuedCredentials(CallerKey(lambda: "c" * 32))
 
 
 @dataclasses.dataclass
@@ -101,3 +104,15 @@ class MemoryApi:
         answer = self.call(method, path, body, caller=caller)
         assert answer.status == 200, answer.body
         return answer.body
+
+    def token(self, *, caller: Identity = ALICE, **fields: object) -> str:
+        """The secret of a new token with every scope; ``fields`` are those of the request."""
+        return str(self._ok("/v3/tokens", {"name": "ci", "scopes": list(SCOPES), **fields}, caller)["token"])
+
+
+def admitted(credential: str, allowed: AllowedUsers | None = None) -> Identity:
+    """The caller that the authorizer makes of a credential or a token."""
+    allowed = allowed or AllowedUsers.everyone()
+    provider = ProviderWithCredentials(DevProvider({}, allowed=allowed), CREDENTIALS, allowed=allowed)
+    identity = Authorizer(provider).identify(f"Bearer {credential}")
+    return Identity.from_context(json.loads(json.dumps(identity.to_context())))

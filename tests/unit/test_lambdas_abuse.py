@@ -120,6 +120,8 @@ class AbuseSuite:
             "endpoint_id": victim.endpoint_id,
             "task_id": task_id,
             "task_group_id": group_id,
+            "token_id": victim.ok("POST", "/v3/tokens", {"name": SECRET, "scopes": ["tasks:read"]})["token_id"],
+            "account_id": victim.ok("POST", "/v3/accounts", {"name": "robot"})["account_id"],
         }
 
         def told(answer: Answer) -> set[str]:
@@ -147,6 +149,8 @@ class AbuseSuite:
             "/v3/groups",
             "/v3/tasks",
             "/v3/audit",
+            "/v3/tokens",
+            "/v3/accounts",
             "/v2/endpoints",
         ]
         filters = ["", "?role=any", f"?state=dead-lettered&endpoint_id={victim.endpoint_id}", f"?before={group_id}"]

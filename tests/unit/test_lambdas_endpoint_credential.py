@@ -14,13 +14,13 @@ from farcall_common.errors import Fenced, Unauthenticated, Unavailable, UserNotA
 from farcall_common.store.model import ForwarderInfo
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import DevProvider
-from farcall_lambdas.endpoint_credential import EndpointCredentials, ProviderWithCredentials
 from farcall_lambdas.handlers import authorizer as authorizer_handler
-from farcall_lambdas.identity import Authorizer, Identity
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
 from farcall_lambdas.openapi import document
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
-from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi
+from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi, admitted
 from tests.support.stores import single
 
 KEY: Final = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -48,9 +48,7 @@ class Lab:
         return self.api.call("POST", path, {"public_key": KEY}, caller=self.agent(credential, allowed))
 
     def agent(self, credential: str, allowed: AllowedUsers | None = None) -> Identity:
-        allowed = allowed or AllowedUsers.everyone()
-        provider = ProviderWithCredentials(DevProvider({}, allowed=allowed), CREDENTIALS, allowed=allowed)
-        return Authorizer(provider).identify(f"Bearer {credential}")
+        return admitted(credential, allowed)
 
 
 @pytest.fixture
@@ -232,7 +230,7 @@ class TestAuthorizer:
         credential = self.credential(AllowedUsers.everyone())
         prefix, claims, signature = credential.split(".")
         key = CallerKey(lambda: "c" * 32)
-        foreign = EndpointCredentials(CallerKey(lambda: "d" * 32)).issue(self.OWNER, endpoint_id="e", credential_id="c")
+        foreign = IssuedCredentials(CallerKey(lambda: "d" * 32)).issue(self.OWNER, endpoint_id="e", credential_id="c")
         for changed in (
             f"{prefix}.{claims[:-8]}{'A' * 8}.{signature}",
             f"{prefix}.{claims}.{signature[:-1]}",

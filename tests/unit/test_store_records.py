@@ -41,6 +41,7 @@ from farcall_common.store import (
 from farcall_common.store.codec import pack
 from farcall_common.store.model import (
     FORBIDDEN,
+    ApiToken,
     EndpointKey,
     ObjectKind,
     Presence,
@@ -48,6 +49,7 @@ from farcall_common.store.model import (
     Quota,
     Quotable,
     Right,
+    ServiceAccount,
     Share,
     SpoolMark,
     Team,
@@ -100,6 +102,12 @@ def make_dead(task_id: str = "t1", *, reasons: tuple[str, ...] | None = None, **
 def make_entry(action: str, object_id: str, *, seconds: float = 0, **changes: Any) -> AuditEntry:
     entry = AuditEntry(at(seconds), "alice", action, object_id, "alice", {"note": "nul \x00 and ü"})
     return dataclasses.replace(entry, **changes)
+
+
+def make_token(token_id: str = "tok1", **changes: Any) -> ApiToken:
+    return dataclasses.replace(
+        ApiToken(token_id, "alice", "alice", "ci", ["tasks:read"], created_at=T0, expires_at=at(1e9)), **changes
+    )
 
 
 def transition(task_id: str, state: TaskState, attempt: int = 0, **changes: Any) -> TaskEvent:
@@ -440,9 +448,14 @@ class RecordsSuite:
             functions = records.functions.audited(entry, quota=quota)
             endpoints = records.endpoints.audited(entry, quota=quota)
             shares = records.shares.audited(entry, quota=quota)
+            tokens = records.tokens.audited(entry, quota=quota)
             start.wait()
             try:
                 match kind:
+                    case Quotable.ACCOUNT:
+                        tokens.add_account(ServiceAccount(f"a{number}", "alice", f"a{number}", T0))
+                    case Quotable.TOKEN:
+                        tokens.add_token(make_token(f"t{number}"))
                     case Quotable.ALIAS:
                         functions.put_alias(FunctionAlias("alice", f"a{number}", "f0"))
                     case Quotable.CONTAINER:
@@ -481,6 +494,59 @@ class RecordsSuite:
         records.functions.audited(quota=quota).add_function(make_function(version=2, body=b"67890"))
         with pytest.raises(QuotaExceeded, match=r"10 bytes; 5 more exceed the limit of 10"):
             records.functions.audited(quota=quota).add_function(make_function("f2", body=b"12345"))
+
+    def test_tokens_that_ended_do_not_count_against_the_quota(self, records: Records) -> None:
+        records.tokens.add_token(make_token("expired", expires_at=at(-1e9)))
+        records.tokens.add_token(make_token("revoked"))
+        records.tokens.revoke_token("revoked", at=at(1))
+        quota = Quota(Quotable.TOKEN, "alice", 1)
+        records.tokens.audited(quota=quota).add_token(make_token("tok1"))
+        with pytest.raises(QuotaExceeded):
+            records.tokens.audited(quota=quota).add_token(make_token("tok2"))
+        assert records.tokens.get_token("tok2") is None
+
+    # tokens and service accounts
+
+    def test_token_round_trips_and_is_revoked_once(self, records: Records) -> None:
+        token = make_token(endpoints=["e1"], functions=[])
+        records.tokens.add_token(token)
+        assert records.tokens.get_token("tok1") == token
+        records.tokens.note_token_use("tok1", at=at(5))
+        assert records.tokens.revoke_token("tok1", at=at(6))
+        assert not records.tokens.revoke_token("tok1", at=at(7))
+        assert records.tokens.get_token("tok1") == dataclasses.replace(token, last_used_at=at(5), revoked_at=at(6))
+        assert records.tokens.get_token("tok2") is None
+        assert not records.tokens.revoke_token("tok2", at=at(7))
+
+    def test_tokens_are_listed_by_owner_newest_first_until_they_ended_a_month_ago(self, records: Records) -> None:
+        month_s = 30 * 86_400
+        records.tokens.add_token(make_token("t0", identity_id="robot"))
+        records.tokens.add_token(make_token("t1", created_at=at(1), owner_id="bob"))
+        records.tokens.add_token(make_token("t2", created_at=at(2), expires_at=at(9)))
+        records.tokens.add_token(make_token("revoked", created_at=at(4)))
+        records.tokens.revoke_token("revoked", at=at(5))
+        assert [each.token_id for each in records.tokens.list_tokens(["alice"])] == ["revoked", "t2", "t0"]
+        assert [each.token_id for each in records.tokens.list_tokens(["alice", "bob"], limit=2)] == ["revoked", "t2"]
+        records.tokens.add_token(make_token("later", created_at=at(month_s + 7)))
+        assert [each.token_id for each in records.tokens.list_tokens(["alice"])] == ["later", "t2", "t0"]
+
+    def test_accounts_have_names_of_their_owner_and_are_deleted_with_their_tokens(self, records: Records) -> None:
+        account = ServiceAccount("robot", "alice", "ci", T0)
+        records.tokens.add_account(account)
+        records.tokens.add_account(ServiceAccount("other", "bob", "ci", T0))
+        with pytest.raises(Conflict):
+            records.tokens.audited(make_entry("account.create", "x")).add_account(
+                dataclasses.replace(account, account_id="robot-2")
+            )
+        assert not records.audit.list_entries(["alice"])
+        records.tokens.add_token(make_token("robots", identity_id="robot"))
+        records.tokens.add_token(make_token("alices"))
+        assert records.tokens.get_account("robot") == account
+        assert records.tokens.list_accounts(["alice"]) == [account]
+        assert records.tokens.delete_account("robot")
+        assert not records.tokens.delete_account("robot")
+        assert records.tokens.get_account("robot") is None
+        assert [each.token_id for each in records.tokens.list_tokens(["alice", "bob"])] == ["alices"]
 
     def test_batch_of_tasks_has_one_audit_entry(self, records: Records) -> None:
         entry = make_entry("tasks.submit", "e1", owner_id="bob", detail={"task_group_id": "g1"})

@@ -55,6 +55,7 @@ _PURGE: Final = """
 
 #: The rows of an owner that count, by kind.
 _OWNED: Final = {
+    Quotable.ACCOUNT: "service_account WHERE owner_id = %(owner_id)s",
     Quotable.ALIAS: "function_alias WHERE owner_id = %(owner_id)s AND name <> %(but)s",
     Quotable.CONTAINER: "container WHERE owner_id = %(owner_id)s",
     Quotable.ENDPOINT: "endpoint WHERE owner_id = %(owner_id)s",
@@ -62,6 +63,7 @@ _OWNED: Final = {
     Quotable.MEMBER: "team_member WHERE team_id = %(owner_id)s AND member <> %(but)s",
     Quotable.SHARE: "share WHERE object_id = %(owner_id)s AND grantee <> %(but)s",
     Quotable.TEAM: "team WHERE owner_id = %(owner_id)s",
+    Quotable.TOKEN: "api_token WHERE owner_id = %(owner_id)s AND revoked_at IS NULL AND expires_at > now()",
 }
 _LOCK_OWNER: Final = "SELECT pg_advisory_xact_lock(hashtextextended(%(kind)s || %(owner_id)s, 0))"
 

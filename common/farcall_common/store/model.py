@@ -30,6 +30,7 @@ class BlobRef:
 class Quotable(enum.StrEnum):
     """Objects whose number per owner is limited; of functions, each version counts."""
 
+    ACCOUNT = "service accounts"
     ALIAS = "aliases"
     CONTAINER = "containers"
     ENDPOINT = "endpoints"
@@ -37,6 +38,7 @@ class Quotable(enum.StrEnum):
     MEMBER = "members of this team"
     SHARE = "shares of this object"
     TEAM = "teams"
+    TOKEN = "tokens"  # noqa: S105 - a kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,37 @@ class AuditEntry:
     owner_id: str
     detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     audit_id: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ApiToken:
+    """A token of ``identity_id``, which ``owner_id`` made: the same identity, or the owner of that service account.
+
+    It permits operations with one of ``scopes``; on ``endpoints`` and ``functions`` only, unless those are None.
+    ``last_used_at`` may be an hour old.
+    """
+
+    token_id: str
+    identity_id: str
+    owner_id: str
+    name: str
+    scopes: Sequence[str]
+    created_at: dt.datetime
+    expires_at: dt.datetime
+    endpoints: Sequence[str] | None = None
+    functions: Sequence[str] | None = None
+    revoked_at: dt.datetime | None = None
+    last_used_at: dt.datetime | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceAccount:
+    """An identity for programs. It belongs to the person ``owner_id``, who names it."""
+
+    account_id: str
+    owner_id: str
+    name: str
+    created_at: dt.datetime
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Protocol, Self
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.store.model import (
+    ApiToken,
     AuditEntry,
     BlobRef,
     CancelOutcome,
@@ -35,6 +36,7 @@ from farcall_common.store.model import (
     QueuePosition,
     Quota,
     Right,
+    ServiceAccount,
     Share,
     SharedObject,
     SharedResults,
@@ -414,6 +416,33 @@ class Audit(Protocol):
         """Delete up to ``limit`` older entries. Returns how many."""
 
 
+class Tokens(Audited, Protocol):
+    """Tokens, and service accounts."""
+
+    def add_token(self, token: ApiToken) -> None:
+        """Add a token. Others of its owner that expired or were revoked 30 days before are forgotten."""
+
+    def get_token(self, token_id: str) -> ApiToken | None: ...
+    def list_tokens(self, owner_ids: Collection[str], *, limit: int = 1000) -> Sequence[ApiToken]:
+        """Tokens that these identities made, newest first."""
+
+    def revoke_token(self, token_id: str, *, at: dt.datetime) -> bool:
+        """Revoke a token for ever. False if there is none, or it is revoked already."""
+
+    def note_token_use(self, token_id: str, *, at: dt.datetime) -> None: ...
+
+    # service accounts
+    def add_account(self, account: ServiceAccount) -> None:
+        """:raises Conflict: if its owner has one with that name already."""
+
+    def get_account(self, account_id: str) -> ServiceAccount | None: ...
+    def list_accounts(self, owner_ids: Collection[str], *, limit: int = 1000) -> Sequence[ServiceAccount]:
+        """Accounts of these owners, by name."""
+
+    def delete_account(self, account_id: str) -> bool:
+        """Delete an account and its tokens."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Records:
     """PostgreSQL, by subject: what is recorded has happened; what is not recorded has not been promised."""
@@ -424,6 +453,7 @@ class Records:
     shares: Shares
     tasks: Tasks
     audit: Audit
+    tokens: Tokens
 
     def close(self) -> None:
         """Close every connection."""

@@ -40,6 +40,7 @@ from farcall_common.store.secrets import Secret
 from farcall_common.store.shares_postgres import PostgresShares
 from farcall_common.store.tasks_postgres import PostgresTasks
 from farcall_common.store.tickets import Tickets
+from farcall_common.store.tokens_postgres import PostgresTokens
 
 _POSTGRES_PORT: Final = "5432"
 _VALKEY_PORT: Final = "6379"
@@ -184,6 +185,7 @@ def open_records(
         PostgresShares(database),
         PostgresTasks(database),
         PostgresAudit(database),
+        PostgresTokens(database),
     )
 
 

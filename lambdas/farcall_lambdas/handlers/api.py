@@ -13,8 +13,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from farcall_common.errors import FarcallError
 from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_lambdas.app import Application
-from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import EcsFleet
+from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey, CallerKeys
@@ -36,7 +36,7 @@ def _application() -> Application:
         ApiSettings.from_environment(os.environ),
         fleet=EcsFleet.from_environment(os.environ),
         caller_keys=CallerKeys.from_environment(os.environ),
-        credentials=EndpointCredentials(CallerKey.from_environment(os.environ)),
+        credentials=IssuedCredentials(CallerKey.from_environment(os.environ)),
     )
 
 

@@ -13,8 +13,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.errors import Unauthenticated, UserNotAllowed
 from farcall_lambdas.auth import provider_from_settings
-from farcall_lambdas.endpoint_credential import EndpointCredentials, ProviderWithCredentials
 from farcall_lambdas.identity import Authorizer, Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
 from farcall_lambdas.logs import SERVICE, configure
 from farcall_lambdas.settings import AuthSettings
 from farcall_lambdas.signed_caller import CallerKey
@@ -65,7 +65,7 @@ def _answer(effect: str, principal_id: str, context: dict[str, str], method_arn:
 def _authorizer() -> Authorizer:
     configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
     settings = AuthSettings.from_environment(os.environ)
-    credentials = EndpointCredentials(_key())
+    credentials = IssuedCredentials(_key())
     return Authorizer(ProviderWithCredentials(provider_from_settings(settings), credentials, allowed=settings.allowed))
 
 

@@ -28,15 +28,26 @@ class Limits(Shape):
     retention_days: float
 
 
+class TokenShape(Shape):
+    """The caller's token, and what it is limited to."""
+
+    token_id: str
+    name: str
+    scopes: list[str]
+    endpoints: Maybe[list[str]] = None
+    functions: Maybe[list[str]] = None
+
+
 class WhoAmI(Shape):
     """``linked`` are the other identities of the same person; what belongs to one of them belongs to the caller.
-    ``provider`` is the identity provider: dev, globus or oidc."""
+    ``provider`` is the identity provider: dev, globus or oidc, or farcall for a service account."""
 
     identity_id: str
     username: str
     linked: list[str]
     provider: str
     limits: Limits
+    token: Maybe[TokenShape] = None
 
 
 class GroupEntry(Shape):

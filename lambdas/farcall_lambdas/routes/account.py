@@ -4,7 +4,8 @@ from typing import Annotated
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
-from farcall_lambdas.models.account import AuditEntryShape, AuditList, GroupEntry, GroupList, WhoAmI
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.account import AuditEntryShape, AuditList, GroupEntry, GroupList, TokenShape, WhoAmI
 from farcall_lambdas.models.fields import Id, Instant, NumberCursor, decode_cursor, encode_cursor, instant
 from farcall_lambdas.routes.call import CurrentCall, new_router
 
@@ -20,6 +21,20 @@ def whoami(call: CurrentCall) -> WhoAmI:
         linked=sorted(identity.identity_set - {identity.identity_id}),
         provider=identity.provider,
         limits=call.services.account.limits(identity),
+        token=_token(identity),
+    )
+
+
+def _token(identity: Identity) -> TokenShape | None:
+    grant = identity.grant
+    if grant is None:
+        return None
+    return TokenShape(
+        token_id=identity.token_id,
+        name=grant.name,
+        scopes=sorted(grant.scopes),
+        endpoints=None if grant.endpoints is None else sorted(grant.endpoints),
+        functions=None if grant.functions is None else sorted(grant.functions),
     )
 
 

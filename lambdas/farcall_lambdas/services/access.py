@@ -21,6 +21,7 @@ from farcall_lambdas.identity import Identity
 #: People whose principals a process remembers.
 _PEOPLE: Final = 10_000
 
+_OTHER_TOKEN: Final = "Use a token without this limit."  # noqa: S105 - a hint
 _VERBS: Final = {Right.SEE: "see", Right.USE: "use", Right.MANAGE: "manage"}
 
 
@@ -110,11 +111,16 @@ class Access:
     ) -> None:
         """:raises Forbidden: unless the caller has the right to all of these objects. One query for all that belong to
         others and are not public."""
-        owners = {
-            each.function_id if isinstance(each, Function) else each.endpoint_id: each.owner_id
-            for each in objects
-            if not (identity.owns(each.owner_id) or (each.public and right <= Right.USE))
-        }
+        owners = {}
+        for each in objects:
+            object_id = each.function_id if isinstance(each, Function) else each.endpoint_id
+            permits = identity.permits_function if isinstance(each, Function) else identity.permits_endpoint
+            if not permits(object_id):
+                raise Forbidden(f"The token is not for {kind} {object_id}.", hint=_OTHER_TOKEN).of(
+                    identity.token_id, owner_id=identity.identity_id
+                )
+            if not (identity.owns(each.owner_id) or (each.public and right <= Right.USE)):
+                owners[object_id] = each.owner_id
         if not owners:
             return
         rights = {} if right is Right.OWN else self._shared_rights(identity, owners)
@@ -133,14 +139,22 @@ class Access:
             raise refused.of(object_id, owner_id=owner_id)
 
     def _shared_rights(self, identity: Identity, object_ids: Iterable[str]) -> Mapping[str, Right]:
+        if identity.token_id:  # it has the names and groups that its maker had
+            found = {each: self._records.shares.find_right_of(each, identity.identity_id) for each in object_ids}
+            return {object_id: right for object_id, right in found.items() if right is not None}
+        self.note_person(identity)
+        return self._records.shares.find_rights(list(object_ids), principals(identity))
+
+    def note_person(self, identity: Identity) -> None:
+        """Record by which names and groups the caller is known: open tasks and tokens have the rights of these."""
         found = principals(identity)
-        if self._people.get(identity.identity_id) != found and SOME_GROUPS not in identity.verified:
-            lost = self._records.shares.put_person(identity.identity_id, found)
-            if len(self._people) >= _PEOPLE:
-                self._people.clear()
-            self._people[identity.identity_id] = found
-            self._withdraw(identity, lost)
-        return self._records.shares.find_rights(list(object_ids), found)
+        if self._people.get(identity.identity_id) == found or SOME_GROUPS in identity.verified:
+            return
+        lost = self._records.shares.put_person(identity.identity_id, found)
+        if len(self._people) >= _PEOPLE:
+            self._people.clear()
+        self._people[identity.identity_id] = found
+        self._withdraw(identity, lost)
 
     def _withdraw(self, identity: Identity, lost: Set[str]) -> None:
         """The caller has left groups: open tasks may have needed them, which the reconciler cancels."""

@@ -53,11 +53,12 @@ class AccountService(Service):
         after: tuple[dt.datetime, int] | None,
         limit: int,
     ) -> Sequence[AuditEntry]:
-        """Audit entries of changes by the caller, and by others to objects of the caller, from ``since`` to before
-        ``until`` and after ``after``, oldest first. The addresses of others are left out: only the operator may read
-        them."""
+        """Audit entries of changes by the caller and the caller's service accounts, and by others to objects of the
+        caller, from ``since`` to before ``until`` and after ``after``, oldest first. The addresses of others are left
+        out: only the operator may read them."""
+        accounts = {each.account_id for each in self._stores.tokens.list_accounts(identity.identity_set)}
         found = self._stores.audit.list_entries(
-            identity.identity_set, since=since, until=until, after=after, limit=limit
+            identity.identity_set | accounts, since=since, until=until, after=after, limit=limit
         )
         return [each if identity.owns(each.identity_id) else _without_address(each) for each in found]
 

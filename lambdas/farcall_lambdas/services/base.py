@@ -35,6 +35,11 @@ class Context:
     clock: Callable[[], float]
 
 
+def token_detail(identity: Identity) -> dict[str, object]:
+    """The detail of an audit entry that names the caller's token."""
+    return {"token_id": identity.token_id, "token": identity.grant.name} if identity.grant else {}
+
+
 class Service:
     """A service over a context. Subclasses take the services that they call, too."""
 
@@ -56,6 +61,7 @@ class Service:
     ) -> AuditEntry:
         """The audit entry of a change by the caller now. ``owner_id`` is the owner of the object, by default the
         caller."""
+        detail |= token_detail(identity)
         if identity.source_ip:
             detail[SOURCE_IP] = identity.source_ip
         return AuditEntry(

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from farcall_common.store import Stores
-from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
+from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.account import AccountService
 from farcall_lambdas.services.base import Context
@@ -24,6 +24,7 @@ from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.retry import RetryService
 from farcall_lambdas.services.sharing import SharingService
 from farcall_lambdas.services.submit import SubmitService
+from farcall_lambdas.services.tokens import TokenService
 from farcall_lambdas.services.why import WhyService
 from farcall_lambdas.services.withdrawal import WithdrawalService
 from farcall_lambdas.settings import ApiSettings
@@ -47,6 +48,7 @@ class Services:
     reconciler: Reconciler
     idle: IdleWatch
     why: WhyService
+    tokens: TokenService
     admission: Admission
 
     @classmethod
@@ -57,7 +59,7 @@ class Services:
         *,
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
-        credentials: EndpointCredentials | None = None,
+        credentials: IssuedCredentials | None = None,
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep; without
         ``credentials`` endpoints get none."""
@@ -84,5 +86,6 @@ class Services:
             reconciler=Reconciler(context, withdrawals, sharing),
             idle=IdleWatch(stores.queue, fleet),
             why=WhyService(context, results, endpoints),
+            tokens=TokenService(context, endpoints, credentials),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
         )

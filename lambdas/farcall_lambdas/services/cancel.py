@@ -15,6 +15,7 @@ import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from farcall_common.errors import ErrorRecord, TaskCancelled, TaskUnknown
@@ -22,7 +23,7 @@ from farcall_common.store.model import AuditEntry, CancelOutcome, Task
 from farcall_common.store.transitions import cancelled_before_dispatch
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.services.base import Service
+from farcall_lambdas.services.base import Service, token_detail
 from farcall_lambdas.services.limits import check_count
 
 
@@ -59,7 +60,7 @@ class CancelService(Service):
         """Cancel many tasks; those that are not the caller's are "unknown"."""
         check_count(len(task_ids), self._settings)
         found = self._stores.tasks.get_tasks(task_ids)
-        tasks = {task_id: task for task_id, task in found.items() if identity.owns(task.owner_id)}
+        tasks = {task_id: task for task_id, task in found.items() if identity.owns_task(task)}
         outcome = dict.fromkeys(task_ids, Cancellation("unknown"))
         outcome |= {id_: Cancellation("finished", task.state) for id_, task in tasks.items() if task.state.is_terminal}
         open_tasks = [task for task in tasks.values() if not task.state.is_terminal]
@@ -78,21 +79,37 @@ class CancelService(Service):
         outcome = dict.fromkeys(task_ids, Cancellation("unknown"))
         outcome |= {task.task_id: Cancellation("finished", task.state) for task in tasks if task.state.is_terminal}
         open_tasks = [task for task in tasks if not task.state.is_terminal]
-        return {**outcome, **self.cancel_of_others(identity.identity_id, endpoint_id, open_tasks, _BY_OWNER)}
+        return {
+            **outcome,
+            **self.cancel_of_others(
+                identity.identity_id, endpoint_id, open_tasks, _BY_OWNER, about=token_detail(identity)
+            ),
+        }
 
     def cancel_of_others(
-        self, identity_id: str, endpoint_id: str, tasks: Sequence[Task], error: ErrorRecord
+        self,
+        identity_id: str,
+        endpoint_id: str,
+        tasks: Sequence[Task],
+        error: ErrorRecord,
+        *,
+        about: Mapping[str, object] = MappingProxyType({}),
     ) -> Mapping[str, Cancellation]:
         """Cancel open tasks of any submitters at one endpoint, for ``identity_id`` and with this error. The audit has
-        an entry for each submitter, which both sides read."""
-        entries = functools.partial(self._entries_of_others, identity_id, endpoint_id, error)
+        an entry for each submitter, which both sides read, with the details ``about`` the caller."""
+        entries = functools.partial(self._entries_of_others, identity_id, endpoint_id, error, about)
         return self._cancel_at(endpoint_id, tasks, entries, error)
 
     def _entries(self, identity: Identity, tasks: Sequence[Task]) -> Sequence[AuditEntry]:
         return [self._entry(identity, "task.cancel", task.task_id, owner_id=task.owner_id) for task in tasks]
 
     def _entries_of_others(
-        self, identity_id: str, endpoint_id: str, error: ErrorRecord, tasks: Sequence[Task]
+        self,
+        identity_id: str,
+        endpoint_id: str,
+        error: ErrorRecord,
+        about: Mapping[str, object],
+        tasks: Sequence[Task],
     ) -> Sequence[AuditEntry]:
         by_submitter = defaultdict(list)
         for task in tasks:
@@ -104,7 +121,7 @@ class CancelService(Service):
                 "tasks.cancel",
                 endpoint_id,
                 owner_id,
-                {"code": error.code, "tasks": len(ids), "task_ids": ids[:_IDS_AUDITED]},
+                {"code": error.code, "tasks": len(ids), "task_ids": ids[:_IDS_AUDITED], **about},
             )
             for owner_id, ids in by_submitter.items()
         ]

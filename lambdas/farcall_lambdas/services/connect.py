@@ -27,6 +27,8 @@ from farcall_lambdas.services.endpoints import end_sessions
 #: Forwarders in an answer: enough to survive the loss of two.
 MAX_FORWARDERS: Final = 3
 RETRY_AFTER_S: Final = 2.0
+#: How long the result stream of a caller with a token is open at once.
+_TOKEN_TICKET_S: Final = 300.0
 _KEEP_KEY: Final = "Use one key for one agent or client, also when it connects again."
 #: How long to wait for forwarders that wake: Fargate needs half a minute to a minute.
 WAKING_RETRY_AFTER_S: Final = 10.0
@@ -103,7 +105,8 @@ class ConnectService(Service):
             raise Forbidden("This key belongs to an endpoint.", hint="Make a new key pair for the result stream.")
         peer = PeerKey(public_key, PeerKind.CLIENT, identity.identity_id)
         self._check_key(identity, peer)
-        return self._admit(peer)
+        # Its session ends with the ticket, and a token may be revoked.
+        return self._admit(peer, most_s=_TOKEN_TICKET_S if identity.token_id else math.inf)
 
     def _add_key(self, endpoint_id: str, public_key: str, done: AuditEntry) -> None:
         """:raises Forbidden: if it was revoked, or another endpoint has got it."""
@@ -141,13 +144,13 @@ class ConnectService(Service):
         if not taken.tokens:
             raise RateLimited("You made too many new keys.", hint=_KEEP_KEY, retry_after_s=taken.wait_s)
 
-    def _admit(self, peer: PeerKey) -> Admitted:
+    def _admit(self, peer: PeerKey, *, most_s: float = math.inf) -> Admitted:
         now = self._clock()
         forwarders = rank(self._stores.queue.forwarders(), peer.subject)
         if not forwarders:
             self._wake(now)
             raise NoForwarder("No forwarder is running.", retry_after_s=RETRY_AFTER_S)
-        ttl_s = self._settings.ticket_ttl_s
+        ttl_s = min(self._settings.ticket_ttl_s, most_s)
         if not self._stores.queue.admit(peer, ttl_s=ttl_s):
             raise _foreign_key()  # another user has got it since it was checked
         ticket = self._stores.tickets.issue(peer, expires_at=now + ttl_s)

@@ -14,8 +14,8 @@ from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Right, Task
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState, Reporter
-from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import (
     RUNTIME,
@@ -49,7 +49,7 @@ class EndpointService(Service):
         context: Context,
         withdrawals: WithdrawalService,
         cancel: CancelService,
-        credentials: EndpointCredentials | None = None,
+        credentials: IssuedCredentials | None = None,
     ) -> None:
         super().__init__(context)
         self._withdrawals = withdrawals

@@ -321,7 +321,8 @@ class Admission:
         """
         identity = Identity.from_context(context, source_ip=source_ip)
         if identity.expires_at is not None and self._clock() > identity.expires_at + _LEEWAY_S:
-            raise Unauthenticated("The token has expired.", hint="Log in again: `farcall login`.")
+            way = "Make another: `farcall tokens create`." if identity.token_id else "Log in again: `farcall login`."
+            raise Unauthenticated("The token has expired.", hint=way)
         self.count(identity)
         return identity
 

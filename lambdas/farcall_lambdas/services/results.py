@@ -76,7 +76,7 @@ class ResultService(Service):
         for start in range(0, len(wanted), _READ_AT_ONCE):
             ids = wanted[start : start + _READ_AT_ONCE]
             found = self._stores.tasks.get_tasks(ids)
-            own = {id_: found[id_] for id_ in ids if id_ in found and identity.owns(found[id_].owner_id)}
+            own = {id_: found[id_] for id_ in ids if id_ in found and identity.owns_task(found[id_])}
             shown = self.views(list(own.values()), takes_refs=takes_refs, room=room)
             views |= {id_: shown.get(id_) for id_ in ids if id_ in shown or id_ not in own}
             if len(shown) < len(own):
@@ -118,7 +118,11 @@ class ResultService(Service):
 
         The owner of an endpoint sees the dead letters of all users there, without texts of their code.
         """
-        sees_all = state is TaskState.DEAD_LETTERED and self._owns_endpoint(identity, endpoint_id)
+        sees_all = (
+            state is TaskState.DEAD_LETTERED
+            and identity.has_scope("endpoints:manage")
+            and self._owns_endpoint(identity, endpoint_id)
+        )
         tasks = self._stores.tasks.list_tasks(
             None if sees_all else identity.identity_id,
             endpoint_id=endpoint_id,
@@ -148,9 +152,10 @@ class ResultService(Service):
             raise TooManyTasks(
                 f"Group {task_group_id} has more than {most} tasks.", hint="List them in pages: `farcall tasks export`."
             )
-        if not tasks:
+        shown = [task for task in tasks if identity.owns_task(task)]
+        if not shown:
             raise TaskGroupUnknown(f"There is no task group {task_group_id}.")
-        return tasks
+        return shown
 
     def groups(self, identity: Identity, *, before: str | None, limit: int) -> Sequence[TaskGroup]:
         """The caller's task groups, newest first, older than the group ``before``."""
@@ -170,7 +175,7 @@ class ResultService(Service):
     def task(self, identity: Identity, task_id: str) -> Task:
         """A task as it is recorded; the same error."""
         task = self._stores.tasks.get_tasks([task_id]).get(task_id)
-        if task is None or not identity.owns(task.owner_id):
+        if task is None or not identity.owns_task(task):
             raise TaskUnknown(f"There is no task {task_id}.")
         return task
 

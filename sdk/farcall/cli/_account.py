@@ -127,6 +127,8 @@ def whoami(context: typer.Context, as_json: AsJson = False) -> None:
         show_json(fields)
         return
     fields["linked"] = ", ".join(who["linked"])
+    if token := fields.pop("token", None):
+        fields["token"] = f"{token['name']}: {', '.join(token['scopes'])}"
     limits = fields.pop("limits")
     fields |= {name: _shown(value) for name, value in limits.items()}
     show_fields({name.replace("_", " "): value for name, value in fields.items()})

@@ -29,6 +29,8 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
     "shared": Deferred("farcall.cli._sharing:shared", "Endpoints and functions that others share with you."),
     "teams": Deferred("farcall.cli._sharing:teams", "Teams with whom you share endpoints and functions."),
+    "tokens": Deferred("farcall.cli._tokens:tokens", "Tokens for programs, which permit some operations."),
+    "accounts": Deferred("farcall.cli._tokens:accounts", "Your service accounts: identities for programs."),
     "audit": Deferred("farcall.cli._account:audit", "Audit log."),
     "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
     "logout": Deferred("farcall.cli._account:logout", "Delete the token, and revoke it if its provider supports that."),

@@ -21,6 +21,7 @@ from farcall._batch import encode_payload
 from farcall._client import Client
 from farcall.testing._registry import Registry
 from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
+from farcall.testing._tokens import Tokens
 from farcall_common.errors import (
     BlobUnknown,
     Conflict,
@@ -81,6 +82,7 @@ class FakeCloud:
         self._owner_id = str(uuid.uuid4())
         self._lock = threading.RLock()
         self._registry = Registry()
+        self._accounts = Tokens(owner_id=self._owner_id)
         self._tasks: dict[str, Task] = {}
         self._blobs: dict[str, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -90,6 +92,7 @@ class FakeCloud:
             ("GET", "/v2/version", self._get_version),
             ("GET", "/v3/whoami", self._whoami),
             *self._registry.routes,
+            *self._accounts.routes,
             *self._endpoint.routes,
             *Listings(self._tasks, owner_id=self._owner_id).routes,
             ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
@@ -202,7 +205,8 @@ class FakeCloud:
         if str(request.url).startswith(_BLOB_URL):
             return self._answer_blob(request)
         try:
-            if request.headers.get("authorization") != f"Bearer {self.token}":
+            token = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if token != self.token and not self._accounts.accepts(token):
                 raise Unauthenticated("unknown token")
             for method, pattern, handle in self._routes:
                 match = pattern.fullmatch(request.url.path)

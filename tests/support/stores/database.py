@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ class FakeDatabase(FakeTasks):
 
     @property
     def records(self) -> Records:
-        return Records(self, self, self, self, self, self)
+        return Records(self, self, self, self, self, self, self)
 
     def size_bytes(self) -> int:
         with self._call():
@@ -40,7 +41,11 @@ class FakeDatabase(FakeTasks):
 
     def _owned(self, quota: Quota) -> tuple[int, int]:
         versions = self._versions_of(quota.owner_id)
+        now = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
+        tokens = [each for each in self.list_tokens([quota.owner_id]) if not each.revoked_at and each.expires_at > now]
         counts = {
+            Quotable.ACCOUNT: len(self.list_accounts([quota.owner_id])),
+            Quotable.TOKEN: len(tokens),
             Quotable.ALIAS: sum(alias.name != quota.but for alias in self.list_aliases(quota.owner_id)),
             Quotable.CONTAINER: self.count_containers(quota.owner_id, limit=quota.limit),
             Quotable.ENDPOINT: self.count_endpoints(quota.owner_id, limit=quota.limit),

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from farcall_common.errors import Conflict, FunctionUnknown
 from farcall_common.store.model import Container, Function, FunctionAlias
-from tests.support.stores.audit import FakeAudit
 from tests.support.stores.reach import moment
+from tests.support.stores.tokens import FakeTokens
 
 
-class FakeFunctions(FakeAudit):
+class FakeFunctions(FakeTokens):
     """:class:`~farcall_common.store.ports.Functions` in memory; a part of FakeDatabase."""
 
     def __init__(self) -> None:
