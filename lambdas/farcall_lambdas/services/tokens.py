@@ -223,7 +223,7 @@ def _person(identity: Identity) -> Identity:
 def _lifetime_s(identity: Identity, wanted_s: int | None) -> int:
     """How long a new token of the caller lasts, in seconds.
 
-    :raises InvalidRequest: if that is too long for someone whom a group admits.
+    :raises InvalidRequest: if that is too long for a caller who is admitted by a group.
     """
     if not any(each.startswith("group ") for each in identity.verified):
         return wanted_s or _EXPIRES_IN_S
