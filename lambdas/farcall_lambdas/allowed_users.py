@@ -13,6 +13,8 @@ from farcall_lambdas.identity import Identity
 #: Among the identities: everybody whose token the identity provider accepts.
 EVERYONE: Final = "*"
 
+#: In ``verified`` of an identity that may use the deployment only because of a group.
+BY_GROUP: Final = "admitted by a group"
 #: In ``verified`` of an identity whose other groups are not known.
 SOME_GROUPS: Final = "some groups"
 
@@ -110,6 +112,8 @@ class AllowedUsers:
         verified = {f"name {each}" for each in known_names} | {f"domain {each}" for each in own_domains}
         shown = set(self._first_groups(found_groups))
         verified |= {f"group {each}" for each in shown}
+        if not allowed:
+            verified.add(BY_GROUP)
         if not is_whole or shown != found_groups:
             verified.add(SOME_GROUPS)
         return dataclasses.replace(identity, is_admin=is_admin, verified=frozenset(verified))

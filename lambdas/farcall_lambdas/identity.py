@@ -45,8 +45,8 @@ class Identity:
 
     With ``endpoint_id`` the caller is the agent of this endpoint of the identity, with the credential
     ``credential_id``: it may connect the endpoint, and nothing else. With ``token_id`` the caller has that token, which
-    permits what ``grant`` says; the API reads it from the token's record. ``creator`` is the person to whom a service
-    account belongs.
+    permits what ``grant`` says; the API reads it from the token's record. ``creator`` is the person who
+    owns the identity, if it is a service account.
     """
 
     identity_id: str

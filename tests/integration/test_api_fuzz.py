@@ -180,6 +180,8 @@ def _world(stores: Stores) -> World:
     container_id = call("POST", "/v3/containers", image)["container_id"]
     call("POST", "/v3/aliases", {"name": "stable", "function_id": function_id})
     submitted = call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: ["4\n00\nx"]}})
+    token_id = call("POST", "/v3/tokens", {"name": "ci", "scopes": ["tasks:read"]})["token_id"]
+    account_id = call("POST", "/v3/accounts", {"name": "robot"})["account_id"]
     return World(
         application,
         {
@@ -192,6 +194,8 @@ def _world(stores: Stores) -> World:
             "endpoint_id": endpoint_id,
             "task_id": submitted["tasks"][function_id][0],
             "task_group_id": submitted["task_group_id"],
+            "token_id": token_id,
+            "account_id": account_id,
         },
     )
 

@@ -150,7 +150,7 @@ QUERIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], str]]] = {
 
 #: Kinds of callers with the right that each has on the endpoint and the function of an owner: one line each.
 KINDS: Final[Mapping[str, tuple[str | None, Callable[[MemoryApi], tuple[World, Identity]]]]] = {
-    "stranger": (None, lambda api: (World.make(api, public=False), new_identity())),
+    "has no right": (None, lambda api: (World.make(api, public=False), new_identity())),
     "uses what is public": ("use", lambda api: (World.make(api, public=True), new_identity())),
     "sees": ("see", lambda api: _shared(api, "see")),
     "uses": ("use", lambda api: _shared(api, "use")),
@@ -213,7 +213,7 @@ def test_each_kind_of_caller_may_do_what_the_table_says(method: str, path: str, 
         world, caller = make(api)
         has = right if access["object"] in ("endpoint", "function", None) or right == "own" else None
         if access["object"] == "alias" and caller.identity_set > {caller.identity_id}:
-            continue  # names are of one identity
+            continue  # each identity has its own names
 
         answer = world.call(method, path, caller)
 
@@ -272,9 +272,9 @@ def test_a_token_may_do_what_its_scopes_say_and_its_owner_may(method: str, path:
         answer = world.call(method, path, admitted(api.token(caller=world.owner, scopes=scopes)))
         assert is_refused(answer) != is_permitted, (scopes, answer.body)
 
-    world, stranger = World.make(api, public=False), new_identity()
+    world = World.make(api, public=False)
     account = admitted(api.token(caller=world.owner, account_id=_account(api, world.owner)))
-    for caller in (admitted(api.token(caller=stranger)), account):
+    for caller in (admitted(api.token(caller=new_identity())), account):
         answer = world.call(method, path, caller)
         assert is_refused(answer) == (access["right"] is not None or scope == INTERACTIVE), (caller, answer.body)
 

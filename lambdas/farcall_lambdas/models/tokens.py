@@ -66,7 +66,7 @@ class CreateAccount(Shape):
 
 
 class AccountEntry(Shape):
-    """``created_at`` in epoch seconds; ``owner_id`` is the person to whom the account belongs."""
+    """``created_at`` in epoch seconds; ``owner_id`` is the person who owns the account."""
 
     account_id: str
     name: str

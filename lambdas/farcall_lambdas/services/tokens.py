@@ -22,6 +22,7 @@ from farcall_common.errors import (
 )
 from farcall_common.store.model import ApiToken, Quota, Quotable, ServiceAccount
 from farcall_common.wire.ids import new_id
+from farcall_lambdas.allowed_users import BY_GROUP
 from farcall_lambdas.identity import Identity, TokenGrant
 from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.models.tokens import CreateToken
@@ -224,9 +225,9 @@ def _person(identity: Identity) -> Identity:
 def _lifetime_s(identity: Identity, wanted_s: int | None) -> int:
     """How long a new token of the caller lasts, in seconds.
 
-    :raises InvalidRequest: if that is too long for someone whom a group admits.
+    :raises InvalidRequest: if that is too long for a caller who is admitted by a group.
     """
-    if not any(each.startswith("group ") for each in identity.verified):
+    if BY_GROUP not in identity.verified:
         return wanted_s or _EXPIRES_IN_S
     if wanted_s is not None and wanted_s > _MAX_BY_GROUP_S:
         raise InvalidRequest(
