@@ -20,6 +20,8 @@ from farcall_common.store.postgres import columns_of, to_json
 _COLUMNS: Final = ", ".join(field.name for field in dataclasses.fields(Endpoint) if field.name != "silent_s")
 _ENDPOINT: Final = f"SELECT {_COLUMNS}, extract(epoch FROM now() - seen_at)::float8 AS silent_s FROM endpoint"
 
+_JSON: Final = frozenset({"metadata", "worker_share"})
+
 # Rows are locked in the order of their ids, so that two batches that share some never deadlock.
 
 _SET_PRESENCE: Final = """
@@ -85,7 +87,8 @@ class PostgresEndpoints(PostgresPort):
         )
 
     def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
-        values = {**changes, "metadata": to_json(changes.get("metadata")), "id": endpoint_id}
+        values = {name: to_json(value) if name in _JSON else value for name, value in changes.items()}
+        values["id"] = endpoint_id
         assignments = ", ".join(f"{name} = %({name})s" for name in changes)
         # With nothing to change, what follows in the same transaction still does.
         self._database.run(f"UPDATE endpoint SET {assignments or 'name = name'} WHERE endpoint_id = %(id)s", values)

@@ -16,6 +16,7 @@ import msgspec
 from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
+from farcall_common.worker_share import WorkerShare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +185,8 @@ class Endpoint:
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
     #: Of the credential with which its agent may connect; empty if it has none.
     credential_id: str = ""
+    #: What each task has there, as the agent reported when it last connected.
+    worker_share: WorkerShare = WorkerShare()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +264,34 @@ class Task(msgspec.Struct, frozen=True):
     function_version: int = 1
     #: The task that this one retries.
     retry_of: str | None = None
+
+
+class UsageBy(enum.StrEnum):
+    """What usage is summed by. ``identity`` is the submitter; ``account`` that of the endpoint's scheduler."""
+
+    DAY = "day"
+    IDENTITY = "identity"
+    ENDPOINT = "endpoint"
+    FUNCTION = "function"
+    ACCOUNT = "account"
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Sums over ended tasks; fields that the sums are not made by are None. ``failed`` ended neither as success nor
+    cancelled. Seconds are of the last attempt of each task: ``core_s`` and ``gpu_s`` times the cores and accelerators
+    that it had to itself."""
+
+    tasks: int
+    failed: int
+    wall_s: float
+    core_s: float
+    gpu_s: float
+    day: dt.date | None = None
+    owner_id: str | None = None
+    endpoint_id: str | None = None
+    function_id: str | None = None
+    account: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,8 @@ from farcall_common.store.model import (
     TaskGroup,
     TaskResult,
     TokensTaken,
+    Usage,
+    UsageBy,
     Withdrawal,
 )
 from farcall_common.wire.states import TaskState
@@ -333,6 +335,34 @@ class Tasks(Audited, Protocol):
         without tasks. Returns how many tasks. Concurrent calls share the work."""
 
 
+class UsageSums(Protocol):
+    """Usage by day (UTC), submitter, function, endpoint and account. :meth:`Tasks.record_results` adds to it in its own
+    transaction, and the end of a task is recorded once; purged tasks stay counted."""
+
+    def read_usage(
+        self,
+        by: Collection[UsageBy],
+        *,
+        since: dt.date,
+        until: dt.date,
+        owner_ids: Collection[str] | None = None,
+        endpoint_id: str | None = None,
+        endpoint_owner_ids: Collection[str] | None = None,
+        after: int = 0,
+        limit: int = 1000,
+    ) -> Sequence[Usage]:
+        """Sums from the day ``since`` to before the day ``until``, in the order of :class:`UsageBy`; the first
+        ``after`` are skipped. Only of these submitters, of this endpoint, and of endpoints that belong to these owners,
+        where given. No row if there is no usage."""
+
+    def fold_usage(self, *, limit: int) -> int:
+        """Combine up to ``limit`` batches of results into the sums of their days, which changes no answer. Returns how
+        many. Concurrent calls share the work."""
+
+    def purge_usage(self, *, before: dt.date, limit: int) -> int:
+        """Delete up to ``limit`` sums of earlier days. Returns how many."""
+
+
 class Audit(Protocol):
     """The audit log: who changed what."""
 
@@ -364,6 +394,7 @@ class Records:
     endpoints: Endpoints
     tasks: Tasks
     audit: Audit
+    usage: UsageSums
 
     def close(self) -> None:
         """Close every connection."""

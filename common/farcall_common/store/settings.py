@@ -39,6 +39,7 @@ from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.secrets import Secret
 from farcall_common.store.tasks_postgres import PostgresTasks
 from farcall_common.store.tickets import Tickets
+from farcall_common.store.usage_postgres import PostgresUsage
 
 _POSTGRES_PORT: Final = "5432"
 _VALKEY_PORT: Final = "6379"
@@ -182,6 +183,7 @@ def open_records(
         PostgresEndpoints(database),
         PostgresTasks(database),
         PostgresAudit(database),
+        PostgresUsage(database),
     )
 
 
