@@ -173,6 +173,8 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "task_event",
         "task_group",
         "turn",
+        "usage",
+        "usage_part",
         "withdrawal",
     }
 

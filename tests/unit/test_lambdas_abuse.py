@@ -147,6 +147,8 @@ class AbuseSuite:
             "/v3/groups",
             "/v3/tasks",
             "/v3/audit",
+            "/v3/usage",
+            "/v3/usage?of=endpoints&by=identity,endpoint,function",
             "/v2/endpoints",
         ]
         filters = ["", "?role=any", f"?state=dead-lettered&endpoint_id={victim.endpoint_id}", f"?before={group_id}"]

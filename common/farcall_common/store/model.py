@@ -186,7 +186,7 @@ class Endpoint:
     #: Of the credential with which its agent may connect; empty if it has none.
     credential_id: str = ""
     #: What each task has there, as the agent reported when it last connected.
-    worker_share: WorkerShare = WorkerShare()
+    worker_share: WorkerShare = dataclasses.field(default_factory=WorkerShare)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +279,7 @@ class UsageBy(enum.StrEnum):
 @dataclasses.dataclass(frozen=True)
 class Usage:
     """Sums over ended tasks; fields that the sums are not made by are None. ``failed`` ended neither as success nor
-    cancelled. Seconds are of the last attempt of each task: ``core_s`` and ``gpu_s`` times the cores and accelerators
+    cancelled. Seconds count the last attempt of each task: ``core_s`` and ``gpu_s`` times the cores and accelerators
     that it had to itself."""
 
     tasks: int

@@ -153,8 +153,8 @@ MOVE_TASKS: Final = f"""
     FROM {_unnest(_TRANSITION)} WHERE task.task_id = new.task_id
 """
 
-#: Seconds of the last attempt: by the worker's clock; if its worker was stopped or died, from the agent's report that it
-#: runs. That of a lost task is not known. No more than since the submit, whatever clocks say.
+#: Seconds of the last attempt: by the worker's clock; if its worker was stopped or died, from the agent's report that
+#: it runs. That of a lost task is not known. No more than since the submit, whatever clocks say.
 _WALL_S: Final = f"""greatest(0, least(extract(epoch FROM at - submitted_at)::float8, coalesce(
     (timings -> 'ended_at')::float8 - (timings -> 'started_at')::float8,
     CASE WHEN state <> '{TaskState.LOST}' THEN extract(epoch FROM at - (

@@ -86,6 +86,10 @@ class PostgresUsage(PostgresPort):
 
     def purge_usage(self, *, before: dt.date, limit: int) -> int:
         return self._database.run(
-            "DELETE FROM usage WHERE ctid IN (SELECT ctid FROM usage WHERE day < %(before)s ORDER BY day LIMIT %(limit)s)",
+            """
+            DELETE FROM usage WHERE ctid IN (
+                SELECT ctid FROM usage WHERE day < %(before)s ORDER BY day LIMIT %(limit)s
+            )
+            """,
             {"before": before, "limit": limit},
         )

@@ -6,8 +6,9 @@ from farcall_lambdas.routes.endpoints import router as endpoints
 from farcall_lambdas.routes.functions import router as functions
 from farcall_lambdas.routes.submit import router as submit
 from farcall_lambdas.routes.tasks import router as tasks
+from farcall_lambdas.routes.usage import router as usage
 from farcall_lambdas.routes.version import router as version
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (functions, containers, endpoints, submit, tasks, account, version)
+ROUTERS = (functions, containers, endpoints, submit, tasks, account, usage, version)

@@ -23,6 +23,7 @@ from farcall_lambdas.services.reconcile import IdleWatch, Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.retry import RetryService
 from farcall_lambdas.services.submit import SubmitService
+from farcall_lambdas.services.usage import UsageService
 from farcall_lambdas.services.why import WhyService
 from farcall_lambdas.services.withdrawal import WithdrawalService
 from farcall_lambdas.settings import ApiSettings
@@ -46,6 +47,7 @@ class Services:
     idle: IdleWatch
     why: WhyService
     admission: Admission
+    usage: UsageService
 
     @classmethod
     def over(
@@ -81,4 +83,5 @@ class Services:
             idle=IdleWatch(stores.queue, fleet),
             why=WhyService(context, results, endpoints),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
+            usage=UsageService(context),
         )

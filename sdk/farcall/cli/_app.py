@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "containers": Deferred("farcall.cli._containers:app", "Environments for your tasks."),
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
     "audit": Deferred("farcall.cli._account:audit", "Audit log."),
+    "usage": Deferred("farcall.cli._usage:usage", "Show what tasks have used."),
     "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
     "logout": Deferred("farcall.cli._account:logout", "Delete the token, and revoke it if its provider supports that."),
     "whoami": Deferred("farcall.cli._account:whoami", "Show the address of the API, your identity, and your limits."),

@@ -60,7 +60,9 @@ class FakeUsage(Reach):
 
     def purge_usage(self, *, before: dt.date, limit: int) -> int:
         with self._call():
-            old = sorted((each for each in self._sums if each.day and each.day < before), key=lambda each: str(each.day))
+            old = sorted(
+                (each for each in self._sums if each.day and each.day < before), key=lambda each: str(each.day)
+            )
             gone = old[:limit]
             self._sums = [each for each in self._sums if each not in gone]
             return len(gone)
