@@ -399,12 +399,23 @@ class TokensTaken:
 @dataclasses.dataclass(frozen=True)
 class QueuePosition:
     """Position of a task in the queue. ``ahead`` tasks of its submitter leave before it; ``depth`` tasks of
-    ``submitters`` submitters wait for the endpoint in all."""
+    ``submitters`` submitters wait for the endpoint in all. ``limit`` is the most leased tasks of its submitter if it
+    waits because there are so many, else 0."""
 
     state: QueueState
     ahead: int = 0
     depth: int = 0
     submitters: int = 0
+    limit: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningLimit:
+    """What an allowance gives a submitter in the queue of an endpoint: the most leased tasks, and the weight of its
+    turns; None for no limit, and for the weight that the agent's configuration has."""
+
+    max_running: int | None = None
+    weight: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

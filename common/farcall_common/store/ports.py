@@ -34,6 +34,7 @@ from farcall_common.store.model import (
     QueueMemory,
     QueuePosition,
     Quota,
+    RunningLimit,
     SharedResults,
     SpoolMark,
     Task,
@@ -204,6 +205,14 @@ class Endpoints(Audited, Protocol):
 
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         """Nothing is left to be done for this withdrawal. One that has replaced it stays."""
+
+    # limits of submitters in the queue
+    def put_running_limit(self, endpoint_id: str, owner_id: str, limit: RunningLimit) -> None:
+        """Record the limit of a submitter at an endpoint, from which the queue's is restored; without limit and weight,
+        delete it. Nothing for an unknown endpoint."""
+
+    def find_running_limits(self, endpoint_ids: Sequence[str]) -> Mapping[str, Mapping[str, RunningLimit]]:
+        """The recorded limits, by endpoint and owner id; every one of these endpoints is there."""
 
     # grants
     def has_grant(self, identity_id: str, object_id: str) -> bool:
@@ -576,6 +585,11 @@ class Queue(Registry, Protocol):
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
+
+    def set_limits(self, limits: Mapping[str, Mapping[str, RunningLimit]], *, complete: bool) -> None:
+        """Set limits of submitters, by endpoint and owner id; ``complete``: others of these endpoints have none. A
+        submitter with as many leased tasks as its limit is passed over until one of them ends, which wakes the
+        endpoint's owner; its weight replaces that of :meth:`claim`. A wipe deletes the limits."""
 
     def bytes_of(self, owner_id: str) -> int:
         """Bytes of all tasks of a submitter in the queue, as they are stored there."""

@@ -1,0 +1,16 @@
+-- ARGV: endpoint, 1 if these are all limits of the endpoint, then (submitter, most leased tasks or '', weight or '') per
+-- submitter.
+if redis.call('HEXISTS', OWNER, 'deleted') == 1 then return end
+if ARGV[2] == '1' then redis.call('DEL', LIMITS) end
+for i = 3, #ARGV, 3 do
+  for name, value in pairs({m = ARGV[i + 1], w = ARGV[i + 2]}) do
+    if value == '' then
+      redis.call('HDEL', LIMITS, name .. ':' .. ARGV[i])
+    else
+      redis.call('HSET', LIMITS, name .. ':' .. ARGV[i], value)
+    end
+  end
+end
+local places = redis.call('ZRANGE', ROUND, 0, -1, 'WITHSCORES')
+for i = 1, #places, 2 do set_place(places[i], tonumber(places[i + 1]) % TURNS) end
+wake_owner(ARGV[1])
