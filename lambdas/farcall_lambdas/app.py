@@ -23,6 +23,7 @@ from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.routes.call import CALLER
+from farcall_lambdas.services.allowances import AllowanceOf, unlimited
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKeys
@@ -124,11 +125,14 @@ class Application:
         fleet: Fleet | None = None,
         caller_keys: CallerKeys | None = None,
         credentials: EndpointCredentials | None = None,
+        allowance_of: AllowanceOf = unlimited,
     ) -> Application:
         """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep. Only callers
         that are signed with one of ``caller_keys`` are admitted; without these, whoever an event names.
-        ``credentials`` signs those of endpoints."""
-        services = Services.over(stores, settings, clock=clock, fleet=fleet, credentials=credentials)
+        ``credentials`` signs those of endpoints; ``allowance_of`` gives the allowances of callers."""
+        services = Services.over(
+            stores, settings, clock=clock, fleet=fleet, credentials=credentials, allowance_of=allowance_of
+        )
         return cls(rest_resolver(settings), services, settings, caller_keys)
 
     def answer(self, event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.proxy_event import proxy_event
+from farcall_lambdas.services.allowances import AllowanceOf, unlimited
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
 from tests.support.stores import fake_stores
@@ -54,11 +55,17 @@ class MemoryApi:
         stores: Stores | None = None,
         fleet: Fleet | None = None,
         clock: Clock | None = None,
+        allowance_of: AllowanceOf = unlimited,
     ) -> None:
         self.clock = clock or Clock()
         self.stores = stores or fake_stores(self.clock)
         self.application = Application.over(
-            self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet, credentials=CREDENTIALS
+            self.stores,
+            settings or ApiSettings(),
+            clock=self.clock,
+            fleet=fleet,
+            credentials=CREDENTIALS,
+            allowance_of=allowance_of,
         )
         self._one_at_a_time = threading.RLock()
 

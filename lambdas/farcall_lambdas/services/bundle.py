@@ -11,6 +11,7 @@ from farcall_lambdas.endpoint_credential import EndpointCredentials
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.allowances import AllowanceOf, AllowanceService, unlimited
 from farcall_lambdas.services.base import Context
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.cancel import CancelService
@@ -48,6 +49,7 @@ class Services:
     why: WhyService
     admission: Admission
     usage: UsageService
+    allowances: AllowanceService
 
     @classmethod
     def over(
@@ -58,16 +60,18 @@ class Services:
         clock: Callable[[], float] = time.time,
         fleet: Fleet | None = None,
         credentials: EndpointCredentials | None = None,
+        allowance_of: AllowanceOf = unlimited,
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep; without
-        ``credentials`` endpoints get none."""
+        ``credentials`` endpoints get none; ``allowance_of`` gives the allowance of a caller on an endpoint."""
         storage = Storage(stores, settings, clock=clock)
         context = Context(stores, settings, Access(stores), storage, clock)
         cancel = CancelService(context)
         withdrawals = WithdrawalService(context, cancel)
         endpoints, results = EndpointService(context, withdrawals, cancel, credentials), ResultService(context)
         containers, blobs = ContainerService(context), BlobService(context)
-        submit = SubmitService(context, containers, blobs)
+        allowances = AllowanceService(context, allowance_of)
+        submit = SubmitService(context, containers, blobs, allowances)
         return cls(
             account=AccountService(context),
             containers=containers,
@@ -84,4 +88,5 @@ class Services:
             why=WhyService(context, results, endpoints),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
             usage=UsageService(context),
+            allowances=allowances,
         )

@@ -120,6 +120,8 @@ class Reconciler(Service):
         withdrawn = self._withdrawals.continue_all(until=until)
         expired = self._expire(until=until)
         endpoint_ids = self._stores.tasks.list_endpoints_with_open_tasks()
+        limits = self._stores.endpoints.find_running_limits(endpoint_ids)
+        self._stores.queue.set_limits(limits, complete=True)
         recorded = sum(self._record_outbox(id_, until=until) for id_ in self._stores.queue.find_outboxes(endpoint_ids))
         deleted, orphaned = self._end_orphans(endpoint_ids, until=until)
         settled = _moment(began_at - self._settings.settle_s)

@@ -128,6 +128,10 @@ class _Lane:
             if entry.result is not None
         ]
 
+    def held_back(self) -> list[str]:
+        """Submitters that wait because of their limits."""
+        return list(filter(self.waiting.limit_reached, self.waiting.waiting()))
+
     def apply_limits(self) -> None:
         own = {owner_id: limit.weight for owner_id, limit in self.limits.items() if limit.weight}
         self.waiting.set_weights({**self.weights, **own})
@@ -462,9 +466,10 @@ class FakeQueue(FakeRegistry):
                 lane = self._lane(endpoint_id)
                 if lane.deleted:
                     continue
+                waited = lane.held_back()
                 lane.limits = {**({} if complete else lane.limits), **each}
                 lane.apply_limits()
-                self._wake_owner(lane, endpoint_id)
+                self._wake_if_free(lane, endpoint_id, waited)
 
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
@@ -507,11 +512,15 @@ class FakeQueue(FakeRegistry):
                 lane.require_claim(fence) if rebuilding else lane.require_owner(fence)
             except (Fenced, QueueDataLost) as refusal:
                 return refusal
-            waited = list(filter(lane.waiting.limit_reached, lane.waiting.waiting()))
+            waited = lane.held_back()
             answer = call(lane)
-            if any(each in lane.waiting.waiting() and not lane.waiting.limit_reached(each) for each in waited):
-                self._wake_owner(lane, endpoint_id)
+            self._wake_if_free(lane, endpoint_id, waited)
             return answer
+
+    def _wake_if_free(self, lane: _Lane, endpoint_id: str, waited: Sequence[str]) -> None:
+        """Wake the owner if one of these submitters waits no longer because of its limit."""
+        if any(each in lane.waiting.waiting() and not lane.waiting.limit_reached(each) for each in waited):
+            self._wake_owner(lane, endpoint_id)
 
 
 def _may_start_again(task: QueuedTask, attempt: int) -> bool:

@@ -1,5 +1,6 @@
 """Usage of each day. ``usage_part`` has a row for each batch of results, until the reconciler adds it to ``usage``: two
-forwarders never wait for the same row. ``worker_share`` is what each task has on an endpoint."""
+forwarders never wait for the same row. ``worker_share`` is what each task has on an
+endpoint, ``running_limit`` what allowances give submitters in its queue."""
 
 from __future__ import annotations
 
@@ -30,6 +31,13 @@ ALTER TABLE endpoint ADD COLUMN IF NOT EXISTS worker_share json NOT NULL DEFAULT
 CREATE TABLE IF NOT EXISTS usage ({COLUMNS}, PRIMARY KEY (owner_id, day, endpoint_id, function_id, account));
 CREATE TABLE IF NOT EXISTS usage_part (
     part_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, {COLUMNS}
+);
+CREATE TABLE IF NOT EXISTS running_limit (
+    endpoint_id  text COLLATE "C" NOT NULL REFERENCES endpoint ON DELETE CASCADE,
+    owner_id     text COLLATE "C" NOT NULL,
+    max_running  integer,
+    weight       integer,
+    PRIMARY KEY (endpoint_id, owner_id)
 );
 """
 
