@@ -23,8 +23,8 @@ from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.routes.call import CALLER
-from farcall_lambdas.services.allowances import AllowanceOf, unlimited
 from farcall_lambdas.services import Services
+from farcall_lambdas.services.allowances import AllowanceOf, unlimited
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKeys
 

@@ -169,6 +169,7 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "function",
         "function_alias",
         "function_version",
+        "running_limit",
         "task",
         "task_event",
         "task_group",

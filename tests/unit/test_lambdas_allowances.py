@@ -5,16 +5,22 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall_common.errors import InvalidRequest
 from farcall_common.store.allowance import Allowance, most_generous
-from farcall_common.store.model import Endpoint, RunningLimit, TaskResult
+from farcall_common.store.model import Endpoint, EndpointStatus, Presence, RunningLimit, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_common.worker_share import WorkerShare
 from farcall_lambdas.identity import Identity
 from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
 from tests.support.stores import FakeQueue, single
+
+
+def make_result(task_id: str, endpoint_id: str, **changes: Any) -> TaskResult:
+    plain = TaskResult(task_id, endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r")
+    return msgspec.structs.replace(plain, **changes)
 
 
 class Lab:
@@ -39,7 +45,7 @@ class Lab:
         body = {"tasks": {self.function_id: ["p"] * count}, **fields}
         return self.api.call("POST", f"/v3/endpoints/{self.endpoint_id}/submit", body, caller=caller)
 
-    def submitted(self, count: int = 1, **fields: object) -> list[str]:
+    def submitted(self, count: int = 1, **fields: Any) -> list[str]:
         answer = self.submit(count, **fields)
         assert answer.status == 200, answer.body
         return list(answer.body["tasks"][self.function_id])
@@ -50,9 +56,7 @@ class Lab:
     def finish(self, task_id: str, *, hours: float) -> None:
         at = self.api.clock()
         timings = {"started_at": at, "ended_at": at + hours * 3600}
-        result = TaskResult(
-            task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r", timings=timings
-        )
+        result = make_result(task_id, self.endpoint_id, timings=timings)
         self.api.stores.tasks.record_results([result], at=dt.datetime.fromtimestamp(at + hours * 3600, dt.UTC))
 
 
@@ -117,19 +121,19 @@ def test_walltime_of_the_allowance_is_that_of_the_task() -> None:
         [task_id] = lab.submitted(walltime_s=given)
         assert tasks.get_tasks([task_id])[task_id].options.walltime_s == has
     refused = lab.submit(walltime_s=61)
-    assert (refused.status, refused.body["error"]["code"]) == (403, "ALLOWANCE_EXCEEDED")
+    assert (refused.status, refused.body["code"]) == (403, "ALLOWANCE_EXCEEDED")
 
 
 def test_waiting_tasks_are_limited() -> None:
     lab = Lab(max_waiting=3)
     lab.submitted(2)
     refused = lab.submit(2)
-    assert (refused.status, refused.body["error"]["code"]) == (429, "QUEUE_FULL")
-    assert "allowance of 3" in refused.body["error"]["message"]
+    assert (refused.status, refused.body["code"]) == (429, "QUEUE_FULL")
+    assert "allowance of 3" in refused.body["reason"]
     lab.submitted(1)
     assert lab.lease() == 3
     lab.submitted(3)
-    assert lab.submit(4).body["error"]["code"] == "ALLOWANCE_EXCEEDED"  # waiting would not help
+    assert lab.submit(4).body["code"] == "ALLOWANCE_EXCEEDED"  # waiting would not help
 
 
 @pytest.mark.parametrize("limits", [{"core_hours_per_month": 8}, {"gpu_hours_per_month": 2}])
@@ -144,8 +148,8 @@ def test_hours_of_a_month_are_limited(limits: dict[str, Any]) -> None:
     lab.submitted()  # hours are read once a minute
     lab.api.clock.now += 61
     refused = lab.submit()
-    assert (refused.status, refused.body["error"]["code"]) == (403, "ALLOWANCE_EXCEEDED")
-    assert "renewed on 2023-12-01" in refused.body["error"]["message"]
+    assert (refused.status, refused.body["code"]) == (403, "ALLOWANCE_EXCEEDED")
+    assert "renewed on 2023-12-01" in refused.body["reason"]
     lab.api.clock.now = dt.datetime(2023, 12, 1, tzinfo=dt.UTC).timestamp()
     lab.submitted()
 
@@ -157,10 +161,15 @@ def test_running_tasks_are_limited_and_why_says_so() -> None:
     lab = Lab(max_running=2)
     ids = lab.submitted(4)
     assert lab.lease() == 2
-    lab.api.stores.endpoints.set_presence([])
+    status = EndpointStatus(managers=1, total_workers=8, idle_workers=6)
+    lab.api.stores.endpoints.set_presence([Presence(lab.endpoint_id, online=True, status=status)])
     why = lab.api.call("GET", f"/v3/tasks/{ids[3]}/why", caller=BOB).body
-    assert why["queue_position"] == 1
-    assert lab.queue.position(lab.endpoint_id, ids[3]).limit == 2
+    assert (why["reason"], why["queue_position"]) == ("ALLOWANCE", 1)
+    assert why["text"] == (
+        "Your allowance on endpoint laptop is 2 running tasks, and it has as many; one task goes first."
+    )
+    single.ack(lab.queue, lab.fence, [make_result(ids[0], lab.endpoint_id)])
+    assert lab.api.call("GET", f"/v3/tasks/{ids[3]}/why", caller=BOB).body["reason"] == "NEXT"
 
 
 def test_changed_allowance_counts_with_the_next_submit() -> None:

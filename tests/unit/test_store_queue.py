@@ -24,7 +24,7 @@ from farcall_common.store import (
     TokensTaken,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import RunningLimit, HeldLeases, LeasedTask, MaintenanceResult
+from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, RunningLimit
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeQueue, single
@@ -286,9 +286,7 @@ class QueueSuite:
         owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=40)]
         assert (owners.count("alice"), owners.count("bob")) == (30, 10)
 
-    def test_limits_are_lost_with_the_queue_and_with_the_endpoint(
-        self, queue: Queue, wipe: Callable[[], None]
-    ) -> None:
+    def test_limits_are_lost_with_the_queue_and_with_the_endpoint(self, queue: Queue, wipe: Callable[[], None]) -> None:
         limits = {"e1": {"alice": RunningLimit(max_running=1)}}
         queue.set_limits(limits, complete=True)
         wipe()

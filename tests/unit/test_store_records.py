@@ -44,6 +44,7 @@ from farcall_common.store.model import (
     QueuedTask,
     Quota,
     Quotable,
+    RunningLimit,
     SpoolMark,
     Withdrawal,
 )
@@ -1040,6 +1041,23 @@ class RecordsSuite:
         records.close()
         with pytest.raises(Unavailable):
             records.database.ping()
+
+    def test_limits_of_submitters_last_as_long_as_their_endpoint(self, records: Records) -> None:
+        endpoints = records.endpoints
+        endpoints.put_running_limit("e1", "bob", RunningLimit(1))  # no such endpoint
+        endpoints.put_endpoint(Endpoint("e1", "alice", "one"))
+        assert endpoints.find_running_limits(["e1", "e2"]) == {"e1": {}, "e2": {}}
+        endpoints.put_running_limit("e1", "bob", RunningLimit(max_running=1))
+        endpoints.put_running_limit("e1", "bob", RunningLimit(max_running=2, weight=3))
+        endpoints.put_running_limit("e1", "carol", RunningLimit(weight=2))
+        assert endpoints.find_running_limits(["e1"]) == {
+            "e1": {"bob": RunningLimit(2, 3), "carol": RunningLimit(None, 2)}
+        }
+        endpoints.put_running_limit("e1", "bob", RunningLimit())
+        assert endpoints.find_running_limits(["e1"]) == {"e1": {"carol": RunningLimit(None, 2)}}
+        endpoints.delete_endpoint("e1")
+        endpoints.put_endpoint(Endpoint("e1", "alice", "one"))
+        assert endpoints.find_running_limits(["e1"]) == {"e1": {}}
 
 
 class TestFakeDatabase(RecordsSuite):

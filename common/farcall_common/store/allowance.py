@@ -21,7 +21,8 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     :param max_running: tasks that the endpoint has at a time.
     :param max_waiting: tasks that wait in the cloud at a time.
     :param max_walltime_s: the longest walltime of a task, in seconds, and the one of tasks without any.
-    :param core_hours_per_month: of tasks whose end was recorded in this month, in UTC. ``gpu_hours_per_month`` likewise.
+    :param core_hours_per_month: of tasks whose end was recorded in this month, in UTC.
+    :param gpu_hours_per_month: likewise, by accelerators.
     :param weight: how many tasks may run for each one of a person with weight 1; None: as the endpoint's configuration
         has it.
     """

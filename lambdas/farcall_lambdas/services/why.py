@@ -155,8 +155,8 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
         return Reason.ENDPOINT_PROBLEM, f"{name} has a problem: {status.problem.rstrip('.')}; {waits}."
     if situation.position is not None and situation.position.limit:
         most = situation.position.limit
-        there = "one is there" if most == 1 else "as many are there"
-        return Reason.ALLOWANCE, f"Your allowance on {name} is {_tasks(most)} at a time, and {there}; {waits}."
+        running = "one running task, and it has one" if most == 1 else f"{most} running tasks, and it has as many"
+        return Reason.ALLOWANCE, f"Your allowance on endpoint {endpoint.name} is {running}; {waits}."
     if status.total_workers == 0:
         return Reason.NO_WORKERS, f"{name} has no workers yet, it is waiting for nodes; {waits}."
     if status.idle_workers == 0:

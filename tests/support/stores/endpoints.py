@@ -81,6 +81,7 @@ class FakeEndpoints(FakeFunctions):
             self._keys = {key: (id_, at) for key, (id_, at) in self._keys.items() if id_ != endpoint_id}
             self._revoked = {key: at for key, at in self._revoked.items() if key in self._keys}
             self._spools.pop(endpoint_id, None)
+            self._running_limits = {key: each for key, each in self._running_limits.items() if key[0] != endpoint_id}
             return self._endpoints.pop(endpoint_id, None) is not None
 
     def set_presence(self, presences: Sequence[Presence]) -> None:
