@@ -37,7 +37,10 @@ class UsageService(Service):
         :raises Forbidden: for all tasks, if the caller is no administrator.
         """
         if of == "all" and not identity.is_admin:
-            raise Forbidden("Only administrators of the deployment see the usage of all tasks.")
+            raise Forbidden(
+                "Only administrators of the deployment see the usage of all tasks.",
+                hint="Ask for that of your own tasks (mine), or of your endpoints (endpoints).",
+            )
         whose: dict[str, Any] = {
             "mine": {"owner_ids": identity.identity_set},
             "endpoints": {"endpoint_owner_ids": identity.identity_set},
