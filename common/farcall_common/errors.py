@@ -9,7 +9,8 @@
     │   ├── Unsupported           not supported, although other SDKs and services have it
     │   └── EndpointIncompatible  the endpoint cannot read or run it (also a SerializationError)
     ├── Unauthenticated           no identity
-    ├── Forbidden                 an identity without the right (FunctionNotPermitted: on this endpoint)
+    ├── Forbidden                 an identity without the right (FunctionNotPermitted: on this endpoint;
+    │                             AllowanceExceeded: more than it may use there)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
     │                             TaskGroupUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated
@@ -244,6 +245,11 @@ class UserNotAllowed(Forbidden):
 class FunctionNotPermitted(Forbidden):
     code = "FUNCTION_NOT_PERMITTED"
     default_hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
+
+
+class AllowanceExceeded(Forbidden):
+    code = "ALLOWANCE_EXCEEDED"
+    default_hint = "Ask the endpoint's owner for more."
 
 
 class NotFound(FarcallError):

@@ -22,6 +22,9 @@ _MOST_STALE: Final = 64
 #: Later than all turns of submitters that had nothing taken when they came.
 _SERVED: Final = 2**31
 
+#: The level of submitters that have as many taken as they may have.
+_PARKED: Final = 2**62
+
 
 class FairQueue(Generic[_Item]):
     """Waiting items of several submitters, first in, first out for each of them. Every call takes a time that does not
@@ -38,6 +41,7 @@ class FairQueue(Generic[_Item]):
         #: For each submitter with taken items, when it had its last turn.
         self._last_turns: dict[str, int] = {}
         self._taken: dict[str, int] = {}
+        self._limits: Mapping[str, int] = {}
         #: Level, turn, submitter. An entry is stale if one of them has changed since. Not kept for a single submitter.
         self._heap: list[tuple[int, int, str]] = []
         self._next_turn = 0
@@ -55,6 +59,17 @@ class FairQueue(Generic[_Item]):
         """Change the weights; what is taken counts by the new ones."""
         self._weights = weights
         self._rebuild()
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """Change how many items of a submitter may be taken at a time; a submitter that has as many is passed over."""
+        self._limits = limits
+        self._rebuild()
+
+    def limit_reached(self, submitter: str) -> int:
+        """The limit of a submitter with waiting items that has as many taken, else 0."""
+        limit = self._limits.get(submitter)
+        is_reached = limit is not None and submitter in self._turns and self._taken.get(submitter, 0) >= limit
+        return limit or 0 if is_reached else 0
 
     def waiting(self) -> KeysView[str]:
         """The submitters with waiting items, in no order."""
@@ -115,6 +130,8 @@ class FairQueue(Generic[_Item]):
             turn = self._turns[submitter]
         elif len(self._turns) == 1:
             ((submitter, turn),) = self._turns.items()
+            if self._limits and self._level(submitter) == _PARKED:
+                return None
         elif (head := self._head()) is not None:
             _, turn, submitter = head
         else:
@@ -161,6 +178,8 @@ class FairQueue(Generic[_Item]):
             self._push(submitter)
 
     def _level(self, submitter: str) -> int:
+        if self._limits and self._taken.get(submitter, 0) >= self._limits.get(submitter, _PARKED):
+            return _PARKED
         return self._taken.get(submitter, 0) // self._weights.get(submitter, 1)
 
     def _enter(self, submitter: str) -> collections.deque[_Item]:
@@ -199,6 +218,8 @@ class FairQueue(Generic[_Item]):
         heap = self._heap
         while heap:
             level, turn, submitter = heap[0]
+            if level == _PARKED == self._level(submitter):
+                return None
             if self._turns.get(submitter) == turn and level == self._level(submitter):
                 return heap[0]
             heapq.heappop(heap)

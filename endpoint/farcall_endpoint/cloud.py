@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import httpx
+import msgspec
 
 from farcall_common.credentials import Credentials
 from farcall_common.errors import (
@@ -21,6 +22,7 @@ from farcall_common.errors import (
 from farcall_common.http_errors import error_from_response
 from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
+from farcall_common.worker_share import WorkerShare
 
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
 
@@ -56,7 +58,15 @@ class Cloud:
         with _parsing("POST /v3/endpoints"):
             return str(self._call("POST", "/v3/endpoints", body)["endpoint_id"])
 
-    def connect(self, endpoint_id: str, *, public_key: str, spool_id: str, capabilities: Capabilities) -> ConnectAnswer:
+    def connect(
+        self,
+        endpoint_id: str,
+        *,
+        public_key: str,
+        spool_id: str,
+        capabilities: Capabilities,
+        worker_share: WorkerShare,
+    ) -> ConnectAnswer:
         """Request forwarders and a ticket, and register the key as the endpoint's.
 
         :raises EndpointUnknown: if the endpoint does not exist.
@@ -69,6 +79,7 @@ class Cloud:
             "packages": capabilities.packages,
             "serializers": list(capabilities.serializers),
             "platform": capabilities.platform,
+            "worker_share": msgspec.to_builtins(worker_share),
         }
         with _parsing("a connect request"):
             try:

@@ -30,6 +30,7 @@ _FAILURES: Final = {
 }
 _FAILURES_WITH_PARAMETERS: Final = {"422": "A parameter or field is wrong; the message names it"}
 _FAILURES_WITH_PATH: Final = {"403": "It belongs to another user", "404": "It does not exist"}
+_FAILURES_WITH_OF: Final = {"403": "Only administrators see all"}
 _FAILURES_OF_ACTIONS: Final = {"409": "Its state does not allow this"}
 _FAILURES_OF_REFUSALS: Final = {"400": "Not supported; the message names the alternative"}
 _FAILURES_WITH_BODY: Final = {
@@ -87,6 +88,7 @@ def _failures(method: str, operation: Mapping[str, Any]) -> list[tuple[str, str]
         _FAILURES
         | (_FAILURES_WITH_PARAMETERS if parameters else {})
         | (_FAILURES_WITH_PATH if in_path else {})
+        | (_FAILURES_WITH_OF if any(parameter["name"] == "of" for parameter in parameters) else {})
         | (_FAILURES_OF_ACTIONS if in_path and method == "post" else {})
         | (_FAILURES_OF_REFUSALS if operation["summary"].startswith("Refused") else {})
         | (_FAILURES_WITH_BODY if "requestBody" in operation else {})

@@ -96,6 +96,7 @@ _SUBMIT: Final = RouteAccess("endpoint", "use", "tasks:submit", limits=_BOTH)
 ROUTE_ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("GET", "/v2/version"): _ANYONE,
     ("GET", "/v3/whoami"): _ANYONE,
+    ("GET", "/v3/usage"): RouteAccess(None, None, "account:read"),
     ("GET", "/v3/audit"): RouteAccess(None, None, "account:read"),
     # tokens and service accounts
     ("POST", "/v3/tokens"): _TOKENS,

@@ -259,6 +259,10 @@ class Api:
         """``entries``, and with ``next`` there may be more: the query again with that as ``after``."""
         return self._call("GET", "/v3/audit", query=_given(query))
 
+    def page_of_usage(self, query: Json) -> Json:
+        """``usage``, and with ``next`` there may be more: the query again with that as ``after``."""
+        return self._call("GET", "/v3/usage", query=_given(query))
+
     # the way to user bytes and results
     def grant_blob(self, *, size_bytes: int, sha256: str) -> Json:
         return self._call("POST", "/v3/blobs", body={"size_bytes": size_bytes, "sha256": sha256})

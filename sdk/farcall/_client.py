@@ -436,6 +436,35 @@ class Client(SourceCode, Sharing):
         query = {"since": _epoch_s(since), "until": _epoch_s(until), "limit": _PAGE}
         return _pages(lambda cursor: self._api.page_of_audit(query | {"after": cursor}), "entries")
 
+    def iter_usage(
+        self,
+        by: Sequence[str] = ("day",),
+        *,
+        of: str = "mine",
+        since: dt.date | None = None,
+        until: dt.date | None = None,
+        endpoint_id: str | uuid.UUID | None = None,
+    ) -> Iterator[Json]:
+        """What tasks that have ended used: ``tasks``, ``failed``, ``wall_s``, ``core_s`` and ``gpu_s`` (seconds of the
+        last attempt of each task, and those times its cores and accelerators), for each ``day`` (like ``2026-11-01``,
+        UTC), ``identity_id``, ``endpoint_id``, ``function_id`` and ``account`` of a scheduler.
+
+        :param by: some of ``day``, ``identity``, ``endpoint``, ``function``, ``account``.
+        :param of: ``mine``, your tasks; ``endpoints``, those of all users on your endpoints; ``all``, for
+            administrators of the deployment.
+        :param since: the first day; by default the first of this month. ``until`` is the day after the last one.
+        :raises Forbidden: for ``all``, if you are no administrator.
+        """
+        query = {
+            "by": ",".join(by),
+            "of": of,
+            "since": None if since is None else since.isoformat(),
+            "until": None if until is None else until.isoformat(),
+            "endpoint_id": None if endpoint_id is None else str(endpoint_id),
+            "limit": _PAGE,
+        }
+        return _pages(lambda cursor: self._api.page_of_usage(query | {"after": cursor}), "usage")
+
     # -- functions -----------------------------------------------------------------------------------------------------
 
     def register_function(

@@ -18,9 +18,9 @@ class Why:
     """Why a task is in its state. ``str()`` of it is one sentence.
 
     ``reason`` is for programs: ENDED, RUNNING, STARTING, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE,
-    ENDPOINT_PROBLEM, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API), WAITING_FOR_INPUTS, NOT_SENT
-    (of this side); there may be more. ``state`` is the task's state, which it has been in for ``state_age_s`` seconds.
-    If it has not started at ``expires_at`` (epoch seconds), it ends as failed.
+    ENDPOINT_PROBLEM, ALLOWANCE, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API),
+    WAITING_FOR_INPUTS, NOT_SENT (of this side); there may be more. ``state`` is the task's state, which it has been in
+    for ``state_age_s`` seconds. If it has not started at ``expires_at`` (epoch seconds), it ends as failed.
     ``queue_position`` is how many of your tasks go first, None when it is not in the endpoint's queue, in which
     ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. The fields of the endpoint are its
     name, whether it is online, when it was last seen (epoch seconds), its workers and how many of them are idle, and

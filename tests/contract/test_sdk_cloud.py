@@ -30,7 +30,15 @@ from farcall import (
 )
 from farcall._client import connection_of
 from farcall.testing import FakeCloud
-from farcall_common.errors import BlobUnknown, Conflict, ContainerUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
+from farcall_common.errors import (
+    BlobUnknown,
+    Conflict,
+    ContainerUnknown,
+    Forbidden,
+    NoForwarder,
+    TaskGroupUnknown,
+    TaskIdReused,
+)
 from farcall_common.payload import Serializer, describe_exception
 from farcall_common.store.model import TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState, new_task_id
@@ -331,6 +339,28 @@ def test_tasks_and_audit_records_are_read_in_pages(cloud: Cloud) -> None:
     assert list(cloud.client.iter_tasks(until=1.0)) == []
     submits = [entry for entry in cloud.client.iter_audit() if entry["action"] == "tasks.submit"]
     assert [(entry["object_id"], entry["detail"]["tasks"]) for entry in submits] == [(cloud.endpoint_id, 1)] * 5
+
+
+def test_usage_is_summed(cloud: Cloud) -> None:
+    function_id = cloud.client.register_function(divide)
+    today = dt.datetime.now(dt.UTC).date()
+    days: dict[str, Any] = {"since": today - dt.timedelta(1), "until": today + dt.timedelta(1)}
+    assert list(cloud.client.iter_usage()) == []
+    for divisor in (1, 2, 0):
+        cloud.client.run(1, divisor, endpoint_id=cloud.endpoint_id, function_id=function_id)
+    cloud.run_what_waits()
+    [entry] = cloud.client.iter_usage(["day", "function", "endpoint"], endpoint_id=cloud.endpoint_id, **days)
+    assert (entry["day"], entry["function_id"], entry["endpoint_id"]) == (str(today), function_id, cloud.endpoint_id)
+    assert (entry["tasks"], entry["failed"], entry["gpu_s"]) == (3, 1, 0.0)
+    assert entry["core_s"] == entry["wall_s"] >= 0.0
+    assert entry.keys() == {"day", "function_id", "endpoint_id", "tasks", "failed", "wall_s", "core_s", "gpu_s"}
+    [account] = cloud.client.iter_usage(["account"], **days)
+    assert account["account"] == ""
+    assert [each["tasks"] for each in cloud.client.iter_usage(["identity"], of="endpoints", **days)] == [3]
+    assert list(cloud.client.iter_usage(since=days["since"], until=days["since"])) == []
+    assert list(cloud.client.iter_usage(endpoint_id=uuid.uuid4(), **days)) == []
+    with pytest.raises(Forbidden):
+        list(cloud.client.iter_usage(of="all"))
 
 
 def test_unknown_ids(cloud: Cloud) -> None:

@@ -148,12 +148,12 @@ class Cloud:
 
     def tasks(self, endpoint_id: str, count: int, **fields: Any) -> list[Task]:
         """Tasks that are not submitted yet."""
-        group_id = fields.pop("task_group_id", wire.new_id())
+        group_id, owner_id = fields.pop("task_group_id", wire.new_id()), fields.pop("owner_id", self.owner_id)
         return [
             Task(
                 task_id=wire.new_task_id(),
                 task_group_id=group_id,
-                owner_id=fields.get("owner_id", self.owner_id),
+                owner_id=owner_id,
                 endpoint_id=endpoint_id,
                 function_id=self.function_id,
                 function_hash=self.function.body_hash,

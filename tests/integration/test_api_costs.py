@@ -65,7 +65,7 @@ def test_access_to_another_users_endpoint_is_decided_by_key_lookups(
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
     statements = noted_statements(monkeypatch)
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
-    assert len(statements) == 5, "the look, two rights, the version of the function, and the write"
+    assert len(statements) == 6, "the look, two rights, the allowance, the version of the function, and the write"
     assert not [statement for statement in statements if "set_config" in statement]
 
 

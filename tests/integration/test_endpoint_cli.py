@@ -229,6 +229,22 @@ def test_a_starting_forwarder_is_reported_once(shell: Shell) -> None:
     assert log.count("The forwarder is awake") == 1
 
 
+def test_agent_reports_the_share_of_a_worker(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    config = shell.directory().path / "config.yaml"
+    config.write_text("engine:\n  cores_per_worker: 0.5\n  max_workers_per_node: 1\n")
+    here, shares = shell.cloud.http.connect, list[Any]()
+
+    def connect(body: dict[str, Any]) -> dict[str, Any]:
+        shares.append(body["worker_share"])
+        return here(body)
+
+    shell.cloud.http.connect = connect
+    shell.ok("start", "--detach")
+    cores = len(os.sched_getaffinity(0))
+    assert shares[0] == {"cores": 0.5, "gpus": 0, "node_cores": cores, "node_gpus": 0, "account": ""}
+
+
 def test_a_refused_endpoint_is_reported_at_start(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.refusal = {"code": "ENDPOINT_IN_USE", "message": "another agent runs", "fault": "caller"}

@@ -16,7 +16,7 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.errors import Fault
-from farcall_common.store.model import MAX_QUEUED_BYTES, BlobRef, QueuedTask
+from farcall_common.store.model import MAX_QUEUED_BYTES, BlobRef, QueuedTask, RunningLimit
 from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.registry_valkey import ValkeyWakeUps
 from farcall_common.store.settings import Stores
@@ -84,6 +84,25 @@ def test_tasks_submitted_before_the_agent_came_are_delivered(
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.open_session(credit=10)
         assert [spec.task_id for spec in agent.take(3)] == task_ids
+
+
+def test_tasks_over_the_limit_of_a_submitter_follow_when_others_end(
+    stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    """The end of a lease wakes the forwarder: no sweep is needed."""
+    cloud.stores.queue.set_limits({endpoint_id: {cloud.owner_id: RunningLimit(max_running=2)}}, complete=True)
+    policy = dataclasses.replace(FAST, sweep_s=3600.0)
+    with forwarding(stores, policy) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.open_session(credit=10)
+        task_ids = cloud.submit_new(endpoint_id, 4)
+        first = agent.take(2)
+        assert agent.hears_no(wire.RunTasks, for_s=0.5)
+        [other] = cloud.submit_new(endpoint_id, 1, owner_id=wire.new_id())
+        assert [spec.task_id for spec in agent.take(1)] == [other]
+        agent.finish(first[:1])
+        [third] = agent.take(1)
+        assert [spec.task_id for spec in (*first, third)] == task_ids[:3]
+        assert agent.hears_no(wire.RunTasks, for_s=0.5)
 
 
 class LossyWakeUps(ValkeyWakeUps):

@@ -187,6 +187,7 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "function_alias",
         "function_version",
         "person",
+        "running_limit",
         "service_account",
         "share",
         "task",
@@ -195,6 +196,8 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "team",
         "team_member",
         "turn",
+        "usage",
+        "usage_part",
         "withdrawal",
     }
 

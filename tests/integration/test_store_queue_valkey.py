@@ -11,7 +11,7 @@ import redis
 
 from farcall_common.errors import QueueDataLost, Unavailable
 from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue, queue_valkey
-from farcall_common.store.model import HeldLeases, MaintenanceResult
+from farcall_common.store.model import HeldLeases, MaintenanceResult, RunningLimit
 from farcall_common.store.queue_valkey import DELETED_TTL_S, MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
 from tests.support.stores import FakeQueue, single
@@ -195,7 +195,7 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
             owner_id = chance.choice(owners)
             answers: list[object]
             match chance.choice(
-                ["enqueue", "enqueue", "lease", "lease", "ack", "unlease", "cancel", "reap", "restore"]
+                ["enqueue", "enqueue", "lease", "lease", "ack", "unlease", "cancel", "reap", "restore", "limits"]
             ):
                 case "enqueue":
                     tasks = [
@@ -217,7 +217,7 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
                         single.ack(each, fence, results)
                     answers = [each.outbox("e1") for each in both]
                 case "unlease":
-                    back = chance.sample(leased, min(2, len(leased)))
+                    back = chance.sample(list(dict.fromkeys(leased)), min(2, len(set(leased))))
                     for each, fence in zip(both, fences, strict=True):
                         each.unlease("e1", fence, back)
                     answers = [each.depth(["e1"]) for each in both]
@@ -227,6 +227,15 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
                 case "reap":
                     reaped = [single.reap(each, "e1", fence) for each, fence in zip(both, fences, strict=True)]
                     answers = [sorted(leased_ids(each)) for each in reaped]
+                case "limits":
+                    few = {
+                        each: RunningLimit(chance.choice([None, 1, 2, 4]), chance.choice([None, 1, 3]))
+                        for each in chance.sample(owners, chance.randint(0, 3))
+                    }
+                    complete = chance.random() < 0.5
+                    for each in both:
+                        each.set_limits({"e1": few}, complete=complete)
+                    answers = [each.depth(["e1"]) for each in both]
                 case _:
                     again = [
                         make_queued(task_id, owner_id=task_id.partition("-")[0])
@@ -239,6 +248,7 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
             assert queue.depth_of("e1", owner_id) == both[1].depth_of("e1", owner_id)
             for task_id in chance.sample(ids, min(3, len(ids))):
                 assert queue.position("e1", task_id) == both[1].position("e1", task_id)
+        queue.set_limits({"e1": {}}, complete=True)
         while still := [task_id for task_id, _ in single.leased(queue, "e1", fences[0]).items()]:
             single.ack(queue, fences[0], [make_result(task_id) for task_id in still])
             lease(queue, fences[0])

@@ -28,6 +28,7 @@ from tests.unit.test_store_records import (
     make_task_result,
     transition,
 )
+from tests.unit.test_store_usage import UsageSuite
 from tests.waiting import WAIT_S
 
 
@@ -39,6 +40,10 @@ def records(postgres_url: str) -> Iterator[Records]:
 
 
 class TestPostgresRecords(RecordsSuite):
+    pass
+
+
+class TestPostgresUsage(UsageSuite):
     pass
 
 

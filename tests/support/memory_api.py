@@ -61,7 +61,11 @@ class MemoryApi:
         self.clock = clock or Clock()
         self.stores = stores or fake_stores(self.clock)
         self.application = Application.over(
-            self.stores, settings or ApiSettings(), clock=self.clock, fleet=fleet, credentials=CREDENTIALS
+            self.stores,
+            settings or ApiSettings(),
+            clock=self.clock,
+            fleet=fleet,
+            credentials=CREDENTIALS,
         )
         self._one_at_a_time = threading.RLock()
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.worker_share import WorkerShare
 from farcall_endpoint.config import (
     BatchProviderConfig,
     Config,
@@ -358,3 +359,10 @@ def test_new_file_has_comments_and_valid_suggestions(tmp_path: Path) -> None:
 def test_every_batch_provider_ends_its_blocks() -> None:
     for kind in BatchProviderConfig.__subclasses__():
         assert kind().walltime_s == 1800
+
+
+def test_worker_share_is_what_a_task_has() -> None:
+    provider = SlurmProviderConfig(account="phys-7", cores_per_node=64, gpus_per_node=4)
+    engine = EngineConfig(cores_per_worker=8, available_accelerators=("0,1", "2,3"), provider=provider)
+    assert engine.worker_share == WorkerShare(cores=8, gpus=2, node_cores=64, node_gpus=4, account="phys-7")
+    assert EngineConfig().worker_share == WorkerShare(node_cores=len(os.sched_getaffinity(0)))

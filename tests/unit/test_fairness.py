@@ -132,22 +132,38 @@ def test_items_held_without_waiting_count() -> None:
     assert taken(queue) == ["b0", "a0", "b1", "a1"]
 
 
+def test_submitter_with_as_many_as_it_may_have_is_passed_over() -> None:
+    queue = filled(a=3, b=2)
+    queue.set_limits({"a": 1})
+    assert taken(queue) == ["a0", "b0", "b1"]
+    assert (queue.limit_reached("a"), queue.limit_reached("b"), len(queue)) == (1, 0, 2)
+    queue.done("a")
+    assert (queue.limit_reached("a"), taken(queue)) == (0, ["a1"])
+    queue.set_limits({})
+    assert taken(queue) == ["a2"]
+
+
 def test_next_submitter_has_the_fewest_taken_in_random_runs() -> None:
     """Against a simple model, at random; and the heap stays small."""
     chance = random.Random(1)
     weights = {"a": 1, "b": 2, "c": 5}
+    limits: dict[str, int] = {}
     queue: FairQueue[int] = FairQueue(weights)
     waiting: dict[str, list[int]] = {name: [] for name in weights}
     out = dict.fromkeys(weights, 0)
     for number in range(5000):
         name = chance.choice("abc")
         what = chance.random()
+        if number % 50 == 0:
+            limits = {each: chance.randint(1, 20) for each in chance.sample("abc", chance.randint(0, 3))}
+            queue.set_limits(limits)
         if what < 0.4:
             queue.add(name, number)
             waiting[name].append(number)
         elif what < 0.7:
             found = queue.take()
-            levels = {each: out[each] // weights[each] for each, items in waiting.items() if items}
+            may = [each for each, items in waiting.items() if items and out[each] < limits.get(each, 9999)]
+            levels = {each: out[each] // weights[each] for each in may}
             assert (found is None) == (not levels)
             if found:
                 submitter, item, _ = found

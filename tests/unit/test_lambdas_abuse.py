@@ -122,7 +122,11 @@ class AbuseSuite:
             "task_group_id": group_id,
             "token_id": victim.ok("POST", "/v3/tokens", {"name": SECRET, "scopes": ["tasks:read"]})["token_id"],
             "account_id": victim.ok("POST", "/v3/accounts", {"name": "robot"})["account_id"],
+            "team_id": victim.ok("POST", "/v3/teams", {"name": SECRET})["team_id"],
         }
+        share = {"grantee": {"kind": "name", "id": "grace@lab.org"}, "right": "use"}
+        for path in (f"/v3/endpoints/{victim.endpoint_id}/shares", f"/v3/functions/{victim.function_id}/shares"):
+            ids["share_id"] = victim.ok("PUT", path, share)["share_id"]
 
         def told(answer: Answer) -> set[str]:
             return {each for name, each in ids.items() if name != "technology" and each in json.dumps(answer.body)}
@@ -130,8 +134,14 @@ class AbuseSuite:
         bodies = {
             "/v3/endpoints/{endpoint_id}/submit": {"tasks": {victim.function_id: [PAYLOAD]}},
             "/v3/endpoints/{endpoint_id}/connect": {"public_key": "k" * 40},
+            "/v3/endpoints/{endpoint_id}/shares": share,
+            "/v3/functions/{function_id}/shares": share,
+            "/v3/teams/{team_id}/members": {"kind": "name", "id": "grace@lab.org"},
         }
-        queries = {"/v3/endpoints/{endpoint_id}/keys": f"?public_key={'k' * 40}"}
+        queries = {
+            "/v3/endpoints/{endpoint_id}/keys": f"?public_key={'k' * 40}",
+            "/v3/teams/{team_id}/members": "?kind=name&id=grace%40lab.org",
+        }
         tried = 0
         for path, methods in json.loads(document())["paths"].items():
             there = re.sub(r"{(\w+)}", lambda found: ids[found[1]], path)
@@ -151,6 +161,8 @@ class AbuseSuite:
             "/v3/audit",
             "/v3/tokens",
             "/v3/accounts",
+            "/v3/usage",
+            "/v3/usage?of=endpoints&by=identity,endpoint,function",
             "/v2/endpoints",
         ]
         filters = ["", "?role=any", f"?state=dead-lettered&endpoint_id={victim.endpoint_id}", f"?before={group_id}"]

@@ -10,6 +10,7 @@ import pytest
 
 from farcall_common.errors import Fenced
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
+from farcall_common.worker_share import WorkerShare
 from farcall_lambdas.services.connect import rank
 from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
 from tests.support.stores import FakeQueue, single
@@ -140,6 +141,24 @@ def test_runtime_of_the_agent_is_stored(lab: Lab) -> None:
     assert endpoint is not None
     assert endpoint.metadata["runtime"] == said
     assert lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body["runtime"] == said
+
+
+def test_share_of_a_worker_is_stored_and_replaced(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+
+    share = {"cores": 4.0, "gpus": 1.0, "node_cores": 64.0, "node_gpus": 4.0, "account": "phys-7"}
+    reported: tuple[Any, ...] = (share, None)
+    for share in reported:
+        assert lab.connect(worker_share=share).status == 200
+        endpoint = lab.api.stores.endpoints.get_endpoint(lab.endpoint_id)
+        assert endpoint is not None
+        assert endpoint.worker_share == WorkerShare(**(share or {}))
+
+
+@pytest.mark.parametrize("share", [{"cores": -1}, {"gpus": 1e7}, {"account": "a" * 201}, {"account": "nul \0"}])
+def test_impossible_share_of_a_worker_is_refused(lab: Lab, share: dict[str, Any]) -> None:
+    lab.announce(forwarder(1))
+    assert lab.connect(worker_share=share).status == 422
 
 
 @pytest.mark.parametrize("key", ["", KEY[:-1], KEY + "0", " " * 40, KEY[:-1] + "~", KEY[:-1] + "\n", 40])

@@ -456,6 +456,24 @@ def test_audit_entries_are_purged_after_their_retention(lab: Lab) -> None:
     assert lab.records.audit.list_entries([ALICE.identity_id]) == []
 
 
+def test_usage_is_combined_and_kept_as_long_as_the_audit(lab: Lab) -> None:
+    [task_id] = lab.submit()
+    result = TaskResult(task_id, lab.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT, result=b"r")
+    lab.records.tasks.record_results([result], at=dt.datetime.fromtimestamp(lab.api.clock(), dt.UTC))
+    assert [lab.reconciler.run().usage_combined for _ in range(2)] == [1, 0]
+
+    def tasks() -> list[int]:
+        found = lab.records.usage.read_usage([], since=dt.date(2023, 1, 1), until=dt.date(2030, 1, 1))
+        return [each.tasks for each in found]
+
+    lab.api.clock.now += 399 * DAY_S
+    assert lab.reconciler.run().purged == 1
+    assert tasks() == [1]
+    lab.api.clock.now += 2 * DAY_S
+    lab.reconciler.run()
+    assert tasks() == []
+
+
 def delete(lab: Lab) -> None:
     assert lab.api.call("DELETE", f"/v2/endpoints/{lab.endpoint_id}").status == 200
 

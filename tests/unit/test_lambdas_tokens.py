@@ -214,7 +214,7 @@ class TestTokens:
 class TestAccounts:
     def test_its_token_acts_as_the_account_with_rights_of_its_own(self, api: MemoryApi) -> None:
         account_id, private, shared = new_account(api), api.endpoint(), api.endpoint()
-        api.stores.endpoints.add_grant(account_id, shared)
+        api.share(f"endpoints/{shared}", f"identity {account_id}")
 
         robot = admitted(api.token(account_id=account_id))
 

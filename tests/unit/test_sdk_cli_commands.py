@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import json
 import uuid
 from pathlib import Path
@@ -230,6 +231,22 @@ def test_all_tasks_and_audit_entries_are_exported(offline: FakeCloud, script: st
     assert {line["action"] for line in done} == {"tasks.submit"}
     heading, first, *_ = csv.reader(farcall("audit", "export", "--csv").stdout.splitlines())
     assert json.loads(first[heading.index("detail")])["tasks"] == 1
+
+
+def test_usage_is_shown_and_exported(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    farcall("map", f"{script}:half", *map(str, range(3)), "--no-wait")
+    offline.run_waiting()
+    today = str(dt.datetime.now(dt.UTC).date())
+    [[day, tasks, failed, *_]] = farcall.lines("usage")
+    assert (day, tasks, failed) == (today, "3", "0")
+    [line] = farcall("usage", "--by", "endpoint,account", "--from", "1d", "--json").stdout.splitlines()
+    assert json.loads(line)["endpoint_id"] == offline.endpoint_id
+    heading, row = csv.reader(farcall("usage", "--by", "account,identity", "--csv").stdout.splitlines())
+    assert heading == ["identity_id", "account", "tasks", "failed", "wall_s", "core_s", "gpu_s"]
+    assert row[2:4] == ["3", "0"]
+    assert farcall("usage", "--until", "2020-01-01").stdout == ""
+    assert farcall("usage", "--from", "yesterday").exit_code == 65
 
 
 # -- functions and endpoints -------------------------------------------------------------------------------------------

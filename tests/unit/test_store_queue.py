@@ -24,7 +24,7 @@ from farcall_common.store import (
     TokensTaken,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult
+from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, RunningLimit
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeQueue, single
@@ -228,6 +228,81 @@ class QueueSuite:
         fence = single.claim(queue, "e1", "w1", ttl_s=45)  # the agent was started again, without weights
         owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=22)]
         assert (owners.count("alice"), owners.count("bob")) == (1, 21)
+
+    def test_submitter_at_its_limit_is_passed_over(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=2)}}, complete=True)
+        queue.enqueue([*backlog("alice", 5), *backlog("bob", 3)])
+        assert lease(queue, fence) == ["alice-0", "bob-0", "alice-1", "bob-1", "bob-2"]
+        assert lease(queue, fence) == []
+        assert queue.position("e1", "alice-3") == QueuePosition(QueueState.QUEUED, 1, 3, 1, 2)
+        single.ack(queue, fence, [make_result("alice-1")])
+        assert queue.position("e1", "alice-3") == QueuePosition(QueueState.QUEUED, 1, 3, 1, 0)
+        assert lease(queue, fence) == ["alice-2"]
+        queue.unlease("e1", fence, ["alice-2"])
+        assert lease(queue, fence) == ["alice-2"]
+        assert lease(queue, fence) == []
+
+    def test_submitter_at_its_limit_gets_no_reserve(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=1, weight=5)}}, complete=True)
+        queue.enqueue([*backlog("alice", 3), *backlog("bob", 2)])
+        assert leased_ids(queue.lease({"e1": (fence, 0, 9)}, lease_s=LEASE_S)["e1"]) == ["alice-0", "bob-0"]
+
+    def test_changed_limit_counts_at_once_and_wakes_the_owner(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue(backlog("alice", 9))
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=1), "bob": RunningLimit(weight=2)}}, complete=True)
+        assert len(lease(queue, fence)) == 1
+        wake_ups = queue.listen("w1")
+        for limit, more in ((RunningLimit(max_running=3), 2), (RunningLimit(max_running=2), 0), (RunningLimit(), 6)):
+            queue.set_limits({"e1": {"alice": limit}}, complete=False)
+            assert bool(wake_ups.get(0.2)) == (more > 0)
+            assert len(lease(queue, fence)) == more
+        wake_ups.close()
+
+    def test_limit_that_is_free_again_wakes_the_owner(self, queue: Queue, clock: Clock) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=1)}}, complete=True)
+        queue.enqueue([*backlog("alice", 3), *backlog("bob", 1)])
+        assert lease(queue, fence) == ["alice-0", "bob-0"]
+        wake_ups = queue.listen("w1")
+        single.ack(queue, fence, [make_result("bob-0")])
+        assert not wake_ups.get(0.2)
+        single.ack(queue, fence, [make_result("alice-0")])
+        assert wake_ups.get(1.0)
+        assert lease(queue, fence) == ["alice-1"]
+        clock.now += LEASE_S + 1
+        assert single.reap(queue, "e1", fence) == []
+        assert wake_ups.get(1.0)
+        assert lease(queue, fence) == ["alice-1"]
+        wake_ups.close()
+
+    def test_complete_limits_replace_the_others(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=1)}, "e2": {}}, complete=True)
+        queue.set_limits({"e1": {"bob": RunningLimit(max_running=1)}}, complete=True)
+        queue.enqueue([*backlog("alice", 2), *backlog("bob", 2)])
+        assert lease(queue, fence) == ["alice-0", "bob-0", "alice-1"]
+
+    def test_weight_of_an_allowance_replaces_that_of_the_agent(self, queue: Queue) -> None:
+        queue.set_limits({"e1": {"alice": RunningLimit(weight=3)}}, complete=True)
+        fence = single.claim(queue, "e1", "w1", weights={"alice": 9}, ttl_s=45)
+        single.mark_restored(queue, "e1", fence)
+        queue.enqueue([*backlog("alice", 50), *backlog("bob", 50)])
+        owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=40)]
+        assert (owners.count("alice"), owners.count("bob")) == (30, 10)
+
+    def test_limits_are_lost_with_the_queue_and_with_the_endpoint(self, queue: Queue, wipe: Callable[[], None]) -> None:
+        limits = {"e1": {"alice": RunningLimit(max_running=1)}}
+        queue.set_limits(limits, complete=True)
+        wipe()
+        fence = own(queue, tasks=backlog("alice", 3))
+        assert len(lease(queue, fence)) == 3
+        queue.set_limits(limits, complete=True)
+        assert queue.forget_endpoint("e1", limit=100)
+        queue.set_limits(limits, complete=True)  # the endpoint was deleted meanwhile
+        assert queue.position("e1", "alice-0").limit == 0
 
     def test_reserve_is_for_submitters_without_leases(self, queue: Queue) -> None:
         def take(limit: int, reserve: int) -> list[str]:

@@ -31,6 +31,7 @@ from farcall_common.store import (
     TaskResult,
     cancelled_before_dispatch,
 )
+from farcall_common.store.model import RunningLimit
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase, FakeQueue, single
@@ -97,6 +98,8 @@ class World:
         self.newest_fence = 0
         self.complete = False  # whether the newest owner has marked the queue restored since the last wipe
         self.wipes = 0
+        self.limits: dict[str, RunningLimit] = {}  # as recorded
+        self.limits_set: dict[str, RunningLimit] = {}  # as the queue has them, unless it was wiped
         self.refused = 0
         self._ids = 0
 
@@ -148,10 +151,26 @@ class World:
             yield
             self.queue.flushed({ENDPOINT: [task_id]})
 
+    def change_limit(self) -> Process:
+        """The owner of the endpoint changes an allowance; then the API dies, or sets it in the queue."""
+        owner_id = self.random.choice(["alice", "bob", "carol"])
+        limit = RunningLimit(self.random.choice([None, 1, 3]), self.random.choice([None, 2]))
+        self.limits[owner_id] = limit
+        yield
+        self.queue.set_limits({ENDPOINT: {owner_id: limit}}, complete=False)
+        self.limits_set[owner_id] = limit
+
     # the reconciler
+
+    def set_limits(self) -> Process:
+        limits = dict(self.limits)
+        self.queue.set_limits({ENDPOINT: limits}, complete=True)
+        self.limits_set = limits
+        yield
 
     def reconcile(self) -> Process:
         """As :mod:`farcall_lambdas.services.reconcile` does, page after page, without its page of all open tasks."""
+        yield from self.set_limits()
         yield from self.flush_outbox()
         before = self.queue.read_checkpoint("reconciler")
         checked = int(before or 0)
@@ -231,6 +250,7 @@ class World:
     def dispatch(self, name: str, fence: int) -> Process:
         limit = self.random.randint(1, 6)
         leased = self.owned(fence, lambda: single.lease(self.queue, ENDPOINT, fence, limit=limit, lease_s=LEASE_S))
+        self.check_limits(fence, leased)
         yield
         if not leased:
             return
@@ -260,6 +280,13 @@ class World:
                 self.agent.receive(task)
             yield
         yield from self.record(fence, ends)
+
+    def check_limits(self, fence: int, leased: Sequence[LeasedTask]) -> None:
+        """Those that got a task have no more than they may have."""
+        held = collections.Counter(self.accepted[id_].owner_id for id_ in single.leased(self.queue, ENDPOINT, fence))
+        for owner_id in {task.task.owner_id for task in leased}:
+            most = self.limits_set.get(owner_id, RunningLimit()).max_running
+            assert most is None or held[owner_id] <= most, f"{owner_id} has {held[owner_id]} tasks of {most}"
 
     def collect(self, name: str, fence: int) -> Process:
         """Results come in, once or again."""
@@ -343,6 +370,7 @@ class World:
             self.submit,
             self.submit_again,
             self.cancel,
+            self.change_limit,
             self.reconcile,
             lambda: self.forward("w1"),
             lambda: self.forward("w2"),
@@ -364,6 +392,7 @@ class World:
             elif dice < 0.17 and chaos:
                 self.complete = False
                 self.wipes += 1
+                self.limits_set = {}
                 self.random.choice(chaos)()
             elif self.processes:
                 self.step(self.random.choice(self.processes))

@@ -49,6 +49,7 @@ from farcall_common.store.model import (
     Quota,
     Quotable,
     Right,
+    RunningLimit,
     ServiceAccount,
     Share,
     SpoolMark,
@@ -679,12 +680,24 @@ class RecordsSuite:
         assert records.shares.find_rights(["e1", "e2", "e3", "gone"], bob) == {"e1": Right.USE, "e2": Right.USE}
         assert records.shares.find_rights(["e1"], ["identity bob"]) == {"e1": Right.SEE}
         assert records.shares.find_rights(["e1"], []) == {}
-        assert records.shares.find_right_of("e1", "bob") is Right.SEE
+        assert records.shares.get_principals("bob") == {"identity bob"}
         assert records.shares.put_person("bob", bob) == frozenset()
-        assert records.shares.find_right_of("e1", "bob") is Right.USE
+        assert records.shares.get_principals("bob") == set(bob)
         assert records.shares.put_person("bob", bob[:1]) == {"group lab", "name bob@x.org"}
-        assert records.shares.find_right_of("e1", "bob") is Right.SEE
-        assert records.shares.find_right_of("e2", "bob") is None
+        assert records.shares.get_principals("bob") == {"identity bob"}
+
+    def test_allowances_are_those_of_open_shares_that_let_a_person_use(self, records: Records) -> None:
+        for share in (
+            share_of("e1", "identity bob", Right.SEE, allowance={"max_running": 1}),
+            share_of("e1", "group lab", Right.USE, allowance={"max_running": 2, "weight": 3}),
+            share_of("e1", "name bob@x.org", Right.MANAGE),
+            share_of("e1", "group former", Right.USE, ends_at=LONG_AGO, allowance={"max_running": 9}),
+        ):
+            assert records.shares.put_share(share).allowance == share.allowance
+        found = records.shares.find_allowances("e1", ["identity bob", "group lab", "group former"])
+        assert found == [{"max_running": 2, "weight": 3}]
+        assert records.shares.find_allowances("e1", ["name bob@x.org"]) == [{}]
+        assert records.shares.find_allowances("e2", ["name bob@x.org"]) == []
 
     def test_a_share_is_replaced_listed_and_ended(self, records: Records) -> None:
         first = records.shares.put_share(share_of("e1", "identity bob", Right.SEE, share_id="s1"))
@@ -1229,6 +1242,23 @@ class RecordsSuite:
         records.close()
         with pytest.raises(Unavailable):
             records.database.ping()
+
+    def test_limits_of_submitters_last_as_long_as_their_endpoint(self, records: Records) -> None:
+        endpoints = records.endpoints
+        endpoints.put_running_limit("e1", "bob", RunningLimit(1))  # no such endpoint
+        endpoints.put_endpoint(Endpoint("e1", "alice", "one"))
+        assert endpoints.find_running_limits(["e1", "e2"]) == {"e1": {}, "e2": {}}
+        endpoints.put_running_limit("e1", "bob", RunningLimit(max_running=1))
+        endpoints.put_running_limit("e1", "bob", RunningLimit(max_running=2, weight=3))
+        endpoints.put_running_limit("e1", "carol", RunningLimit(weight=2))
+        assert endpoints.find_running_limits(["e1"]) == {
+            "e1": {"bob": RunningLimit(2, 3), "carol": RunningLimit(None, 2)}
+        }
+        endpoints.put_running_limit("e1", "bob", RunningLimit())
+        assert endpoints.find_running_limits(["e1"]) == {"e1": {"carol": RunningLimit(None, 2)}}
+        endpoints.delete_endpoint("e1")
+        endpoints.put_endpoint(Endpoint("e1", "alice", "one"))
+        assert endpoints.find_running_limits(["e1"]) == {"e1": {}}
 
 
 class TestFakeDatabase(RecordsSuite):

@@ -13,12 +13,14 @@ import msgspec
 
 from farcall_common.errors import Conflict, EndpointUnknown
 from farcall_common.store.audit_postgres import PostgresPort
-from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark, Withdrawal
+from farcall_common.store.model import Endpoint, EndpointKey, Presence, RunningLimit, SpoolMark, Withdrawal
 from farcall_common.store.postgres import columns_of, to_json
 
 #: Columns by name: a later release may have added some.
 _COLUMNS: Final = ", ".join(field.name for field in dataclasses.fields(Endpoint) if field.name != "silent_s")
 _ENDPOINT: Final = f"SELECT {_COLUMNS}, extract(epoch FROM now() - seen_at)::float8 AS silent_s FROM endpoint"
+
+_JSON: Final = frozenset({"metadata", "worker_share"})
 
 # Rows are locked in the order of their ids, so that two batches that share some never deadlock.
 
@@ -85,7 +87,8 @@ class PostgresEndpoints(PostgresPort):
         )
 
     def change_endpoint(self, endpoint_id: str, changes: Mapping[str, object]) -> None:
-        values = {**changes, "metadata": to_json(changes.get("metadata")), "id": endpoint_id}
+        values = {name: to_json(value) if name in _JSON else value for name, value in changes.items()}
+        values["id"] = endpoint_id
         assignments = ", ".join(f"{name} = %({name})s" for name in changes)
         # With nothing to change, what follows in the same transaction still does.
         self._database.run(f"UPDATE endpoint SET {assignments or 'name = name'} WHERE endpoint_id = %(id)s", values)
@@ -222,6 +225,36 @@ class PostgresEndpoints(PostgresPort):
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         query = "DELETE FROM withdrawal WHERE object_id = %(object_id)s AND at = %(at)s"
         self._database.run(query, {"object_id": withdrawal.object_id, "at": withdrawal.at})
+
+    # limits of submitters in the queue
+
+    def put_running_limit(self, endpoint_id: str, owner_id: str, limit: RunningLimit) -> None:
+        parameters = {**vars(limit), "endpoint_id": endpoint_id, "owner_id": owner_id}
+        if limit == RunningLimit():
+            self._database.run(
+                "DELETE FROM running_limit WHERE endpoint_id = %(endpoint_id)s AND owner_id = %(owner_id)s", parameters
+            )
+            return
+        self._database.run(
+            """
+            INSERT INTO running_limit (endpoint_id, owner_id, max_running, weight)
+            SELECT endpoint_id, %(owner_id)s, %(max_running)s, %(weight)s FROM endpoint
+            WHERE endpoint_id = %(endpoint_id)s
+            ON CONFLICT (endpoint_id, owner_id) DO UPDATE SET
+                max_running = excluded.max_running, weight = excluded.weight
+            """,
+            parameters,
+        )
+
+    def find_running_limits(self, endpoint_ids: Sequence[str]) -> Mapping[str, Mapping[str, RunningLimit]]:
+        rows = self._database.rows(
+            "SELECT endpoint_id, owner_id, max_running, weight FROM running_limit WHERE endpoint_id = ANY(%(ids)s)",
+            {"ids": list(endpoint_ids)},
+        )
+        found: dict[str, dict[str, RunningLimit]] = {endpoint_id: {} for endpoint_id in endpoint_ids}
+        for row in rows:
+            found[row["endpoint_id"]][row["owner_id"]] = RunningLimit(row["max_running"], row["weight"])
+        return found
 
 
 def endpoint_from_row(row: Mapping[str, Any]) -> Endpoint:

@@ -16,6 +16,7 @@ import msgspec
 from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
+from farcall_common.worker_share import WorkerShare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +222,8 @@ class Endpoint:
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)
     #: Of the credential with which its agent may connect; empty if it has none.
     credential_id: str = ""
+    #: What each task has there, as the agent reported when it last connected.
+    worker_share: WorkerShare = dataclasses.field(default_factory=WorkerShare)
 
 
 class Right(enum.IntEnum):
@@ -263,6 +266,9 @@ class Share:
     granted_at: dt.datetime
     ends_at: dt.datetime | None = None
     note: str = ""
+    #: Limits of each person who uses an endpoint by this share, as :class:`~farcall_common.store.allowance.Allowance`
+    #: writes them.
+    allowance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,6 +376,34 @@ class Task(msgspec.Struct, frozen=True):
     retry_of: str | None = None
 
 
+class UsageBy(enum.StrEnum):
+    """What usage is summed by. ``identity`` is the submitter; ``account`` that of the endpoint's scheduler."""
+
+    DAY = "day"
+    IDENTITY = "identity"
+    ENDPOINT = "endpoint"
+    FUNCTION = "function"
+    ACCOUNT = "account"
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Sums over ended tasks; fields that the sums are not made by are None. ``failed`` ended neither as success nor
+    cancelled. Seconds count the last attempt of each task: ``core_s`` and ``gpu_s`` times the cores and accelerators
+    that it had to itself."""
+
+    tasks: int
+    failed: int
+    wall_s: float
+    core_s: float
+    gpu_s: float
+    day: dt.date | None = None
+    owner_id: str | None = None
+    endpoint_id: str | None = None
+    function_id: str | None = None
+    account: str | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskGroup:
     """Tasks of an owner that were submitted together: how many are in which state."""
@@ -475,12 +509,23 @@ class TokensTaken:
 @dataclasses.dataclass(frozen=True)
 class QueuePosition:
     """Position of a task in the queue. ``ahead`` tasks of its submitter leave before it; ``depth`` tasks of
-    ``submitters`` submitters wait for the endpoint in all."""
+    ``submitters`` submitters wait for the endpoint in all. ``limit`` is the most leased tasks of its submitter if it
+    waits because there are so many, else 0."""
 
     state: QueueState
     ahead: int = 0
     depth: int = 0
     submitters: int = 0
+    limit: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningLimit:
+    """What an allowance gives a submitter in the queue of an endpoint: the most leased tasks, and the weight of its
+    turns; None for no limit, and for the weight that the agent's configuration has."""
+
+    max_running: int | None = None
+    weight: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.store.model import (
@@ -36,6 +36,7 @@ from farcall_common.store.model import (
     QueuePosition,
     Quota,
     Right,
+    RunningLimit,
     ServiceAccount,
     Share,
     SharedObject,
@@ -48,6 +49,8 @@ from farcall_common.store.model import (
     Team,
     TeamMember,
     TokensTaken,
+    Usage,
+    UsageBy,
     Withdrawal,
 )
 from farcall_common.wire.states import TaskState
@@ -215,6 +218,14 @@ class Endpoints(Audited, Protocol):
     def delete_withdrawal(self, withdrawal: Withdrawal) -> None:
         """Nothing is left to be done for this withdrawal. One that has replaced it stays."""
 
+    # limits of submitters in the queue
+    def put_running_limit(self, endpoint_id: str, owner_id: str, limit: RunningLimit) -> None:
+        """Record the limit of a submitter at an endpoint, from which the queue's is restored; without limit and weight,
+        delete it. Nothing for an unknown endpoint."""
+
+    def find_running_limits(self, endpoint_ids: Sequence[str]) -> Mapping[str, Mapping[str, RunningLimit]]:
+        """The recorded limits, by endpoint and owner id; every one of these endpoints is there."""
+
 
 class Shares(Audited, Protocol):
     """Rights to endpoints and functions of others: shares, teams, and by which names and groups people are known.
@@ -238,8 +249,11 @@ class Shares(Audited, Protocol):
     def find_rights(self, object_ids: Collection[str], principals: Collection[str]) -> Mapping[str, Right]:
         """The greatest right to each of these objects that a share gives; without those to which there is none."""
 
-    def find_right_of(self, object_id: str, identity_id: str) -> Right | None:
-        """The greatest right that a share gives an identity, by the principals that :meth:`put_person` recorded."""
+    def find_allowances(self, object_id: str, principals: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        """The allowances of the shares that let a person use an object."""
+
+    def get_principals(self, identity_id: str) -> frozenset[str]:
+        """The principals of an identity that :meth:`put_person` recorded last, and the identity itself."""
 
     def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
         """Shares that give a person rights, with their objects, newest first. One object may be there many times."""
@@ -394,6 +408,34 @@ class Tasks(Audited, Protocol):
         without tasks. Returns how many tasks. Concurrent calls share the work."""
 
 
+class UsageSums(Protocol):
+    """Usage by day (UTC), submitter, function, endpoint and account. :meth:`Tasks.record_results` adds to it in its own
+    transaction, and the end of a task is recorded once; purged tasks stay counted."""
+
+    def read_usage(
+        self,
+        by: Collection[UsageBy],
+        *,
+        since: dt.date,
+        until: dt.date,
+        owner_ids: Collection[str] | None = None,
+        endpoint_id: str | None = None,
+        endpoint_owner_ids: Collection[str] | None = None,
+        after: int = 0,
+        limit: int = 1000,
+    ) -> Sequence[Usage]:
+        """Sums from the day ``since`` to before the day ``until``, in the order of :class:`UsageBy`; the first
+        ``after`` are skipped. Only of these submitters, of this endpoint, and of endpoints that belong to these owners,
+        where given. No row if there is no usage."""
+
+    def fold_usage(self, *, limit: int) -> int:
+        """Combine up to ``limit`` batches of results into the sums of their days, which changes no answer. Returns how
+        many. Concurrent calls share the work."""
+
+    def purge_usage(self, *, before: dt.date, limit: int) -> int:
+        """Delete up to ``limit`` sums of earlier days. Returns how many."""
+
+
 class Audit(Protocol):
     """The audit log: who changed what."""
 
@@ -454,6 +496,7 @@ class Records:
     tasks: Tasks
     audit: Audit
     tokens: Tokens
+    usage: UsageSums
 
     def close(self) -> None:
         """Close every connection."""
@@ -635,6 +678,11 @@ class Queue(Registry, Protocol):
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
+
+    def set_limits(self, limits: Mapping[str, Mapping[str, RunningLimit]], *, complete: bool) -> None:
+        """Set limits of submitters, by endpoint and owner id; ``complete``: others of these endpoints have none. A
+        submitter with as many leased tasks as its limit is passed over until one of them ends, which wakes the
+        endpoint's owner; its weight replaces that of :meth:`claim`. A wipe deletes the limits."""
 
     def bytes_of(self, owner_id: str) -> int:
         """Bytes of all tasks of a submitter in the queue, as they are stored there."""

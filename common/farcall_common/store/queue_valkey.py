@@ -10,6 +10,7 @@ key                       type    content                                       
 ``r:{endpoint}``          zset    submitters with waiting tasks, in the order of their turns              none
 ``h:{endpoint}``          hash    leased tasks by submitter                                              none
 ``w:{endpoint}``          hash    weights of submitters                                                  none
+``a:{endpoint}``          hash    limits and weights of submitters with an allowance                     none
 ``c:{endpoint}``          hash    waiting: how many tasks wait; turn: the last one given                 none
 ``b:{endpoint}``          hash    bytes of tasks by submitter                                            none
 ``l:{endpoint}``          zset    leased task ids by deadline                                            none
@@ -67,6 +68,7 @@ from farcall_common.store.model import (
     QueueMemory,
     QueuePosition,
     QueueState,
+    RunningLimit,
     TaskResult,
     TokensTaken,
 )
@@ -387,6 +389,15 @@ class ValkeyQueue(ValkeyRegistry):
             found = self._client.info("memory")
         return QueueMemory(found["used_memory"], found.get("maxmemory") or found.get("total_system_memory") or 0)
 
+    def set_limits(self, limits: Mapping[str, Mapping[str, RunningLimit]], *, complete: bool) -> None:
+        calls: list[Call] = [
+            ("set_limits", endpoint_id, (endpoint_id, int(complete), *_flat_limits(each)))
+            for endpoint_id, each in limits.items()
+        ]
+        for batch in batches(calls):
+            for answer in self._scripts.run_many(batch):
+                refusal(answer)
+
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
     ) -> TokensTaken:
@@ -394,8 +405,8 @@ class ValkeyQueue(ValkeyRegistry):
         return TokensTaken(int(taken), float(wait_s))
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
-        state, ahead, depth, submitters = self._scripts.run("position", endpoint_id, task_id)
-        return QueuePosition(QueueState(state.decode()), int(ahead), int(depth), int(submitters))
+        state, *numbers = self._scripts.run("position", endpoint_id, task_id)
+        return QueuePosition(QueueState(state.decode()), *map(int, numbers))
 
 
 def _attempts(found: Sequence[bytes]) -> dict[str, int]:
@@ -406,6 +417,11 @@ def _attempts(found: Sequence[bytes]) -> dict[str, int]:
 def _flat(weights: Mapping[str, int]) -> Iterable[str | int]:
     """Weights as arguments of the claim script."""
     return itertools.chain.from_iterable(weights.items())
+
+
+def _flat_limits(limits: Mapping[str, RunningLimit]) -> Iterable[str | int]:
+    for owner_id, limit in limits.items():
+        yield from (owner_id, limit.max_running or "", limit.weight or "")
 
 
 def _places(tasks: Iterable[QueuedTask]) -> list[Command]:

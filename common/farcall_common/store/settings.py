@@ -41,6 +41,7 @@ from farcall_common.store.shares_postgres import PostgresShares
 from farcall_common.store.tasks_postgres import PostgresTasks
 from farcall_common.store.tickets import Tickets
 from farcall_common.store.tokens_postgres import PostgresTokens
+from farcall_common.store.usage_postgres import PostgresUsage
 
 _POSTGRES_PORT: Final = "5432"
 _VALKEY_PORT: Final = "6379"
@@ -186,6 +187,7 @@ def open_records(
         PostgresTasks(database),
         PostgresAudit(database),
         PostgresTokens(database),
+        PostgresUsage(database),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 from farcall_common.errors import NotFound
 from farcall_common.store.audit_postgres import PostgresPort
 from farcall_common.store.model import ObjectKind, Right, Share, SharedObject, Team, TeamMember
+from farcall_common.store.postgres import to_json
 
-_SHARE: Final = 'share_id, kind, object_id, grantee, rank AS "right", granted_by, granted_at, ends_at, note'
+_SHARE: Final = 'share_id, kind, object_id, grantee, rank AS "right", granted_by, granted_at, ends_at, note, allowance'
 _OPEN: Final = "(ends_at IS NULL OR ends_at > now())"
 
 #: The grantees that a person is: the principals, and the teams with one of them.
@@ -21,12 +22,12 @@ _GRANTEES: Final = """
 """
 
 _PUT_SHARE: Final = f"""
-    INSERT INTO share (share_id, kind, object_id, grantee, rank, granted_by, granted_at, ends_at, note)
+    INSERT INTO share (share_id, kind, object_id, grantee, rank, granted_by, granted_at, ends_at, note, allowance)
     VALUES (%(share_id)s, %(kind)s, %(object_id)s, %(grantee)s, %(right)s, %(granted_by)s, %(granted_at)s,
-            %(ends_at)s, %(note)s)
+            %(ends_at)s, %(note)s, %(allowance)s)
     ON CONFLICT (object_id, grantee) DO UPDATE SET
         rank = excluded.rank, granted_by = excluded.granted_by, granted_at = excluded.granted_at,
-        ends_at = excluded.ends_at, note = excluded.note
+        ends_at = excluded.ends_at, note = excluded.note, allowance = excluded.allowance
     RETURNING {_SHARE}
 """
 
@@ -55,7 +56,12 @@ class PostgresShares(PostgresPort):
     """:class:`~farcall_common.store.ports.Shares` on psycopg 3."""
 
     def put_share(self, share: Share) -> Share:
-        values = {**vars(share), "kind": share.kind.value, "right": int(share.right)}
+        values = {
+            **vars(share),
+            "kind": share.kind.value,
+            "right": int(share.right),
+            "allowance": to_json(share.allowance),
+        }
         return _share(self._database.rows(_PUT_SHARE, values)[0])
 
     def get_share(self, object_id: str, share_id: str) -> Share | None:
@@ -93,12 +99,21 @@ class PostgresShares(PostgresPort):
         )
         return {row["object_id"]: Right(row["rank"]) for row in rows}
 
-    def find_right_of(self, object_id: str, identity_id: str) -> Right | None:
+    def find_allowances(self, object_id: str, principals: Collection[str]) -> Sequence[Mapping[str, Any]]:
         rows = self._database.rows(
-            "SELECT principals FROM person WHERE identity_id = %(identity_id)s", {"identity_id": identity_id}
+            f"""
+            SELECT allowance FROM share
+            WHERE object_id = %(object_id)s AND grantee IN ({_GRANTEES}) AND {_OPEN} AND rank >= {int(Right.USE)}
+            """,
+            {"object_id": object_id, "principals": sorted(principals)},
+            by_keys=True,
         )
-        principals = {f"identity {identity_id}", *(rows[0]["principals"] if rows else ())}
-        return self.find_rights([object_id], principals).get(object_id)
+        return [row["allowance"] for row in rows]
+
+    def get_principals(self, identity_id: str) -> frozenset[str]:
+        query = "SELECT principals FROM person WHERE identity_id = %(identity_id)s"
+        rows = self._database.rows(query, {"identity_id": identity_id}, by_keys=True)
+        return frozenset({f"identity {identity_id}", *(rows[0]["principals"] if rows else ())})
 
     def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
         rows = self._database.rows(_FIND_OBJECTS, {"principals": sorted(principals), "limit": limit})
@@ -180,4 +195,5 @@ def _share(row: Mapping[str, Any]) -> Share:
         row["granted_at"],
         row["ends_at"],
         row["note"],
+        row["allowance"],
     )

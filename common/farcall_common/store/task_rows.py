@@ -153,6 +153,19 @@ MOVE_TASKS: Final = f"""
     FROM {_unnest(_TRANSITION)} WHERE task.task_id = new.task_id
 """
 
+#: Seconds of the last attempt: by the worker's clock; if its worker was stopped or died, from the agent's report that
+#: it runs. That of a lost task is not known. No more than since the submit, whatever clocks say.
+_WALL_S: Final = f"""greatest(0, least(extract(epoch FROM at - submitted_at)::float8, coalesce(
+    (timings -> 'ended_at')::float8 - (timings -> 'started_at')::float8,
+    CASE WHEN state <> '{TaskState.LOST}' THEN extract(epoch FROM at - (
+        SELECT max(running.at) FROM task_event AS running
+        WHERE running.task_id = ended.task_id AND running.state = '{TaskState.RUNNING}'
+    ))::float8 END, 0)))"""
+
+#: Whole nodes that a task of MPI ranks has; NULL for others.
+_NODES: Final = """coalesce((options ->> 'num_nodes')::float8,
+    ceil((options ->> 'num_ranks')::float8 / (options ->> 'ranks_per_node')::float8))"""
+
 #: Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
 #: ids, so that two batches that share some never wait for each other in a circle.
 END_TASKS: Final = f"""
@@ -167,7 +180,22 @@ END_TASKS: Final = f"""
         FROM open JOIN {_unnest(_RESULT)} USING (task_id)
         WHERE task.task_id = open.task_id AND task.endpoint_id = new.endpoint_id
         RETURNING task.task_id, new.state, new.attempt, new.reporter, task.finished_at AS at, new.detail,
-            task.task_group_id, task.owner_id, task.endpoint_id, task.submitted_at
+            task.task_group_id, task.owner_id, task.endpoint_id, task.submitted_at, task.function_id, task.timings,
+            task.options
+    ), spent AS (
+        SELECT (at AT TIME ZONE 'UTC')::date AS day, owner_id, function_id, ended.endpoint_id, state, share,
+            {_WALL_S} AS wall_s, {_NODES} AS nodes
+        FROM ended LEFT JOIN (
+            SELECT endpoint_id, worker_share AS share FROM endpoint
+            WHERE endpoint_id = ANY(%(endpoint_id)b) OFFSET 0
+        ) AS shares ON shares.endpoint_id = ended.endpoint_id
+    ), parts AS (
+        INSERT INTO usage_part (day, owner_id, function_id, endpoint_id, account, tasks, failed, wall_s, core_s, gpu_s)
+        SELECT day, owner_id, function_id, endpoint_id, coalesce(share ->> 'account', ''), count(*),
+            count(*) FILTER (WHERE state NOT IN ('{TaskState.SUCCESS}', '{TaskState.CANCELLED}')), sum(wall_s),
+            sum(wall_s * coalesce(nodes * (share ->> 'node_cores')::float8, (share ->> 'cores')::float8, 1)),
+            sum(wall_s * coalesce(nodes * (share ->> 'node_gpus')::float8, (share ->> 'gpus')::float8, 0))
+        FROM spent GROUP BY day, owner_id, function_id, endpoint_id, coalesce(share ->> 'account', '')
     ), letters AS (
         INSERT INTO dead_letter (task_id, owner_id, endpoint_id, submitted_at)
         SELECT task_id, owner_id, endpoint_id, submitted_at FROM ended WHERE state = '{TaskState.DEAD_LETTERED}'

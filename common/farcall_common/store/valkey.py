@@ -149,7 +149,7 @@ def _error_of(answer: Any) -> FarcallError | None:
 def _keys(endpoint_id: str) -> list[str]:
     """The keys of an endpoint, as the scripts take them."""
     tag = f"{{{endpoint_id}}}"
-    prefixes = ("own:{}", "q:{}:", "l:{}", "x:{}", "o:{}", "t:{}:", "r:{}", "h:{}", "w:{}", "c:{}", "b:{}")
+    prefixes = ("own:{}", "q:{}:", "l:{}", "x:{}", "o:{}", "t:{}:", "r:{}", "h:{}", "w:{}", "c:{}", "b:{}", "a:{}")
     return [prefix.format(tag) for prefix in prefixes]
 
 

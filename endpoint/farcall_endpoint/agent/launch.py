@@ -111,7 +111,11 @@ def run_agent(
             blobs=config.blobs,
             transfer_memory_bytes=config.transfer_memory * 10**6,
             ask_api=lambda: access.connect(
-                endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
+                endpoint_id,
+                public_key=keys.public,
+                spool_id=spool.spool_id,
+                capabilities=able,
+                worker_share=config.engine.worker_share,
             ),
             clock=Clock(),
             on_connected=on_connected,

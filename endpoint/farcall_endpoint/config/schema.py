@@ -9,6 +9,7 @@ import msgspec
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.payload import parse_allowed
+from farcall_common.worker_share import WorkerShare
 from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
 from farcall_endpoint.manager.slots import Sharing
@@ -217,6 +218,20 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             memory_per_worker_bytes=self.mem_per_worker_bytes,
             accelerators=self.accelerators,
             cpu_affinity=self.cpu_affinity,
+        )
+
+    @property
+    def worker_share(self) -> WorkerShare:
+        """What each task has, for the usage. Cores of a node are estimated where the provider does not say them."""
+        provider, gpus = self.provider, self.accelerators
+        node_cores = getattr(provider, "cores_per_node", None) or getattr(provider, "cpus_per_node", None)
+        each = [len(names.split(",")) for names in gpus]
+        return WorkerShare(
+            cores=self.cores_per_worker or 1.0,
+            gpus=each[0] if each else 0,
+            node_cores=node_cores or len(os.sched_getaffinity(0)),
+            node_gpus=getattr(provider, "gpus_per_node", None) or sum(each),
+            account=(getattr(provider, "account", None) or getattr(provider, "project", None) or "")[:200],
         )
 
     @property

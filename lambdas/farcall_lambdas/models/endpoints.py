@@ -194,6 +194,20 @@ class EndpointCredential(Shape):
     credential: str
 
 
+_Number = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class WorkerShareShape(Shape):
+    """What each task has: cores and accelerators of a worker, those of a node for tasks with whole nodes, and the
+    scheduler's account."""
+
+    cores: _Number = 1.0
+    gpus: _Number = 0.0
+    node_cores: _Number = 1.0
+    node_gpus: _Number = 0.0
+    account: Annotated[Text, Field(max_length=200)] = ""
+
+
 class Connect(Shape):
     """An agent requests a connection to a forwarder."""
 
@@ -203,6 +217,7 @@ class Connect(Shape):
     packages: Metadata = Field(default_factory=dict)
     serializers: Strategies | None = None
     platform: Annotated[Text, Field(max_length=200)] = ""
+    worker_share: WorkerShareShape | None = None
 
 
 class OpenStream(Shape):

@@ -114,6 +114,12 @@ def _storable(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def _day(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        raise ValueError("not a day like 2026-11-01")
+    return dt.date.fromisoformat(text).isoformat()
+
+
 def _at_most(value: dict[str, Any], most_bytes: int) -> dict[str, Any]:
     if len(json.dumps(value)) > most_bytes:
         raise ValueError(f"has more than {most_bytes} bytes")
@@ -180,6 +186,9 @@ NamedFunctions = Annotated[dict[FunctionKey, T], BeforeValidator(_few_functions)
 
 #: Epoch seconds, up to the last year that a date has.
 Instant = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
+
+#: A day, like 2026-11-01.
+Day = Annotated[str, AfterValidator(_day), WithJsonSchema({"type": "string", "format": "date"})]
 
 #: A pagination cursor from an answer: the time (microseconds) and the id or number of the last entry of a page.
 Cursor = Annotated[str, Field(pattern="^[0-9]{1,17}:[0-9a-f-]{1,36}$")]

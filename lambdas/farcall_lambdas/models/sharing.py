@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from farcall_common.store.model import ObjectKind, Right, Share, SharedObject, Team, TeamMember
-from farcall_lambdas.models.fields import Instant, Maybe, Shape, Text, Title
+from farcall_lambdas.models.fields import Instant, Maybe, Shape, SmallJsonObject, Text, Title
 
 GivenRight = Literal["see", "use", "manage"]
 
@@ -29,8 +29,8 @@ class Member(Shape):
 
 
 class Grantee(Shape):
-    """With whom an object is shared: a person as in :class:`Member`, a ``group`` of the identity provider, or a
-    ``team`` of this deployment, by id."""
+    """With whom an object is shared: an ``identity`` by its id, a verified ``name``, a ``group`` of the identity
+    provider, or a ``team`` of this deployment by its id."""
 
     kind: Literal["identity", "name", "group", "team"]
     id: Who
@@ -52,12 +52,16 @@ def _text(kind: str, id_: str) -> str:
 
 
 class PutShare(Shape):
-    """``ends_at``: epoch seconds; the right ends then, or with null when it is taken back. ``note`` is for people."""
+    """``ends_at``: epoch seconds; the right ends then, or with null when it is taken back. ``note`` is for people.
+    ``allowance``: limits of each person who uses an endpoint by this share: ``max_running`` and ``max_waiting`` tasks,
+    ``max_walltime_s`` of one, ``core_hours_per_month`` and ``gpu_hours_per_month`` (UTC), and the ``weight`` of turns,
+    1 to 1000; null or left out: no limit."""
 
     grantee: Grantee
     right: GivenRight
     ends_at: Instant | None = None
     note: Title = ""
+    allowance: SmallJsonObject = Field(default_factory=dict)
 
 
 class ShareEntry(Shape):
@@ -70,6 +74,7 @@ class ShareEntry(Shape):
     granted_at: float
     ends_at: Maybe[float] = None
     note: str = ""
+    allowance: dict[str, float] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, share: Share) -> ShareEntry:
@@ -82,6 +87,7 @@ class ShareEntry(Shape):
                 "granted_at": share.granted_at.timestamp(),
                 "ends_at": None if share.ends_at is None else share.ends_at.timestamp(),
                 "note": share.note,
+                "allowance": share.allowance,
             }
         )
 

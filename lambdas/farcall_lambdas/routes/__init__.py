@@ -8,8 +8,9 @@ from farcall_lambdas.routes.sharing import router as sharing
 from farcall_lambdas.routes.submit import router as submit
 from farcall_lambdas.routes.tasks import router as tasks
 from farcall_lambdas.routes.tokens import router as tokens
+from farcall_lambdas.routes.usage import router as usage
 from farcall_lambdas.routes.version import router as version
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (functions, containers, endpoints, sharing, submit, tasks, account, tokens, version)
+ROUTERS = (functions, containers, endpoints, sharing, submit, tasks, account, tokens, usage, version)

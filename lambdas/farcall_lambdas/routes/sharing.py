@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
+from farcall_common.store.allowance import Allowance
 from farcall_common.store.model import ObjectKind
 from farcall_lambdas.models.fields import Id, instant
 from farcall_lambdas.models.functions import Removed
@@ -126,6 +127,7 @@ def _share(call: Call, kind: ObjectKind, object_id: str, body: PutShare) -> Shar
         right_of(body.right),
         ends_at=instant(body.ends_at),
         note=body.note,
+        allowance=Allowance.from_json({name: each for name, each in body.allowance.items() if each is not None}),
     )
     return ShareEntry.of(share)
 

@@ -139,11 +139,15 @@ class Access:
             raise refused.of(object_id, owner_id=owner_id)
 
     def _shared_rights(self, identity: Identity, object_ids: Iterable[str]) -> Mapping[str, Right]:
-        if identity.token_id:  # it has the names and groups that its maker had
-            found = {each: self._records.shares.find_right_of(each, identity.identity_id) for each in object_ids}
-            return {object_id: right for object_id, right in found.items() if right is not None}
+        return self._records.shares.find_rights(list(object_ids), self.principals_of(identity))
+
+    def principals_of(self, identity: Identity) -> frozenset[str]:
+        """The principals of a caller now. A token has the names and groups that its maker had; those of its identity
+        count that were last recorded."""
+        if identity.token_id:
+            return self._records.shares.get_principals(identity.identity_id)
         self.note_person(identity)
-        return self._records.shares.find_rights(list(object_ids), principals(identity))
+        return principals(identity)
 
     def note_person(self, identity: Identity) -> None:
         """Record by which names and groups the caller is known: open tasks and tokens have the rights of these."""

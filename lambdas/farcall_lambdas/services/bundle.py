@@ -11,6 +11,7 @@ from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.allowances import AllowanceService
 from farcall_lambdas.services.base import Context
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.cancel import CancelService
@@ -25,6 +26,7 @@ from farcall_lambdas.services.retry import RetryService
 from farcall_lambdas.services.sharing import SharingService
 from farcall_lambdas.services.submit import SubmitService
 from farcall_lambdas.services.tokens import TokenService
+from farcall_lambdas.services.usage import UsageService
 from farcall_lambdas.services.why import WhyService
 from farcall_lambdas.services.withdrawal import WithdrawalService
 from farcall_lambdas.settings import ApiSettings
@@ -50,6 +52,8 @@ class Services:
     why: WhyService
     tokens: TokenService
     admission: Admission
+    usage: UsageService
+    allowances: AllowanceService
 
     @classmethod
     def over(
@@ -69,8 +73,9 @@ class Services:
         withdrawals = WithdrawalService(context, cancel)
         endpoints, results = EndpointService(context, withdrawals, cancel, credentials), ResultService(context)
         containers, blobs = ContainerService(context), BlobService(context)
-        sharing = SharingService(context, withdrawals)
-        submit = SubmitService(context, containers, blobs)
+        allowances = AllowanceService(context)
+        sharing = SharingService(context, withdrawals, allowances)
+        submit = SubmitService(context, containers, blobs, allowances)
         return cls(
             account=AccountService(context),
             containers=containers,
@@ -88,4 +93,6 @@ class Services:
             why=WhyService(context, results, endpoints),
             tokens=TokenService(context, endpoints, credentials),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
+            usage=UsageService(context),
+            allowances=allowances,
         )

@@ -18,6 +18,7 @@ from farcall_common.errors import (
     Unavailable,
 )
 from farcall_common.store.model import AuditEntry, ForwarderInfo, PeerKey, PeerKind, Right
+from farcall_common.worker_share import WorkerShare
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.endpoints import RUNTIME, Connect
@@ -81,9 +82,15 @@ class ConnectService(Service):
             runtime["serializers"] = sorted(wanted.serializers)
         if wanted.platform:
             runtime["platform"] = wanted.platform
+        changes: dict[str, object] = {}
         if any(runtime.values()) and endpoint.metadata.get(RUNTIME) != runtime:
-            # Only this field: its owner may be changing or deleting the endpoint at this moment.
-            self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, RUNTIME: runtime}})
+            changes["metadata"] = {**endpoint.metadata, RUNTIME: runtime}
+        share = WorkerShare() if wanted.worker_share is None else WorkerShare(**wanted.worker_share.model_dump())
+        if share != endpoint.worker_share:
+            changes["worker_share"] = share
+        if changes:
+            # Only these fields: its owner may be changing or deleting the endpoint at this moment.
+            self._stores.endpoints.change_endpoint(endpoint_id, changes)
         if key_owner is None:
             done = self._entry(
                 identity,

@@ -62,7 +62,8 @@ class Reconciled:
     outboxes to the database, tasks that exceeded the maximum wait, tasks that ended because their endpoint was deleted,
     old tasks and audit entries deleted; ``withdrawn`` tasks were cancelled because a right was withdrawn.
     ``tasks_waiting`` were submitted a while ago and do not run yet, wherever they wait; if more than a thousand are
-    open, those that wait in queues. ``skipped`` is 1 if another round was under way."""
+    open, those that wait in queues. ``usage_combined`` batches of results were added to the sums of their days.
+    ``skipped`` is 1 if another round was under way."""
 
     endpoints: int = 0
     offered: int = 0
@@ -74,6 +75,7 @@ class Reconciled:
     tasks_waiting: int = 0
     skipped: int = 0
     withdrawn: int = 0
+    usage_combined: int = 0
 
 
 class _Checkpoint(msgspec.Struct, frozen=True):
@@ -121,9 +123,12 @@ class Reconciler(Service):
         purged, audit_purged = self._purge(until=began_at + self._settings.purge_until_s)
         until = began_at + self._settings.repair_until_s
         self._sharing.end_shares(until=until)
+        combined = self._repeat(lambda limit: self._stores.usage.fold_usage(limit=limit), until)
         withdrawn = self._withdrawals.continue_all(until=until)
         expired = self._expire(until=until)
         endpoint_ids = self._stores.tasks.list_endpoints_with_open_tasks()
+        limits = self._stores.endpoints.find_running_limits(endpoint_ids)
+        self._stores.queue.set_limits(limits, complete=True)
         recorded = sum(self._record_outbox(id_, until=until) for id_ in self._stores.queue.find_outboxes(endpoint_ids))
         deleted, orphaned = self._end_orphans(endpoint_ids, until=until)
         settled = _moment(began_at - self._settings.settle_s)
@@ -132,7 +137,16 @@ class Reconciler(Service):
             waiting = self._stores.queue.depth(endpoint_ids)
         self._recount(until=until)
         return Reconciled(
-            len(endpoint_ids), offered, recorded, expired, orphaned, purged, audit_purged, waiting, withdrawn=withdrawn
+            len(endpoint_ids),
+            offered,
+            recorded,
+            expired,
+            orphaned,
+            purged,
+            audit_purged,
+            waiting,
+            withdrawn=withdrawn,
+            usage_combined=combined,
         )
 
     def _end_orphans(self, endpoint_ids: Sequence[str], *, until: float) -> tuple[frozenset[str], int]:
@@ -286,12 +300,14 @@ class Reconciler(Service):
         return failed
 
     def _purge(self, *, until: float) -> tuple[int, int]:
-        """Delete old tasks and old entries, in batches that hold no lock for long, until ``until`` (epoch seconds)."""
+        """Delete old tasks, audit entries and days of usage, in batches that hold no lock for long, until ``until``
+        (epoch seconds)."""
         records, settings = self._stores, self._settings
         now = _moment(self._clock())
         ended_before = now - dt.timedelta(days=settings.retention_days)
         before = now - dt.timedelta(days=settings.audit_days)
         tasks = self._repeat(lambda limit: records.tasks.purge_tasks(ended_before=ended_before, limit=limit), until)
+        self._repeat(lambda limit: records.usage.purge_usage(before=before.date(), limit=limit), until)
         return tasks, self._repeat(lambda limit: records.audit.purge_entries(before=before, limit=limit), until)
 
     def _repeat(self, purge: Callable[[int], int], until: float) -> int:

@@ -10,6 +10,7 @@ import datetime as dt
 from collections.abc import Sequence
 
 from farcall_common.errors import Forbidden, InvalidRequest, NotFound
+from farcall_common.store.allowance import NO_LIMITS, Allowance
 from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
@@ -27,6 +28,7 @@ from farcall_common.store.model import (
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.access import principals
+from farcall_lambdas.services.allowances import AllowanceService
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.withdrawal import WithdrawalService
 
@@ -34,9 +36,10 @@ from farcall_lambdas.services.withdrawal import WithdrawalService
 class SharingService(Service):
     """Shares of the caller's objects, objects that are shared with the caller, and teams."""
 
-    def __init__(self, context: Context, withdrawals: WithdrawalService) -> None:
+    def __init__(self, context: Context, withdrawals: WithdrawalService, allowances: AllowanceService) -> None:
         super().__init__(context)
         self._withdrawals = withdrawals
+        self._allowances = allowances
 
     def share(
         self,
@@ -48,12 +51,13 @@ class SharingService(Service):
         *,
         ends_at: dt.datetime | None = None,
         note: str = "",
+        allowance: Allowance = NO_LIMITS,
     ) -> Share:
         """Give ``grantee`` a right to an object that the caller manages. It replaces the former share with this
-        grantee.
+        grantee. ``allowance`` limits each person who uses an endpoint by this share.
 
         :raises Forbidden: if the caller may not give this right, or may not replace the former one.
-        :raises InvalidRequest: for an end that is in the past.
+        :raises InvalidRequest: for an end that is in the past, or an allowance for anything but the use of an endpoint.
         :raises NotFound: for a team that the caller does not know.
         :raises QuotaExceeded: over the number of shares of the object.
         """
@@ -62,11 +66,23 @@ class SharingService(Service):
         _require_greater(identity, shared, max(right, former.right) if former else right)
         if ends_at is not None and ends_at <= self._now():
             raise InvalidRequest("The share would end before it begins.", hint="Give an end in the future.")
+        limits = allowance.to_json()
+        if limits and (kind is not ObjectKind.ENDPOINT or right < Right.USE):
+            raise InvalidRequest("An allowance limits the use of an endpoint.", hint="Leave out its limits.")
         what, _, team_id = grantee.partition(" ")
         if what == "team":
             self.team(identity, team_id)
         share = Share(
-            new_id(), kind, object_id, grantee, right, identity.identity_id, self._now(), ends_at=ends_at, note=note
+            new_id(),
+            kind,
+            object_id,
+            grantee,
+            right,
+            identity.identity_id,
+            self._now(),
+            ends_at=ends_at,
+            note=note,
+            allowance=limits,
         )
         done = self._entry(
             identity,
@@ -76,6 +92,7 @@ class SharingService(Service):
             grantee=grantee,
             right=right.word,
             ends_at=None if ends_at is None else ends_at.timestamp(),
+            allowance=limits,
         )
         self._storage.check()
         withdrawal = None
@@ -84,6 +101,8 @@ class SharingService(Service):
         quota = Quota(Quotable.SHARE, object_id, self._settings.max_shares, but=grantee)
         share = self._stores.shares.audited(done, quota=quota).put_share(share)
         self._carry_out(withdrawal)
+        if kind is ObjectKind.ENDPOINT:
+            self._allowances.renew(object_id, grantee)
         return share
 
     def shares(self, identity: Identity, kind: ObjectKind, object_id: str) -> Sequence[Share]:
@@ -109,6 +128,8 @@ class SharingService(Service):
         withdrawal = self._withdrawals.begin(identity, shared)
         self._stores.shares.audited(done).delete_share(object_id, share_id)
         self._carry_out(withdrawal)
+        if kind is ObjectKind.ENDPOINT:
+            self._allowances.renew(object_id, share.grantee)
 
     def shared_with(self, identity: Identity) -> Sequence[SharedObject]:
         """Shares that give the caller rights to objects of others, newest first; as many as fit an answer."""

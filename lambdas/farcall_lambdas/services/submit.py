@@ -45,6 +45,7 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import RUNTIME
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
+from farcall_lambdas.services.allowances import AllowanceService
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.containers import ContainerService
@@ -73,10 +74,13 @@ class Submitted:
 class SubmitService(Service):
     """Turns requests into tasks."""
 
-    def __init__(self, context: Context, containers: ContainerService, blobs: BlobService) -> None:
+    def __init__(
+        self, context: Context, containers: ContainerService, blobs: BlobService, allowances: AllowanceService
+    ) -> None:
         super().__init__(context)
         self._containers = containers
         self._blobs = blobs
+        self._allowances = allowances
         self._memo = Memo(context.stores)
         self._room = Room(context.stores, context.settings, clock=context.clock)
         self._memory = Memory(context.stores.queue, context.settings, clock=context.clock)
@@ -90,6 +94,7 @@ class SubmitService(Service):
         :raises InvalidRequest: also for a function or a container that the endpoint cannot run.
         :raises Forbidden: for what the caller may not use, or the endpoint does not allow.
         :raises TaskIdReused: for a task id that already names another task.
+        :raises AllowanceExceeded: for more than the caller's allowance on the endpoint.
         :raises QueueFull: when too many tasks wait for the endpoint already.
         """
         options = wanted.options()
@@ -103,6 +108,8 @@ class SubmitService(Service):
             container = self._containers.get(identity, options.container)
             _check_container(endpoint, container)
             options = msgspec.structs.replace(options, container=container.container_id)
+        allowance = self._allowances.of(identity, endpoint)
+        options = self._allowances.limited(allowance, options)
         payloads, uploads = self._payloads(identity, wanted)
         spans = _spans(wanted)
 
@@ -132,9 +139,11 @@ class SubmitService(Service):
         if len(tasks) > len(existing):
             self._storage.check()
         new = len(tasks) - len(existing) - len(sources)
+        self._allowances.check(identity, endpoint, allowance, new)
         self._room.check(endpoint, new, submitter_id=identity.identity_id)
         if new:
             self._memory.check(identity.identity_id, _queued_bytes(tasks))
+            self._allowances.limit_queue(identity, endpoint, allowance)
         self._blobs.store(uploads)
         # Tasks of a concurrent repeat are checked like those that existed before.
         done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])

@@ -33,6 +33,8 @@ class Reason(enum.StrEnum):
     """Its endpoint is not connected."""
     ENDPOINT_PROBLEM = "ENDPOINT_PROBLEM"
     """Its endpoint reports a problem."""
+    ALLOWANCE = "ALLOWANCE"
+    """As many tasks of the submitter run there as its allowance permits."""
     NO_WORKERS = "NO_WORKERS"
     """Its endpoint has no workers yet: it waits for nodes."""
     WORKERS_BUSY = "WORKERS_BUSY"
@@ -151,6 +153,10 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
         return Reason.ENDPOINT_OFFLINE, f"{name} has been offline since {since} ({ago}); {waits}."
     if status.problem:
         return Reason.ENDPOINT_PROBLEM, f"{name} has a problem: {status.problem.rstrip('.')}; {waits}."
+    if situation.position is not None and situation.position.limit:
+        most = situation.position.limit
+        running = "one running task, and it has one" if most == 1 else f"{most} running tasks, and it has as many"
+        return Reason.ALLOWANCE, f"Your allowance on endpoint {endpoint.name} is {running}; {waits}."
     if status.total_workers == 0:
         return Reason.NO_WORKERS, f"{name} has no workers yet, it is waiting for nodes; {waits}."
     if status.idle_workers == 0:

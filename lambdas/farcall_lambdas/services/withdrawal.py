@@ -134,7 +134,8 @@ class WithdrawalService(Service):
             after = page[-1].task_id
 
     def _may_use(self, object_id: str, identity_id: str) -> bool:
-        return (self._stores.shares.find_right_of(object_id, identity_id) or 0) >= Right.USE
+        shares = self._stores.shares
+        return shares.find_rights([object_id], shares.get_principals(identity_id)).get(object_id, 0) >= Right.USE
 
 
 def _refused_by_endpoint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime as dt
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from farcall_common.errors import (
     EndpointUnknown,
     ErrorRecord,
     FarcallError,
+    Forbidden,
     InvalidRequest,
     TaskGroupUnknown,
 )
@@ -121,6 +123,7 @@ class Listings:
             ("GET", "/v3/groups", self._list_groups),
             ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
             ("GET", "/v3/audit", self._list_audit),
+            ("GET", "/v3/usage", self._list_usage),
         )
 
     def _list_tasks(self, query: Json) -> Json:
@@ -172,6 +175,37 @@ class Listings:
             raise TaskGroupUnknown(f"there is no task group {task_group_id}")
         entries = [{"id": task.task_id, "created_at": str(task.timings["submitted_at"])} for task in tasks]
         return {"taskgroup_id": task_group_id, "create_websockets_queue": False, "tasks": entries}
+
+    def _list_usage(self, query: Json) -> Json:
+        """A core and no accelerator for each task, and no account."""
+        if query.get("of") == "all":
+            raise Forbidden("only administrators see the usage of all tasks")
+        names = query["by"].split(",")
+        sums: dict[tuple[str, ...], Json] = {}
+        for task in filter(Task.ended, self._tasks.values()):
+            keys = {
+                "day": dt.datetime.fromtimestamp(task.events[-1]["at"], dt.UTC).date().isoformat(),
+                "identity": self._owner_id,
+                "endpoint": task.endpoint_id,
+                "function": task.function_id,
+                "account": "",
+            }
+            is_wanted = query.get("since", "") <= keys["day"] < query.get("until", "9999")
+            if not is_wanted or query.get("endpoint_id") not in (None, task.endpoint_id):
+                continue
+            chosen = {
+                name if name in ("day", "account") else f"{name}_id": keys[name] for name in keys if name in names
+            }
+            none = {"tasks": 0, "failed": 0, "wall_s": 0.0, "core_s": 0.0, "gpu_s": 0.0}
+            entry = sums.setdefault(tuple(chosen.values()), chosen | none)
+            wall_s = task.timings.get("ended_at", 0.0) - task.timings.get("started_at", 0.0)
+            entry["tasks"] += 1
+            entry["failed"] += task.state not in (TaskState.SUCCESS, TaskState.CANCELLED)
+            entry["wall_s"] += wall_s
+            entry["core_s"] += wall_s
+        first, limit = int(query.get("after", 0)), int(query.get("limit", 1000))
+        page = [entry for _, entry in sorted(sums.items())][first : first + limit]
+        return {"usage": page, **({"next": first + limit} if len(page) == limit else {})}
 
     def _list_audit(self, query: Json) -> Json:
         since, until = float(query.get("since", 0)), float(query.get("until", "inf"))

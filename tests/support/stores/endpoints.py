@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import Conflict, EndpointUnknown
-from farcall_common.store.model import Endpoint, EndpointKey, Presence, SpoolMark, Withdrawal
+from farcall_common.store.model import Endpoint, EndpointKey, Presence, RunningLimit, SpoolMark, Withdrawal
 from tests.support.stores.functions import FakeFunctions
 from tests.support.stores.reach import moment
 
@@ -27,6 +27,7 @@ class FakeEndpoints(FakeFunctions):
         self._keys: dict[str, tuple[str, dt.datetime]] = {}
         self._revoked: dict[str, dt.datetime] = {}
         self._withdrawals: dict[str, Withdrawal] = {}
+        self._running_limits: dict[tuple[str, str], RunningLimit] = {}
 
     def put_endpoint(self, endpoint: Endpoint) -> None:
         with self._call():
@@ -83,6 +84,7 @@ class FakeEndpoints(FakeFunctions):
             self._keys = {key: (id_, at) for key, (id_, at) in self._keys.items() if id_ != endpoint_id}
             self._revoked = {key: at for key, at in self._revoked.items() if key in self._keys}
             self._spools.pop(endpoint_id, None)
+            self._running_limits = {key: each for key, each in self._running_limits.items() if key[0] != endpoint_id}
             return self._endpoints.pop(endpoint_id, None) is not None
 
     def set_presence(self, presences: Sequence[Presence]) -> None:
@@ -179,3 +181,17 @@ class FakeEndpoints(FakeFunctions):
             known = self._withdrawals.get(withdrawal.object_id)
             if known is not None and known.at == withdrawal.at:
                 del self._withdrawals[withdrawal.object_id]
+
+    def put_running_limit(self, endpoint_id: str, owner_id: str, limit: RunningLimit) -> None:
+        with self._call():
+            self._running_limits.pop((endpoint_id, owner_id), None)
+            if limit != RunningLimit() and endpoint_id in self._endpoints:
+                self._running_limits[endpoint_id, owner_id] = limit
+
+    def find_running_limits(self, endpoint_ids: Sequence[str]) -> Mapping[str, Mapping[str, RunningLimit]]:
+        with self._call():
+            found: dict[str, dict[str, RunningLimit]] = {endpoint_id: {} for endpoint_id in endpoint_ids}
+            for (endpoint_id, owner_id), limit in self._running_limits.items():
+                if endpoint_id in found and endpoint_id in self._endpoints:
+                    found[endpoint_id][owner_id] = limit
+            return found

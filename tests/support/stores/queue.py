@@ -24,6 +24,7 @@ from farcall_common.store.model import (
     QueueMemory,
     QueuePosition,
     QueueState,
+    RunningLimit,
     TaskResult,
     TokensTaken,
 )
@@ -59,6 +60,8 @@ class _Lane:
     deleted: bool = False
     entries: dict[str, _Entry] = dataclasses.field(default_factory=dict)
     waiting: FairQueue[str] = dataclasses.field(default_factory=FairQueue)
+    weights: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    limits: dict[str, RunningLimit] = dataclasses.field(default_factory=dict)
     leases: dict[str, float] = dataclasses.field(default_factory=dict)
     stops: set[str] = dataclasses.field(default_factory=set)
     outbox: dict[str, None] = dataclasses.field(default_factory=dict)
@@ -124,6 +127,16 @@ class _Lane:
             for entry in entries
             if entry.result is not None
         ]
+
+    def held_back(self) -> list[str]:
+        """Submitters that wait because of their limits."""
+        return list(filter(self.waiting.limit_reached, self.waiting.waiting()))
+
+    def apply_limits(self) -> None:
+        own = {owner_id: limit.weight for owner_id, limit in self.limits.items() if limit.weight}
+        self.waiting.set_weights({**self.weights, **own})
+        most = {owner_id: limit.max_running for owner_id, limit in self.limits.items()}
+        self.waiting.set_limits({owner_id: each for owner_id, each in most.items() if each})
 
     def live_owner(self, now: float) -> str | None:
         return self.forwarder_id if self.until > now else None
@@ -216,7 +229,8 @@ class FakeQueue(FakeRegistry):
                     continue
                 lane.fence = next(self._fences)
                 lane.own(forwarder_id, spool_id, until=now + ttl_s)
-                lane.waiting.set_weights(weights)
+                lane.weights = weights
+                lane.apply_limits()
                 answers.append(lane.fence)
         return answers
 
@@ -286,6 +300,8 @@ class FakeQueue(FakeRegistry):
             if len(found) == limit:
                 return False
             lane.stops.clear()
+            lane.limits.clear()
+            lane.apply_limits()
             return True
 
     # consuming
@@ -448,6 +464,17 @@ class FakeQueue(FakeRegistry):
         with self._call():
             return self.has_memory
 
+    def set_limits(self, limits: Mapping[str, Mapping[str, RunningLimit]], *, complete: bool) -> None:
+        with self._call():
+            for endpoint_id, each in limits.items():
+                lane = self._lane(endpoint_id)
+                if lane.deleted:
+                    continue
+                waited = lane.held_back()
+                lane.limits = {**({} if complete else lane.limits), **each}
+                lane.apply_limits()
+                self._wake_if_free(lane, endpoint_id, waited)
+
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
     ) -> TokensTaken:
@@ -464,16 +491,17 @@ class FakeQueue(FakeRegistry):
         with self._call():
             lane = self._lane(endpoint_id)
             depth = len(lane.waiting)
-            state, ahead = QueueState.UNKNOWN, 0
+            state, ahead, limit = QueueState.UNKNOWN, 0, 0
             if task_id in lane.leases:
                 state = QueueState.LEASED
             elif task_id in lane.entries:
                 own = lane.waiting.of(lane.submitter_of(task_id))
                 if task_id in own:
                     state, ahead = QueueState.QUEUED, own.index(task_id)
+                    limit = lane.waiting.limit_reached(lane.submitter_of(task_id))
                 else:
                     state = QueueState.DONE
-            return QueuePosition(state, ahead, depth, lane.waiting.submitters)
+            return QueuePosition(state, ahead, depth, lane.waiting.submitters, limit)
 
     def _lane(self, endpoint_id: str) -> _Lane:
         return self._lanes.setdefault(endpoint_id, _Lane())
@@ -488,7 +516,15 @@ class FakeQueue(FakeRegistry):
                 lane.require_claim(fence) if rebuilding else lane.require_owner(fence)
             except (Fenced, QueueDataLost) as refusal:
                 return refusal
-            return call(lane)
+            waited = lane.held_back()
+            answer = call(lane)
+            self._wake_if_free(lane, endpoint_id, waited)
+            return answer
+
+    def _wake_if_free(self, lane: _Lane, endpoint_id: str, waited: Sequence[str]) -> None:
+        """Wake the owner if one of these submitters waits no longer because of its limit."""
+        if any(each in lane.waiting.waiting() and not lane.waiting.limit_reached(each) for each in waited):
+            self._wake_owner(lane, endpoint_id)
 
 
 def _may_start_again(task: QueuedTask, attempt: int) -> bool:

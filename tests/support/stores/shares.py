@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from farcall_common.errors import NotFound
 from farcall_common.store.model import Right, Share, SharedObject, Team, TeamMember
@@ -78,9 +79,13 @@ class FakeShares(FakeEndpoints):
                 rights[share.object_id] = max(share.right, rights.get(share.object_id, share.right))
         return rights
 
-    def find_right_of(self, object_id: str, identity_id: str) -> Right | None:
-        principals = self._persons.get(identity_id, frozenset()) | {f"identity {identity_id}"}
-        return self.find_rights([object_id], principals).get(object_id)
+    def find_allowances(self, object_id: str, principals: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        found = self._open_shares(principals)
+        return [each.allowance for each in found if each.object_id == object_id and each.right >= Right.USE]
+
+    def get_principals(self, identity_id: str) -> frozenset[str]:
+        with self._call():
+            return self._persons.get(identity_id, frozenset()) | {f"identity {identity_id}"}
 
     def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
         found = []

@@ -25,9 +25,10 @@ from farcall_common.store.model import (
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores.reach import moment
 from tests.support.stores.shares import FakeShares
+from tests.support.stores.usage import FakeUsage
 
 
-class FakeTasks(FakeShares):
+class FakeTasks(FakeShares, FakeUsage):
     """:class:`~farcall_common.store.ports.Tasks` in memory; a part of FakeDatabase."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -225,6 +226,8 @@ class FakeTasks(FakeShares):
                 self._events.append(transitions.result_event(result, at=at))
                 if result.state is TaskState.DEAD_LETTERED:
                     self._dead_letters.add(task_id)
+            running = {event.task_id: event.at for event in self._events if event.state is TaskState.RUNNING}
+            self._count([self._tasks[task_id] for task_id in first], running)
             return first
 
     def purge_tasks(self, *, ended_before: dt.datetime, limit: int) -> int:

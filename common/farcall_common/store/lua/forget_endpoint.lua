@@ -26,5 +26,5 @@ if left > 0 then
 end
 if left > 0 then drop(redis.call('LPOP', OUTBOX, left) or {}) end
 if left <= 0 then return 0 end
-redis.call('DEL', ROUND, HELD, WEIGHTS, COUNTS, BYTES, STOPS)
+redis.call('DEL', ROUND, HELD, WEIGHTS, COUNTS, BYTES, STOPS, LIMITS)
 return 1

@@ -5,10 +5,12 @@ local limit, reserve, ids, submitters = tonumber(ARGV[3]), tonumber(ARGV[4]), {}
 while #ids < limit + reserve do
   local first = redis.call('ZRANGE', ROUND, 0, 1, 'WITHSCORES')
   local submitter, count = first[1], 1
-  if not submitter or (#ids >= limit and tonumber(first[2]) >= TURNS) then break end
+  if not submitter or tonumber(first[2]) >= PARKED or (#ids >= limit and tonumber(first[2]) >= TURNS) then break end
   if #ids < limit then
     count = limit - #ids
-    if first[4] then
+    local most = limit_of('m', submitter)
+    if most then count = math.min(count, most - held_of(submitter)) end
+    if first[4] and tonumber(first[4]) < PARKED then
       -- As many as bring it level with the next one.
       local level = math.floor(tonumber(first[4]) / TURNS)
       count = math.min(count, math.max(1, level * weight_of(submitter) - held_of(submitter)))

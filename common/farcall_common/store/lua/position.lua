@@ -1,10 +1,12 @@
 -- ARGV: id. Returns the state of the task ('' if it is not here), how many tasks of its submitter leave before it, how many
--- tasks wait, of how many submitters.
+-- tasks wait, of how many submitters, and the most leased tasks of its submitter if it has so many, else 0.
 local state = redis.call('HGET', TASK .. ARGV[1], 'state') or ''
-local ahead = 0
+local ahead, most = 0, 0
 if state == 'queued' then
-  local list = QUEUE .. submitter_of(ARGV[1])
+  local submitter = submitter_of(ARGV[1])
+  local list = QUEUE .. submitter
+  if tonumber(redis.call('ZSCORE', ROUND, submitter) or 0) >= PARKED then most = limit_of('m', submitter) or 0 end
   local at = redis.call('LPOS', list, ARGV[1], 'RANK', -1)
   ahead = at and redis.call('LLEN', list) - 1 - at or 0
 end
-return {state, ahead, tonumber(redis.call('HGET', COUNTS, 'waiting') or 0), redis.call('ZCARD', ROUND)}
+return {state, ahead, tonumber(redis.call('HGET', COUNTS, 'waiting') or 0), redis.call('ZCARD', ROUND), most}

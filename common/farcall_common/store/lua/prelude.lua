@@ -7,6 +7,8 @@
 --                   is next. Max-min fairness, as farcall_common.fairness
 --   HELD    hash    for each submitter with leased tasks: n:<submitter>, how many, and t:<submitter>, its last turn
 --   WEIGHTS hash    weights by submitter, as the agent's configuration has them; 1 for others
+--   LIMITS  hash    for each submitter with an allowance: m:<submitter>, the most leased tasks, and w:<submitter>, its
+--                   weight, which replaces that of the agent's configuration
 --   COUNTS  hash    waiting: tasks in all of QUEUE; turn: the last turn that was given. Gone when nothing waits or
 --                   is leased
 --   BYTES   hash    for each submitter the bytes of all its tasks that are here
@@ -19,9 +21,10 @@
 -- `time` is what the server's TIME answers. No caller's clock decides anything: callers give durations.
 --
 -- A task is queued if and only if it is in the list of its submitter, once; leased if and only if it is in LEASES.
-local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK, ROUND, HELD, WEIGHTS, COUNTS, BYTES = unpack(KEYS)
+local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK, ROUND, HELD, WEIGHTS, COUNTS, BYTES, LIMITS = unpack(KEYS)
 local NOW = time[1] + time[2] / 1000000  -- epoch seconds
 local TURNS = 2 ^ 32
+local PARKED = 2 ^ 52  -- behind all levels: submitters that have as many leased tasks as they may have
 local SERVED = 2 ^ 31  -- before turns of submitters that were served come those of newcomers, without leased tasks
 
 -- The caller was the last one to claim this endpoint.
@@ -43,7 +46,17 @@ local function may_start_again(idempotent, max_attempts, attempt)
   return attempt == 0 or (idempotent == '1' and attempt < tonumber(max_attempts))
 end
 
+local is_limited = nil
+
+-- A field of LIMITS, or nil. Asks for the key once, because most endpoints have none.
+local function limit_of(name, submitter)
+  if is_limited == nil then is_limited = redis.call('EXISTS', LIMITS) == 1 end
+  return is_limited and tonumber(redis.call('HGET', LIMITS, name .. ':' .. submitter) or nil) or nil
+end
+
 local function weight_of(submitter)
+  local weight = limit_of('w', submitter)
+  if weight then return weight end
   return tonumber(redis.call('HGET', WEIGHTS, submitter) or 1)
 end
 
@@ -52,12 +65,20 @@ local function held_of(submitter)
 end
 
 local function set_place(submitter, turn)
-  local level = math.floor(held_of(submitter) / weight_of(submitter))
-  redis.call('ZADD', ROUND, string.format('%.0f', level * TURNS + turn), submitter)
+  local held, most = held_of(submitter), limit_of('m', submitter)
+  local level = math.floor(held / weight_of(submitter))
+  local before = most and held >= most and PARKED or level * TURNS
+  redis.call('ZADD', ROUND, string.format('%.0f', before + turn), submitter)
 end
 
 local function forget_turns()
   if redis.call('EXISTS', ROUND, HELD) == 0 then redis.call('DEL', COUNTS) end
+end
+
+-- Wake the forwarder that owns the endpoint, if one does.
+local function wake_owner(endpoint)
+  local owner = redis.call('HMGET', OWNER, 'forwarder', 'until')
+  if owner[1] and tonumber(owner[2]) > NOW then redis.call('PUBLISH', 'wake:' .. owner[1], endpoint) end
 end
 
 -- The number of leased tasks of a submitter changes. Its turn stays.
@@ -66,7 +87,11 @@ local function count_held(submitter, change)
     redis.call('HDEL', HELD, 'n:' .. submitter, 't:' .. submitter)
   end
   local score = redis.call('ZSCORE', ROUND, submitter)
-  if score then set_place(submitter, tonumber(score) % TURNS) else forget_turns() end
+  if not score then return forget_turns() end
+  set_place(submitter, tonumber(score) % TURNS)
+  if tonumber(score) >= PARKED and tonumber(redis.call('ZSCORE', ROUND, submitter)) < PARKED then
+    wake_owner(string.match(OWNER, '{(.*)}'))
+  end
 end
 
 -- The number of waiting tasks of a submitter changes; its list is changed already.
@@ -164,10 +189,4 @@ local function let_go(ids)
   redis.call('ZREM', LEASES, unpack(ids))
   redis.call('SREM', STOPS, unpack(ids))
   redis.call('RPUSH', OUTBOX, unpack(ids))
-end
-
--- Wake the forwarder that owns the endpoint, if one does.
-local function wake_owner(endpoint)
-  local owner = redis.call('HMGET', OWNER, 'forwarder', 'until')
-  if owner[1] and tonumber(owner[2]) > NOW then redis.call('PUBLISH', 'wake:' .. owner[1], endpoint) end
 end

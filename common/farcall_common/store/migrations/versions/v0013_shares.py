@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS share (
     granted_at  timestamptz NOT NULL,
     ends_at     timestamptz,
     note        text NOT NULL DEFAULT '',
+    allowance   json NOT NULL DEFAULT '{}',
     UNIQUE (object_id, grantee)
 );
 CREATE INDEX IF NOT EXISTS share_of_grantee ON share (grantee, granted_at DESC);

@@ -1,0 +1,153 @@
+"""Allowances of people on endpoints: what they may submit, and their limits in the queue. An owner has none."""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import datetime as dt
+import threading
+from collections.abc import Set
+from typing import Final
+
+from farcall_common.errors import AllowanceExceeded, QueueFull, Unavailable
+from farcall_common.store.allowance import Allowance, most_generous
+from farcall_common.store.model import Endpoint, RunningLimit
+from farcall_common.task_options import TaskOptions
+from farcall_lambdas.identity import Identity
+from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.limits import QUEUE_RETRY_S
+
+#: How long used hours, and limits that were set, are remembered, in seconds; and of how many callers.
+_GOOD_S: Final = 60.0
+_CALLERS: Final = 4096
+
+
+class AllowanceService(Service):
+    """Enforces the allowances of shares: of several that let a person use an endpoint, the most generous limits. A
+    public endpoint has none."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._lock = threading.Lock()
+        #: Core-hours and GPU-hours of this month, and until when they are valid.
+        self._used: dict[tuple[str, str], tuple[float, float, float]] = {}
+        #: What is recorded, and until when that is trusted.
+        self._limits: dict[tuple[str, str], tuple[RunningLimit, float]] = {}
+
+    def of(self, identity: Identity, endpoint: Endpoint) -> Allowance:
+        """The allowance of a caller."""
+        if identity.owns(endpoint.owner_id) or endpoint.public:
+            return Allowance()
+        return self._of(endpoint.endpoint_id, self._access.principals_of(identity))
+
+    def renew(self, endpoint_id: str, grantee: str) -> None:
+        """Bring the limits in the queue up to date, after a share with ``grantee`` has changed. Others than those that
+        are recorded get theirs with their next submit."""
+        identities = set(self._stores.endpoints.find_running_limits([endpoint_id])[endpoint_id])
+        kind, _, grantee_id = grantee.partition(" ")
+        if kind == "identity":
+            identities.add(grantee_id)
+        for identity_id in sorted(identities):
+            self.set(endpoint_id, identity_id, self._of(endpoint_id, self._stores.shares.get_principals(identity_id)))
+
+    def _of(self, endpoint_id: str, principals: Set[str]) -> Allowance:
+        return most_generous(map(Allowance.stored, self._stores.shares.find_allowances(endpoint_id, principals)))
+
+    def limited(self, allowance: Allowance, options: TaskOptions) -> TaskOptions:
+        """The options of tasks, with the walltime of the allowance if they have none.
+
+        :raises AllowanceExceeded: for a longer one.
+        """
+        most = allowance.max_walltime_s
+        if most is None or (options.walltime_s is not None and options.walltime_s <= most):
+            return options
+        if options.walltime_s is None:
+            return options.changed(walltime_s=most)
+        raise AllowanceExceeded(
+            f"Tasks with a walltime of {options.walltime_s:g} s; your allowance on this endpoint is {most:g} s.",
+            hint="Submit with a shorter walltime_s, or ask the endpoint's owner for more.",
+        )
+
+    def check(self, identity: Identity, endpoint: Endpoint, allowance: Allowance, count: int) -> None:
+        """Whether the caller may submit ``count`` more tasks.
+
+        :raises AllowanceExceeded: if the hours of this month are used up, or for more tasks than may ever wait.
+        :raises QueueFull: if too many of the caller's tasks wait now.
+        """
+        if not count:
+            return
+        self._check_hours(identity, endpoint, allowance)
+        most = allowance.max_waiting
+        if most is None:
+            return
+        if count > most:
+            raise AllowanceExceeded(
+                f"{count} tasks in one request; your allowance on this endpoint is {most} waiting tasks.",
+                hint="Submit fewer tasks at once.",
+            )
+        with contextlib.suppress(Unavailable):  # tasks that are accepted now are queued when the queue is back
+            _, own = self._stores.queue.depth_of(endpoint.endpoint_id, identity.identity_id)
+            if own + count > most:
+                raise QueueFull(
+                    f"{own} of your tasks wait for endpoint {endpoint.endpoint_id}; {count} more exceed your allowance "
+                    f"of {most}.",
+                    retry_after_s=QUEUE_RETRY_S,
+                )
+
+    def limit_queue(self, identity: Identity, endpoint: Endpoint, allowance: Allowance) -> None:
+        """Bring the caller's limit in the queue up to date, before tasks are queued."""
+        if identity.owns(endpoint.owner_id):
+            return
+        key, limit, now = (endpoint.endpoint_id, identity.identity_id), allowance.running_limit, self._clock()
+        known, good_until = self._limits.get(key, (None, 0.0))
+        if known == limit and now < good_until:
+            return
+        recorded = self._stores.endpoints.find_running_limits([endpoint.endpoint_id])[endpoint.endpoint_id]
+        if recorded.get(identity.identity_id, RunningLimit()) != limit:
+            self.set(endpoint.endpoint_id, identity.identity_id, allowance)
+        with self._lock:
+            if len(self._limits) >= _CALLERS:
+                self._limits.clear()
+            self._limits[key] = (limit, now + _GOOD_S)
+
+    def set(self, endpoint_id: str, identity_id: str, allowance: Allowance) -> None:
+        """Record a person's limit and set it in the queue: to call when an allowance changes. The reconciler sets it
+        again if the queue cannot be reached, or has lost it."""
+        limit = allowance.running_limit
+        self._stores.endpoints.put_running_limit(endpoint_id, identity_id, limit)
+        with contextlib.suppress(Unavailable):
+            self._stores.queue.set_limits({endpoint_id: {identity_id: limit}}, complete=False)
+
+    def _check_hours(self, identity: Identity, endpoint: Endpoint, allowance: Allowance) -> None:
+        core_hours, gpu_hours = allowance.core_hours_per_month, allowance.gpu_hours_per_month
+        if core_hours is None and gpu_hours is None:
+            return
+        used = self._used_hours(identity, endpoint.endpoint_id)
+        for has_used, most, unit in zip(used, (core_hours, gpu_hours), ("core-hours", "GPU-hours"), strict=True):
+            if most is not None and has_used >= most:
+                raise AllowanceExceeded(
+                    f"You have used {has_used:.1f} {unit} on this endpoint this month; your allowance is {most:g}. "
+                    f"It is renewed on {_month_of(self._now())[1]} (UTC).",
+                    hint="Wait until then, or ask the endpoint's owner for more.",
+                )
+
+    def _used_hours(self, identity: Identity, endpoint_id: str) -> tuple[float, float]:
+        key, now = (endpoint_id, identity.identity_id), self._clock()
+        core_hours, gpu_hours, good_until = self._used.get(key, (0.0, 0.0, 0.0))
+        if now >= good_until:
+            since, until = _month_of(self._now())
+            found = self._stores.usage.read_usage(
+                (), since=since, until=until, owner_ids=identity.identity_set, endpoint_id=endpoint_id
+            )
+            core_hours, gpu_hours = (found[0].core_s / 3600, found[0].gpu_s / 3600) if found else (0.0, 0.0)
+            with self._lock:
+                if len(self._used) >= _CALLERS:
+                    self._used.clear()
+                self._used[key] = (core_hours, gpu_hours, now + _GOOD_S)
+        return core_hours, gpu_hours
+
+
+def _month_of(now: dt.datetime) -> tuple[dt.date, dt.date]:
+    """The first days of a month and of the next one."""
+    first = now.date().replace(day=1)
+    return first, first + dt.timedelta(days=calendar.monthrange(first.year, first.month)[1])
