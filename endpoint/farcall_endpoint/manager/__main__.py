@@ -134,6 +134,8 @@ def main() -> None:
         sys.exit(str(error))
     if options.sandbox_retention is not None:
         SandboxCleaner(options.working_dir, retention_s=options.sandbox_retention).start()
+    if isolation.refusal:
+        _logger.warning("tasks of other submitters than the owner are refused here: %s", isolation.refusal)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -142,8 +144,8 @@ def main() -> None:
             prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch),
             batching=not options.no_batching,
             start_limit_s=options.start_limit,
-            shared_workers=isolation is Isolation.NONE,
-            owner_only=options.isolation is Isolation.AUTO and isolation is Isolation.PROCESS,
+            shared_workers=isolation.level is Isolation.NONE,
+            refusal=isolation.refusal,
         ),
         launcher=FreshProcessLauncher(
             working_dir=options.working_dir,
@@ -157,7 +159,9 @@ def main() -> None:
                 native=options.native,
             ),
             passed=options.pass_environment,
-            confinement=Confinement(options.readable, options.private) if isolation is Isolation.LANDLOCK else None,
+            confinement=Confinement(options.readable, options.private, isolation.landlock, isolation.bubblewrap)
+            if isolation.landlock or isolation.bubblewrap
+            else None,
         ),
         agent=agent,
         agent_pid=options.agent_pid,
@@ -172,7 +176,7 @@ def main() -> None:
             options.block_id,
             capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
             ends_at=ends_at,
-            isolation=isolation,
+            isolation=isolation.level,
         ),
     ).run()
 
