@@ -575,7 +575,9 @@ def test_shared_workers_serve_all_submitters() -> None:
 
 def test_a_node_without_isolation_runs_tasks_of_the_owner_only() -> None:
     rig = Rig()
-    rig.core = ManagerCore(slots=1, prefetch=PrefetchPolicy(horizon_s=1.0, limit=0), refusal="bubblewrap: not installed")
+    rig.core = ManagerCore(
+        slots=1, prefetch=PrefetchPolicy(horizon_s=1.0, limit=0), refusal="bubblewrap: not installed"
+    )
     rig.start_all()
     rig.handle(jobs_of("", 1))
     rig.handle(jobs_of("a", 1))

@@ -103,7 +103,9 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     ] = "auto"
     readable_paths: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
-        msgspec.Meta(description="Further files and directories that tasks may read with isolation: landlock or bubblewrap."),
+        msgspec.Meta(
+            description="Further files and directories that tasks may read with isolation: landlock or bubblewrap."
+        ),
     ] = ()
     pass_environment: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
