@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,15 @@ def truth(argument: str) -> str:
     return argument
 
 
-def start_a_process() -> int:
+def start_a_process(name: str) -> None:
     import subprocess
 
-    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+    subprocess.Popen(["bash", "-c", "sleep 1000; true", name], start_new_session=True)
+
+
+def processes_with(argument: str) -> list[int]:
+    """The processes, of whatever namespace, that were started with an argument; zombies have none."""
+    return [each.pid for each in psutil.process_iter(["cmdline"]) if argument in (each.info["cmdline"] or ())]
 
 
 def forge(packet: bytes) -> None:
@@ -146,15 +152,16 @@ def test_no_task_reads_the_environment_of_agent_or_manager(
 
 
 def test_nothing_of_one_submitter_is_left_for_another(cloud: FakeCloud, level: str) -> None:
-    process = cloud.end(cloud.submit(start_a_process, submitter=ATTACKER)).value
+    name = f"left-by-the-attacker-{os.getpid()}-{level}"
+    cloud.end(cloud.submit(start_a_process, name, submitter=ATTACKER))
+    wait_until(lambda: processes_with(name))
     cloud.end(cloud.submit(patch_the_worker, submitter=ATTACKER))
     answer = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value
     if level == "none":
         assert answer == "a lie", "the attack works where nothing separates submitters"
         return
     assert answer == "the truth"
-    assert isinstance(process, int)
-    assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    assert not processes_with(name)
 
 
 OWN_TASK = "0" * 36
@@ -258,15 +265,16 @@ def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCl
     assert [each.pid for each in endpoint.managers()] == [manager.pid]
 
 
-def wait_with_a_file(directory: str) -> None:
-    """A victim: its process is known by its name."""
+def wait_with_a_file() -> None:
+    """A victim: its process is known by its name, and has no more rights than its attacker."""
     import ctypes
     import pathlib
     import time
 
-    ctypes.CDLL(None).prctl(15, b"victim", 0, 0, 0)  # PR_SET_NAME
+    libc = ctypes.CDLL(None)
+    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
+    libc.prctl(15, b"victim", 0, 0, 0)  # PR_SET_NAME
     pathlib.Path("note").write_text("private")
-    pathlib.Path("path").write_text(str(pathlib.Path("note").absolute()))
     time.sleep(1000)
 
 
@@ -294,6 +302,10 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     def opened(path: str, flags: int) -> None:
         os.close(os.open(path, flags))
 
+    def listed(path: str) -> None:
+        if os.path.basename(path) not in os.listdir(os.path.dirname(path)):
+            raise FileNotFoundError
+
     def any_of(paths: list[str], flags: int) -> None:
         for path in paths:
             with contextlib.suppress(OSError):
@@ -314,13 +326,14 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         "signal a worker": lambda: os.kill(victim, 0),
         "read the key": lambda: opened(targets["key"], os.O_RDONLY),
         "write the spool": lambda: opened(targets["spool"], os.O_RDWR),
-        "list the endpoint's directory": lambda: os.listdir(os.path.dirname(targets["key"])),
+        "list the endpoint's directory": lambda: listed(targets["key"]),
         "read any file of the endpoint": lambda: any_of(targets["files"], os.O_RDONLY),
         "write any file of the endpoint": lambda: any_of(targets["files"], os.O_WRONLY),
         "read a file of another submitter": lambda: opened(targets["note"], os.O_RDONLY),
         "read a file of the owner": lambda: opened(targets["file"], os.O_RDONLY),
         "patch the runner": lambda: opened(str(runner.__file__), os.O_WRONLY),
-        "list shared memory": lambda: os.listdir("/dev/shm") or opened("/dev/shm/none", 0),  # noqa: S108
+        "list shared memory": lambda: listed(targets["shared memory"]),
+        "read shared memory by its name": lambda: opened(targets["shared memory"], os.O_RDONLY),
         "connect to an abstract socket": lambda: connect("\0" + targets["abstract"]),
         "connect to a socket by its path": lambda: connect(targets["socket"]),
         "change the mode of a file": lambda: os.chmod(targets["file"], 0o600),
@@ -345,8 +358,11 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     return answer
 
 
-BY_PATH = {"connect to a socket by its path", "change the mode of a file", "change the times of a file"}
-"""What Landlock has no rule for."""
+UNRULED = {
+    *("connect to a socket by its path", "change the mode of a file", "change the times of a file"),
+    "read shared memory by its name",
+}
+"""What Landlock has no rule for, or is allowed."""
 SCOPED = {"signal the agent", "signal the manager", "signal a worker", "connect to an abstract socket"}
 """What it has rules for from Linux 6.12 on."""
 HIDDEN = {
@@ -366,6 +382,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
         running_endpoint(home, workers=2, engine={"isolation": level}) as endpoint,
         socket.create_server(str(home / "socket"), family=socket.AF_UNIX),
         socket.socket(socket.AF_UNIX) as abstract,
+        tempfile.NamedTemporaryFile(prefix="farcall-test-", dir="/dev/shm") as memory,  # noqa: S108
     ):
         name = f"farcall-test-{os.getpid()}-{level}"
         abstract.bind(f"\0{name}")
@@ -394,9 +411,10 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
             "note": str(note),
             "file": str(file),
             "socket": str(home / "socket"),
+            "shared memory": memory.name,
             "abstract": name,
         }
-        for path in ("key", "spool", "note", "file", "socket"):
+        for path in ("key", "spool", "note", "file", "socket", "shared memory"):
             assert Path(targets[path]).exists()
         ended = endpoint.cloud.end(endpoint.cloud.submit(attack, targets, submitter=ATTACKER))
         assert isinstance(ended.value, dict), ended.error
@@ -407,7 +425,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
     expected = {
         "none": outcomes.keys() - HIDDEN,
         "process": outcomes.keys() - HIDDEN,
-        "landlock": BY_PATH | (SCOPED if old_landlock else set()),
+        "landlock": UNRULED | (SCOPED if old_landlock else set()),
         "bubblewrap": {"connect to an abstract socket"} if old_landlock else set(),
     }
     assert possible == expected[level], outcomes
