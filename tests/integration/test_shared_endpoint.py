@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from farcall_endpoint.isolation import bubblewrap, landlock
-from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint
+from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.waiting import wait_until
 
 ATTACKER = "018f0000-0000-7000-8000-00000000000a"
@@ -429,6 +429,77 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
         "bubblewrap": {"connect to an abstract socket"} if old_landlock else set(),
     }
     assert possible == expected[level], outcomes
+
+
+def use_memory(size_bytes: int) -> int:
+    import os
+    import time
+
+    data = os.urandom(size_bytes)
+    time.sleep(0.5)
+    return len(data)
+
+
+def keep_memory(size_bytes: int) -> None:
+    """For the life of this worker; it is not the next task's."""
+    import builtins
+    import os
+
+    builtins.kept = os.urandom(size_bytes)  # type: ignore[attr-defined]
+
+
+def test_limits_hold_for_tasks_of_other_submitters(cloud: FakeCloud) -> None:
+    """The manager measures processes by other ids than they have in their own namespace."""
+    limit = {"submitter": ATTACKER, "memory_bytes": 100 * 2**20, "max_attempts": 1}
+    cloud.end(cloud.submit(keep_memory, 90 * 2**20, submitter=ATTACKER))
+    assert cloud.end(cloud.submit(use_memory, 60 * 2**20, **limit)).value == 60 * 2**20
+    assert cloud.end(cloud.submit(use_memory, 200 * 2**20, **limit)).error["code"] == "MEMORY_EXCEEDED"
+
+
+def test_a_dead_worker_says_how_it_died(cloud: FakeCloud) -> None:
+    def die(number: int) -> None:
+        import os
+        import sys
+
+        print("last words", file=sys.stderr)
+        os.kill(os.getpid(), number)
+
+    for number, name in ((9, "SIGKILL"), (11, "SIGSEGV")):
+        error = cloud.end(cloud.submit(die, number, submitter=ATTACKER, max_attempts=1)).error
+        assert error["code"] == "WORKER_DIED"
+        assert name in error["message"]
+        assert "last words" in error["stderr_tail"]
+
+
+def test_a_cancelled_task_leaves_no_process(cloud: FakeCloud, level: str) -> None:
+    def start_and_wait(name: str) -> None:
+        import subprocess
+        import time
+
+        subprocess.Popen(["setsid", "bash", "-c", "sleep 1000; true", name])
+        time.sleep(1000)
+
+    name = f"left-by-a-cancelled-task-{os.getpid()}-{level}"
+    task_id = cloud.submit(start_and_wait, name, submitter=ATTACKER)
+    wait_until(lambda: processes_with(name))
+    cloud.cancel(task_id)
+    assert cloud.end(task_id).error["code"] == "TASK_CANCELLED"
+    wait_until(lambda: not processes_with(name))
+
+
+@pytest.mark.skipif(bool(MISSING["bubblewrap"]), reason=MISSING["bubblewrap"])
+@pytest.mark.parametrize("victim", ["agent", "manager"])
+def test_namespaces_end_with_the_endpoint(victim: str, tmp_path: Path) -> None:
+    with running_endpoint(tmp_path, workers=1, engine={"isolation": "bubblewrap"}) as endpoint:
+        endpoint.cloud.submit(wait_with_a_file, submitter=VICTIM)
+        wait_until(lambda: [each for each in endpoint.family() if each.name() == "victim"])
+        if victim == "agent":
+            endpoint.kill_agent()
+            return
+        [manager] = endpoint.managers()
+        below = manager.children(recursive=True)
+        manager.kill()
+        wait_gone(below)
 
 
 def test_status_says_which_level_holds(endpoint: EndpointProcess, request: pytest.FixtureRequest, level: str) -> None:
