@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import landlockpy
 import msgspec
 import psutil
 import pytest
@@ -278,6 +280,14 @@ def wait_with_a_file() -> None:
     time.sleep(1000)
 
 
+def victims_of(endpoint: EndpointProcess) -> list[psutil.Process]:
+    found = []
+    for process in endpoint.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process] if process.name() == "victim" else []
+    return found
+
+
 def attack(targets: dict[str, Any]) -> dict[str, str]:
     """What becomes of each attack: "done" or the name of an error. Root's rights are given up first, as tests may run
     with them."""
@@ -285,6 +295,7 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     import ctypes
     import json
     import os
+    import pathlib
     import socket
 
     from farcall_endpoint.worker import runner
@@ -303,7 +314,7 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         os.close(os.open(path, flags))
 
     def listed(path: str) -> None:
-        if os.path.basename(path) not in os.listdir(os.path.dirname(path)):
+        if pathlib.Path(path) not in pathlib.Path(path).parent.iterdir():
             raise FileNotFoundError
 
     def any_of(paths: list[str], flags: int) -> None:
@@ -313,7 +324,7 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         raise OSError("none of them")
 
     agent, manager, victim = targets["agent"], targets["manager"], targets["victim"]
-    attacks = {
+    attacks: dict[str, Callable[[], object]] = {
         "read the environment of the agent": lambda: opened(f"/proc/{agent}/environ", os.O_RDONLY),
         "read the environment of the manager": lambda: opened(f"/proc/{manager}/environ", os.O_RDONLY),
         "trace the agent": lambda: trace(agent),
@@ -336,7 +347,7 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         "read shared memory by its name": lambda: opened(targets["shared memory"], os.O_RDONLY),
         "connect to an abstract socket": lambda: connect("\0" + targets["abstract"]),
         "connect to a socket by its path": lambda: connect(targets["socket"]),
-        "change the mode of a file": lambda: os.chmod(targets["file"], 0o600),
+        "change the mode of a file": lambda: pathlib.Path(targets["file"]).chmod(0o600),
         "change the times of a file": lambda: os.utime(targets["file"]),
     }
     reader, writer = os.pipe()
@@ -382,7 +393,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
         running_endpoint(home, workers=2, engine={"isolation": level}) as endpoint,
         socket.create_server(str(home / "socket"), family=socket.AF_UNIX),
         socket.socket(socket.AF_UNIX) as abstract,
-        tempfile.NamedTemporaryFile(prefix="farcall-test-", dir="/dev/shm") as memory,  # noqa: S108
+        tempfile.NamedTemporaryFile(prefix="farcall-test-", dir="/dev/shm") as memory,
     ):
         name = f"farcall-test-{os.getpid()}-{level}"
         abstract.bind(f"\0{name}")
@@ -393,13 +404,13 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
             directory / "tasks_working_dir" / "submitters" / VICTIM / "note",
             directory / "tasks_working_dir" / "note",
         ]
-        wait_until(lambda: [each for each in endpoint.family() if each.name() == "victim"])
+        wait_until(lambda: victims_of(endpoint))
         wait_until(lambda: [each for each in notes if each.exists()])
-        [victim] = [each for each in endpoint.family() if each.name() == "victim"]
+        [victim] = victims_of(endpoint)
         [note] = [each for each in notes if each.exists()]
         [manager] = endpoint.managers()
         assert endpoint.agent is not None
-        targets = {
+        targets: dict[str, Any] = {
             "agent": endpoint.agent.pid,
             "manager": manager.pid,
             "victim": victim.pid,
@@ -421,7 +432,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
         outcomes = ended.value
         endpoint.cloud.cancel(waiting)
     possible = {name for name, outcome in outcomes.items() if outcome == "done"}
-    old_landlock = bool(MISSING["landlock"]) or landlock.abi_version() < 6
+    old_landlock = bool(MISSING["landlock"]) or landlockpy.abi_version() < 6
     expected = {
         "none": outcomes.keys() - HIDDEN,
         "process": outcomes.keys() - HIDDEN,
@@ -492,7 +503,7 @@ def test_a_cancelled_task_leaves_no_process(cloud: FakeCloud, level: str) -> Non
 def test_namespaces_end_with_the_endpoint(victim: str, tmp_path: Path) -> None:
     with running_endpoint(tmp_path, workers=1, engine={"isolation": "bubblewrap"}) as endpoint:
         endpoint.cloud.submit(wait_with_a_file, submitter=VICTIM)
-        wait_until(lambda: [each for each in endpoint.family() if each.name() == "victim"])
+        wait_until(lambda: victims_of(endpoint))
         if victim == "agent":
             endpoint.kill_agent()
             return
@@ -504,3 +515,35 @@ def test_namespaces_end_with_the_endpoint(victim: str, tmp_path: Path) -> None:
 
 def test_status_says_which_level_holds(endpoint: EndpointProcess, request: pytest.FixtureRequest, level: str) -> None:
     assert level == request.node.callspec.params["endpoint"]
+
+
+@pytest.mark.skipif(bool(MISSING["bubblewrap"]), reason=MISSING["bubblewrap"])
+def test_auto_is_the_best_level_of_the_node(tmp_path: Path) -> None:
+    with running_endpoint(tmp_path, workers=1, engine={"isolation": "auto"}) as endpoint:
+        wait_until(lambda: endpoint.directory.read_status().get("isolation") == "bubblewrap")
+
+
+def test_a_node_without_isolation_serves_its_owner_and_says_what_it_lacks(tmp_path: Path) -> None:
+    """Until the owner accepts less. A module in the way of Landlock's stands for an old kernel."""
+    (tmp_path / "landlockpy.py").write_text(
+        "import enum\n"
+        "class AccessFS(enum.IntFlag):\n"
+        "    READ_FILE = WRITE_FILE = READ_DIR = EXECUTE = IOCTL_DEV = TRUNCATE = 1\n"
+        "class AccessNet: pass\n"
+        "class Ruleset: pass\n"
+        "class Scope: pass\n"
+        "def abi_version(): return 0\n"
+    )
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(tmp_path))
+        environment.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        with running_endpoint(tmp_path / "home", workers=1, engine={"isolation": "auto"}) as endpoint:
+            assert endpoint.cloud.end(endpoint.cloud.submit(truth, "the truth")).value == "the truth"
+            wait_until(lambda: endpoint.directory.read_status().get("isolation"))
+            error = endpoint.cloud.end(endpoint.cloud.submit(truth, "the truth", submitter=ATTACKER)).error
+            assert error["code"] == "ISOLATION_MISSING"
+            for text in (error["message"], endpoint.directory.read_status()["isolation"], endpoint.log()):
+                assert "No permissions to create new namespace" in text
+                assert "Landlock: kernel" in text

@@ -180,9 +180,9 @@ def test_a_level_that_the_owner_asks_for_is_used_or_refused(node: Callable[..., 
     node()
     assert best_of(Isolation.LANDLOCK) == NodeIsolation(Isolation.LANDLOCK, landlock=True)
     node(landlock_missing="an old kernel", bubblewrap_missing="not installed")
-    with pytest.raises(ConfigurationError, match="landlock .an old kernel"):
+    with pytest.raises(ConfigurationError, match=r"landlock \(an old kernel"):
         best_of(Isolation.LANDLOCK)
-    with pytest.raises(ConfigurationError, match="bubblewrap .not installed"):
+    with pytest.raises(ConfigurationError, match=r"bubblewrap \(not installed"):
         best_of(Isolation.BUBBLEWRAP)
 
 
@@ -197,7 +197,7 @@ def test_bubblewrap_is_tried_not_only_looked_for(tmp_path: Path, monkeypatch: py
 
 def test_what_is_mounted_is_the_least_that_shows_every_path() -> None:
     command = bubblewrap.prefix(
-        readable=["/usr", "/usr/lib", "/proc", "/dev/sda", "/tmp/venv", "/data/link"],  # noqa: S108
+        readable=["/usr", "/usr/lib", "/proc", "/dev/sda", "/tmp/venv", "/data/link"],
         writable=["/data/work/a"],
         directory=Path("/data/work"),
     )
@@ -205,7 +205,7 @@ def test_what_is_mounted_is_the_least_that_shows_every_path() -> None:
     assert [each for each in mounts if not each[1].startswith("/dev")] == [
         ("--ro-bind-try", "/data/link"),
         ("--bind", "/data/work/a"),
-        ("--ro-bind-try", "/tmp/venv"),  # noqa: S108
+        ("--ro-bind-try", "/tmp/venv"),
         ("--ro-bind-try", "/usr"),
     ]
     assert ("--ro-bind-try", "/dev/sda") not in mounts
@@ -282,4 +282,4 @@ def test_wrapped_processes_do_their_work_and_see_nothing_else(tmp_path: Path) ->
     assert int(outcomes[15]) <= 3, "bubblewrap's, the program and perhaps a helper of multiprocessing"
     assert outcomes[16] == "none"
     assert (home / "file").read_text() == "x"
-    assert not Path("/tmp/file").exists()  # noqa: S108
+    assert not Path("/tmp/file").exists()

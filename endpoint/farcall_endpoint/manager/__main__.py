@@ -134,8 +134,6 @@ def main() -> None:
         sys.exit(str(error))
     if options.sandbox_retention is not None:
         SandboxCleaner(options.working_dir, retention_s=options.sandbox_retention).start()
-    if isolation.refusal:
-        _logger.warning("tasks of other submitters than the owner are refused here: %s", isolation.refusal)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -177,6 +175,7 @@ def main() -> None:
             capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
             ends_at=ends_at,
             isolation=isolation.level,
+            refusal=isolation.refusal,
         ),
     ).run()
 

@@ -140,7 +140,8 @@ class FreshProcessLauncher:
         self._working_dir.mkdir(parents=True, exist_ok=True)  # a task or a cron job may have removed it
         channel, worker_end, claims = channel_pair()
         output = (_open_capture_file(), _open_capture_file())
-        outer, settings, prefix = (self._environment, self._settings, [])
+        prefix: list[str] = []
+        outer, settings = self._environment, self._settings
         if submitter:
             outer, settings, prefix = self._of_submitter(submitter)
         environment = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
