@@ -37,9 +37,7 @@ def missing() -> str:
     version = abi_version()
     if version >= _LEAST_ABI:
         return ""
-    return (
-        f"Landlock: this kernel ({os.uname().release}) has version {version}, and {_LEAST_ABI} (Linux 6.2) is the least"
-    )
+    return f"Landlock: kernel {os.uname().release} has version {version}, and {_LEAST_ABI} (Linux 6.2) is the least"
 
 
 def confine(*, readable: Iterable[str], writable: Iterable[str]) -> None:
