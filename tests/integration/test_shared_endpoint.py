@@ -345,6 +345,7 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         "patch the runner": lambda: opened(str(runner.__file__), os.O_WRONLY),
         "list shared memory": lambda: listed(targets["shared memory"]),
         "read shared memory by its name": lambda: opened(targets["shared memory"], os.O_RDONLY),
+        "read a terminal": lambda: opened(targets["terminal"], os.O_RDWR | os.O_NOCTTY),
         "connect to an abstract socket": lambda: connect("\0" + targets["abstract"]),
         "connect to a socket by its path": lambda: connect(targets["socket"]),
         "change the mode of a file": lambda: pathlib.Path(targets["file"]).chmod(0o600),
@@ -389,7 +390,10 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
     home = tmp_path_factory.mktemp("home")
     file = home / "of-the-owner"
     file.write_text("private")
+    controller, terminal = os.openpty()
     with (
+        os.fdopen(controller, "rb", buffering=0),
+        os.fdopen(terminal, "rb", buffering=0),
         running_endpoint(home, workers=2, engine={"isolation": level}) as endpoint,
         socket.create_server(str(home / "socket"), family=socket.AF_UNIX),
         socket.socket(socket.AF_UNIX) as abstract,
@@ -423,6 +427,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
             "file": str(file),
             "socket": str(home / "socket"),
             "shared memory": memory.name,
+            "terminal": os.ttyname(terminal),
             "abstract": name,
         }
         for path in ("key", "spool", "note", "file", "socket", "shared memory"):
