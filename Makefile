@@ -59,6 +59,7 @@ setup-system:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update && apt-get install --yes python3-venv; }
 	@command -v slurmctld /usr/sbin/slurmctld >/dev/null || { apt-get update && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(SLURM); }
+	@command -v bwrap >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends bubblewrap; }
 
 # -- the main job ------------------------------------------------------------------------------------------------------
 

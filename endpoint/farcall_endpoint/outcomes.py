@@ -50,9 +50,9 @@ function_not_permitted = Outcome(
 isolation_missing = Outcome(
     "ISOLATION_MISSING",
     Fault.PEER,
-    "This node of the endpoint cannot confine tasks of other users than its owner.",
-    "Ask the owner to update the kernel (Linux 6.2 or later with Landlock), or to accept separate processes as enough: "
-    "`isolation: process`.",
+    "This node of the endpoint cannot confine tasks of other users than its owner ({}).",
+    "Ask the owner to install bubblewrap or to update the kernel (Linux 6.2 or later with Landlock), or to accept "
+    "separate processes as enough: `isolation: process`.",
 )
 limit_invalid = Outcome(
     "LIMIT_INVALID",

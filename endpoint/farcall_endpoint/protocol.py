@@ -103,7 +103,8 @@ class Capacity(_Part, frozen=True):
 
 class Registered(_Message, frozen=True):
     """First message of a manager: it has so many slots, as part of a block. ``software`` must equal the agent's own.
-    ``ends_at`` is when the block's time is over, where that is known. ``isolation`` of submitters, on this node."""
+    ``ends_at`` is when the block's time is over, where that is known. ``isolation`` of submitters, on this
+    node; ``refusal``: why it refuses tasks of other submitters than the owner, with what it lacks."""
 
     manager_id: str
     software: str
@@ -114,6 +115,7 @@ class Registered(_Message, frozen=True):
     capacity: Capacity | None = None
     ends_at: float | None = None
     isolation: str = ""
+    refusal: str = ""
 
 
 class Started(_Part, frozen=True):

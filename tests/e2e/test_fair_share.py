@@ -16,7 +16,7 @@ from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from tests.waiting import WAIT_S, wait_until
 
-BACKLOG = 2000
+BACKLOG = 4000
 
 
 def started(directory: str) -> int:
@@ -44,12 +44,19 @@ def _taken(path: str) -> bool:
     return True
 
 
+@pytest.fixture(params=["none", "auto"])
+def isolation(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def shared(cloud: Deployment, tmp_path: Path) -> Iterator[str]:
+def shared(cloud: Deployment, tmp_path: Path, directory: str, isolation: str) -> Iterator[str]:
     """The id of an endpoint of ada's with two workers, which everybody may use."""
     endpoint = LocalEndpoint("fair", home=tmp_path / "ada", environment=cloud.environment("ada"))
     endpoint.configure()
-    (endpoint.directory / "config.yaml").write_text("engine:\n  max_workers_per_node: 2\n  isolation: none\n")
+    (endpoint.directory / "config.yaml").write_text(
+        f"engine:\n  max_workers_per_node: 2\n  isolation: {isolation}\n  readable_paths: [{directory}]\n"
+    )
     headers = {"Authorization": f"Bearer {cloud.tokens['ada']}"}
     with endpoint, httpx.Client(base_url=cloud.api_url, headers=headers, timeout=WAIT_S, trust_env=False) as web:
         assert web.put(f"/v3/endpoints/{endpoint.endpoint_id}", json={"public": True}).status_code == 200
@@ -71,7 +78,7 @@ def _submit(client: farcall.Client, endpoint_id: str, function_id: str, calls: l
 
 
 def test_a_single_task_overtakes_a_backlog_of_short_ones(
-    shared: str, directory: str, client: farcall.Client, other_client: farcall.Client
+    shared: str, directory: str, isolation: str, client: farcall.Client, other_client: farcall.Client
 ) -> None:
     backlog = _submit(client, shared, client.register_function(short), [(directory, n) for n in range(BACKLOG)])
     count = other_client.register_function(started)
@@ -83,8 +90,9 @@ def test_a_single_task_overtakes_a_backlog_of_short_ones(
         task_id = other_client.run(directory, endpoint_id=shared, function_id=count)
         passed.append(other_client.get_result(task_id, wait_s=WAIT_S) - before)
     assert before < BACKLOG - 500, "the backlog was over before it was passed"
-    # What ran during a submit and what was prefetched; without turns, hundreds to all of them.
-    assert sorted(passed)[2] < 150, passed
+    # What ran during a submit, what was prefetched, and, if submitters are apart, what the other worker runs while one
+    # starts for the single task; without turns, up to all of them.
+    assert sorted(passed)[2] < (150 if isolation == "none" else 500), passed
     client.cancel_many(backlog)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.isolation import Isolation, best_of
+from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of, bubblewrap, landlock
 from farcall_endpoint.isolation.environment import SECRETS, for_submitter
-from farcall_endpoint.isolation.landlock import is_available, readable_paths
+from farcall_endpoint.isolation.paths import readable_paths
 
-needs_landlock = pytest.mark.skipif(not is_available(), reason="this kernel has no Landlock")
+needs_landlock = pytest.mark.skipif(bool(landlock.missing()), reason="this kernel has no Landlock")
+needs_bubblewrap = pytest.mark.skipif(bool(bubblewrap.missing()), reason="bubblewrap does not work here")
 
 
 def test_credentials_of_every_kind_are_secrets() -> None:
@@ -80,7 +83,8 @@ def test_paths_in_the_owners_home_are_hidden_but_for_python(tmp_path: Path) -> N
 
 CONFINED = """
 import ctypes, os, socket, subprocess, sys
-from farcall_endpoint.isolation.landlock import confine, readable_paths
+from farcall_endpoint.isolation.landlock import confine
+from farcall_endpoint.isolation.paths import readable_paths
 from pathlib import Path
 
 # Tests may run as root, whose capabilities open the environment of any process.
@@ -143,10 +147,139 @@ def test_confined_processes_do_their_work_and_reach_nothing_else(tmp_path: Path)
     assert outcomes[11:] == ["refused"] * 4
 
 
-def test_the_level_of_a_node() -> None:
-    assert best_of(Isolation.NONE) is Isolation.NONE
-    assert best_of(Isolation.PROCESS) is Isolation.PROCESS
-    assert best_of(Isolation.AUTO) is (Isolation.LANDLOCK if is_available() else Isolation.PROCESS)
-    if not is_available():
-        with pytest.raises(ConfigurationError, match="no Landlock"):
-            best_of(Isolation.LANDLOCK)
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what a node lacks."""
+
+    def lacks(*, landlock_missing: str = "", bubblewrap_missing: str = "") -> None:
+        monkeypatch.setattr(landlock, "missing", lambda: landlock_missing)
+        monkeypatch.setattr(bubblewrap, "missing", lambda: bubblewrap_missing)
+
+    return lacks
+
+
+def test_auto_is_the_best_level_that_works(node: Callable[..., None]) -> None:
+    node()
+    assert best_of(Isolation.AUTO) == NodeIsolation(Isolation.BUBBLEWRAP, landlock=True, bubblewrap=True)
+    node(landlock_missing="an old kernel")
+    assert best_of(Isolation.AUTO) == NodeIsolation(Isolation.BUBBLEWRAP, bubblewrap=True)
+    node(bubblewrap_missing="not installed")
+    assert best_of(Isolation.AUTO) == NodeIsolation(Isolation.LANDLOCK, landlock=True)
+
+
+def test_a_node_without_either_refuses_others_and_says_what_it_lacks(node: Callable[..., None]) -> None:
+    node(landlock_missing="an old kernel", bubblewrap_missing="not installed")
+    found = best_of(Isolation.AUTO)
+    assert found.level is Isolation.PROCESS
+    assert found.refusal == "not installed; an old kernel"
+    for level in (Isolation.NONE, Isolation.PROCESS):
+        assert best_of(level) == NodeIsolation(level), "the owner accepts it"
+
+
+def test_a_level_that_the_owner_asks_for_is_used_or_refused(node: Callable[..., None]) -> None:
+    node()
+    assert best_of(Isolation.LANDLOCK) == NodeIsolation(Isolation.LANDLOCK, landlock=True)
+    node(landlock_missing="an old kernel", bubblewrap_missing="not installed")
+    with pytest.raises(ConfigurationError, match=r"landlock \(an old kernel"):
+        best_of(Isolation.LANDLOCK)
+    with pytest.raises(ConfigurationError, match=r"bubblewrap \(not installed"):
+        best_of(Isolation.BUBBLEWRAP)
+
+
+def test_bubblewrap_is_tried_not_only_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "not installed" in bubblewrap.missing()
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    program.chmod(0o755)
+    assert bubblewrap.missing() == "bubblewrap: bwrap: No permissions to create new namespace"
+
+
+def test_what_is_mounted_is_the_least_that_shows_every_path() -> None:
+    command = bubblewrap.prefix(
+        readable=["/usr", "/usr/lib", "/proc", "/dev/sda", "/tmp/venv", "/data/link"],
+        writable=["/data/work/a"],
+        directory=Path("/data/work"),
+    )
+    mounts = [tuple(command[at : at + 2]) for at, word in enumerate(command) if word.endswith(("bind", "bind-try"))]
+    assert [each for each in mounts if not each[1].startswith("/dev")] == [
+        ("--ro-bind-try", "/data/link"),
+        ("--bind", "/data/work/a"),
+        ("--ro-bind-try", "/tmp/venv"),
+        ("--ro-bind-try", "/usr"),
+    ]
+    assert ("--ro-bind-try", "/dev/sda") not in mounts
+
+
+WRAPPED = """
+import os, socket, subprocess, sys
+from pathlib import Path
+
+home, hidden, pid, link = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+
+def outcome(action):
+    try:
+        action()
+    except OSError as error:
+        return type(error).__name__ if error.errno != 30 else "ReadOnly"
+    return "done"
+
+def connect():
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(hidden / "socket"))
+
+def multiprocess():
+    import multiprocessing
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(int, ("7",)) == 7
+
+if __name__ == "__main__":
+    for action in (
+        lambda: (home / "file").write_text("x"),
+        lambda: Path("/tmp/file").write_text("x"),
+        lambda: (link / "file").read_text(),
+        multiprocess,
+        lambda: subprocess.run(["sh", "-c", "true"], check=True),
+        lambda: socket.create_server(("127.0.0.1", 0)).close(),
+        lambda: (hidden / "secret").read_text(),
+        lambda: (hidden / "secret").chmod(0o777),
+        connect,
+        lambda: os.kill(pid, 0),
+        lambda: open(f"/proc/{pid}/environ").read(),
+        lambda: (link / "file").chmod(0o777),
+        lambda: (link / "file").write_text("x"),
+        lambda: Path("/new").mkdir(),
+        lambda: os.utime(os.__file__),
+    ):
+        print(outcome(action))
+    print(len([name for name in os.listdir("/proc") if name.isdigit()]))
+    print([line for line in open("/proc/self/status") if line.startswith("CapEff")][0].split()[1].strip("0") or "none")
+"""
+
+
+@needs_bubblewrap
+def test_wrapped_processes_do_their_work_and_see_nothing_else(tmp_path: Path) -> None:
+    home, hidden, shared = (tmp_path / name for name in ("home", "hidden", "shared"))
+    for directory in (home, hidden, shared):
+        directory.mkdir()
+    (hidden / "secret").write_text("secret")
+    (shared / "file").write_text("data")
+    link = tmp_path / "link"
+    link.symlink_to(shared)
+    program = home / "program.py"
+    program.write_text(WRAPPED)
+    readable = readable_paths([str(link)], private=[hidden], home=tmp_path, environ=os.environ)
+    prefix = bubblewrap.prefix(readable=readable, writable=[str(home)], directory=home)
+    with socket.create_server(str(hidden / "socket"), family=socket.AF_UNIX):
+        command = [*prefix, sys.executable, str(program), str(home), str(hidden), str(os.getpid()), str(link)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    outcomes = done.stdout.split()
+    assert outcomes[:6] == ["done"] * 6
+    assert outcomes[6:9] == ["FileNotFoundError"] * 3
+    assert outcomes[9:11] == ["ProcessLookupError", "FileNotFoundError"]
+    assert outcomes[11:15] == ["ReadOnly"] * 4
+    assert int(outcomes[15]) <= 3, "bubblewrap's, the program and perhaps a helper of multiprocessing"
+    assert outcomes[16] == "none"
+    assert (home / "file").read_text() == "x"
+    assert not Path("/tmp/file").exists()

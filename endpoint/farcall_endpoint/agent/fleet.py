@@ -443,7 +443,7 @@ class Fleet:
     @property
     def isolation(self) -> str:
         """Separation of submitters on the nodes; several levels where nodes differ."""
-        return ", ".join(sorted({manager.registered.isolation for manager in self._managers.values()}))
+        return ", ".join(sorted({_isolation(manager.registered) for manager in self._managers.values()}))
 
     def _register(self, manager_id: str, message: protocol.Registered, now: float) -> _Manager | None:
         block = self._here.get(message.block_id)
@@ -454,12 +454,20 @@ class Fleet:
             block.end_reason = "its manager has another version than the agent"
             block.kill_at = now
             return None
+        if message.refusal:
+            _logger.warning("%s refuses tasks of other submitters than the owner: %s", manager_id, message.refusal)
         manager = _Manager(message, LivenessTimer(limit_s=self._silence_limit_s, now=now), now)
         self._managers[manager_id] = manager
         self.slots += message.slots
         block.managers.add(manager_id)
         self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)
         return manager
+
+
+def _isolation(registered: protocol.Registered) -> str:
+    if not registered.refusal:
+        return registered.isolation
+    return f"{registered.isolation}, for tasks of the owner only ({registered.refusal})"
 
 
 def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:

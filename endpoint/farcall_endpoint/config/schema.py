@@ -94,16 +94,19 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     isolation: Annotated[
-        Literal["none", "process", "landlock", "auto"],
+        Literal["none", "process", "landlock", "bubblewrap", "auto"],
         msgspec.Meta(
             description="Separation of submitters: none shares the worker processes among all of them, process gives "
             "each of them processes, a home and a temporary directory of its own, landlock lets them reach no other "
-            "files and processes, auto is landlock, and refuses their tasks on nodes without it."
+            "files and processes, bubblewrap hides these, auto is the best that works on a node; where neither of the "
+            "last two does, tasks of other submitters than the owner are refused."
         ),
     ] = "auto"
     readable_paths: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
-        msgspec.Meta(description="Further files and directories that tasks may read with isolation: landlock."),
+        msgspec.Meta(
+            description="Further files and directories that tasks may read with isolation: landlock or bubblewrap."
+        ),
     ] = ()
     pass_environment: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],

@@ -142,8 +142,8 @@ def main() -> None:
             prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch),
             batching=not options.no_batching,
             start_limit_s=options.start_limit,
-            shared_workers=isolation is Isolation.NONE,
-            owner_only=options.isolation is Isolation.AUTO and isolation is Isolation.PROCESS,
+            shared_workers=isolation.level is Isolation.NONE,
+            refusal=isolation.refusal,
         ),
         launcher=FreshProcessLauncher(
             working_dir=options.working_dir,
@@ -157,7 +157,9 @@ def main() -> None:
                 native=options.native,
             ),
             passed=options.pass_environment,
-            confinement=Confinement(options.readable, options.private) if isolation is Isolation.LANDLOCK else None,
+            confinement=Confinement(options.readable, options.private, isolation.landlock, isolation.bubblewrap)
+            if isolation.landlock or isolation.bubblewrap
+            else None,
         ),
         agent=agent,
         agent_pid=options.agent_pid,
@@ -172,7 +174,8 @@ def main() -> None:
             options.block_id,
             capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
             ends_at=ends_at,
-            isolation=isolation,
+            isolation=isolation.level,
+            refusal=isolation.refusal,
         ),
     ).run()
 

@@ -119,7 +119,7 @@ class ManagerCore:
     :param batching: whether several tasks may share a packet.
     :param start_limit_s: a worker that is not ready after so long is replaced.
     :param shared_workers: whether a worker serves all submitters.
-    :param owner_only: whether tasks of other submitters than the owner are refused.
+    :param refusal: why tasks of other submitters than the owner are refused; empty if they are not.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ManagerCore:
         batching: bool = True,
         start_limit_s: float = 60.0,
         shared_workers: bool = False,
-        owner_only: bool = False,
+        refusal: str = "",
     ) -> None:
         self._slots = slots
         self._start_limit_s = start_limit_s
@@ -141,7 +141,7 @@ class ManagerCore:
         self._queue: FairQueue[Job] = FairQueue()
         self._workers: dict[int, _Worker] = {}
         self._shared_workers = shared_workers
-        self._owner_only = owner_only
+        self._refusal = refusal
         self._next_worker_id = 0
         self._yield_at: float | None = None  # when a turn ends that another submitter waits for
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
@@ -223,8 +223,8 @@ class ManagerCore:
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
                     for job in jobs:
-                        if self._owner_only and job.order.submitter:
-                            self._finish(job, TaskState.FAILED, outcomes.isolation_missing().to_json())
+                        if self._refusal and job.order.submitter:
+                            self._finish(job, TaskState.FAILED, outcomes.isolation_missing(self._refusal).to_json())
                         else:
                             self._queue.add(job.order.submitter, job)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):

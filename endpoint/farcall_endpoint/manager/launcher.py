@@ -17,7 +17,9 @@ from typing import Final, Protocol
 import msgspec
 
 from farcall_endpoint import process_reaper
+from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_submitter
+from farcall_endpoint.isolation.paths import readable_paths
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.worker.capture import read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
@@ -28,6 +30,8 @@ _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 _ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
+_SIGNALLED: Final = 128
+"""As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +39,7 @@ class WorkerProcess:
     """A worker process: the leader of a session, and so of a process group.
 
     ``worker_end`` is a copy of the worker's socket: while it is open, packets can be read after the worker's death.
-    ``pidfd`` becomes readable then.
+    ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's, and the worker is below it.
     """
 
     process: subprocess.Popen[bytes]
@@ -43,10 +47,11 @@ class WorkerProcess:
     worker_end: socket.socket
     pidfd: int
     output: tuple[int, int]
+    namespaced: bool = False
 
     @property
     def pid(self) -> int:
-        """Of the worker, and of its process group."""
+        """Of the process that the manager started, and of its process group."""
         return self.process.pid
 
     def kill(self) -> None:
@@ -66,6 +71,8 @@ class WorkerProcess:
         self.worker_end.close()
         for descriptor in (self.pidfd, *self.output):
             os.close(descriptor)
+        if self.namespaced and code > _SIGNALLED:
+            code = _SIGNALLED - code
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"killed by {signal.Signals(-code).name}"
@@ -75,11 +82,13 @@ class WorkerProcess:
 
 @dataclasses.dataclass(frozen=True)
 class Confinement:
-    """What confined workers may read besides the system (``readable``), and what they may not in any case
-    (``private``)."""
+    """What confined workers may read besides the system (``readable``), what they may not in any case (``private``),
+    and by what they are confined."""
 
     readable: Collection[str]
     private: Collection[Path]
+    landlock: bool
+    bubblewrap: bool
 
 
 class WorkerLauncher(Protocol):
@@ -131,13 +140,16 @@ class FreshProcessLauncher:
         self._working_dir.mkdir(parents=True, exist_ok=True)  # a task or a cron job may have removed it
         channel, worker_end, claims = channel_pair()
         output = (_open_capture_file(), _open_capture_file())
-        outer, settings = (self._environment, self._settings) if not submitter else self._of_submitter(submitter)
+        prefix: list[str] = []
+        outer, settings = self._environment, self._settings
+        if submitter:
+            outer, settings, prefix = self._of_submitter(submitter)
         environment = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
         environment |= settings.to_variables()
         # -P: files in the working directory must not be imported as modules
         command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
         process = subprocess.Popen(
-            command,
+            [*prefix, *command],
             stdin=subprocess.DEVNULL,
             stdout=output[0],
             stderr=output[1],
@@ -147,35 +159,43 @@ class FreshProcessLauncher:
             start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
         )
         os.close(claims)
-        return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output)
+        return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output, namespaced=bool(prefix))
 
     def close(self) -> None:
         """Remove the temporary directories of submitters."""
         if self._temporary is not None:
             self._temporary.cleanup()
 
-    def _of_submitter(self, submitter: str) -> tuple[dict[str, str], WorkerSettings]:
-        """Environment and settings for a submitter other than the owner, who has a home and a temporary directory."""
+    def _of_submitter(self, submitter: str) -> tuple[Mapping[str, str], WorkerSettings, list[str]]:
+        """For a submitter other than the owner, who has a home and a temporary directory: environment, settings, and
+        what to write before the command."""
         if self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="farcall-submitters-", ignore_cleanup_errors=True)
         name = name_of(submitter)
-        home, temporary = submitter_directory(self._working_dir, name), Path(self._temporary.name) / name
+        working_dir = self._working_dir.resolve()
+        home, temporary = submitter_directory(working_dir, name), Path(self._temporary.name).resolve() / name
         for directory in (home, temporary):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = {"HOME": str(home), "TMPDIR": str(temporary)}
         environment = for_submitter(self._environment, passed=self._passed) | own
-        if self._confinement is None:
-            return environment, self._settings
-        from farcall_endpoint.isolation.landlock import readable_paths
-
+        confinement = self._confinement
+        if confinement is None:
+            return environment, self._settings, []
         readable = readable_paths(
-            self._confinement.readable,
-            private=[*self._confinement.private, self._working_dir],
+            confinement.readable,
+            private=[*confinement.private, working_dir],
             home=Path(self._environment.get("HOME", "/")),
             environ=environment,
         )
-        writable = (str(home.resolve()), str(temporary.resolve()))
-        return environment, msgspec.structs.replace(self._settings, readable=tuple(readable), writable=writable)
+        writable = [str(home), str(temporary)]
+        prefix: list[str] = []
+        if confinement.bubblewrap:
+            prefix = bubblewrap.prefix(readable=readable, writable=writable, directory=working_dir)
+            writable.append(bubblewrap.TEMPORARY)
+        if not confinement.landlock:
+            return environment, self._settings, prefix
+        settings = msgspec.structs.replace(self._settings, readable=tuple(readable), writable=tuple(writable))
+        return environment, settings, prefix
 
 
 def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: Slot, amd: bool) -> dict[str, str]:

@@ -20,10 +20,12 @@ _PERIOD_S: Final = 0.2
 @dataclasses.dataclass(frozen=True)
 class MeasuredTask:
     """A running task with a memory limit. ``held_bytes``: the memory of its worker's process tree when it began,
-    by process id; it is lowered as they shrink, so that memory which is freed and allocated again counts."""
+    by process id; it is lowered as they shrink, so that memory which is freed and allocated again counts.
+    ``namespaced``: these ids are those of the worker's process namespace."""
 
     limit_bytes: int
     held_bytes: dict[int, int]
+    namespaced: bool = False
 
 
 def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
@@ -41,11 +43,12 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
                 trees[ancestor].append(pid)
     used: dict[int, int] = {}
     for worker, task in tasks.items():
-        resident = {pid: processes[pid].resident_bytes for pid in trees[worker]}
+        names = _names_in_namespace(trees[worker]) if task.namespaced else {pid: pid for pid in trees[worker]}
+        resident = {pid: processes[pid].resident_bytes for pid in names}
         for pid, size_bytes in resident.items():
-            if size_bytes < task.held_bytes.get(pid, 0):
-                task.held_bytes[pid] = size_bytes
-        held_bytes = sum(task.held_bytes.get(pid, 0) for pid in resident)
+            if size_bytes < task.held_bytes.get(names[pid], 0):
+                task.held_bytes[names[pid]] = size_bytes
+        held_bytes = sum(task.held_bytes.get(name, 0) for name in names.values())
         used[worker] = sum(resident.values()) - held_bytes
         if used[worker] > task.limit_bytes:
             pss_bytes = sum(_proportional_bytes(pid, default=size_bytes) for pid, size_bytes in resident.items())
@@ -65,6 +68,23 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
     except OSError:  # it has ended, belongs to another user, or the kernel is too old
         return default
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), default)
+
+
+def _names_in_namespace(pids: Iterable[int]) -> dict[int, int]:
+    """The ids that processes have in the process namespace one below this process's; without bubblewrap's own, which
+    are outside of it and the first in it."""
+    depth = len(_ids_of(os.getpid()))
+    found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth}
+    return {pid: name for pid, name in found.items() if name != 1}
+
+
+def _ids_of(pid: int) -> list[int]:
+    """The ids of a process in this namespace and those below it; none if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return next((list(map(int, line.split()[1:])) for line in text.splitlines() if line.startswith("NSpid:")), [])
 
 
 class Orphans:

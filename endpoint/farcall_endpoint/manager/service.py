@@ -176,7 +176,9 @@ class Manager:
         if now >= self._measure_memory_at:
             self._measure_memory_at = now + _LIMIT_PERIOD_S
             measured = {
-                self._workers[worker_id].pid: MeasuredTask(order.options.memory_bytes, begun.resident_bytes)
+                (process := self._workers[worker_id]).pid: MeasuredTask(
+                    order.options.memory_bytes, begun.resident_bytes, namespaced=process.namespaced
+                )
                 for worker_id, order, begun in limited
                 if order.options.memory_bytes is not None and begun is not None
             }

@@ -1,0 +1,69 @@
+"""bubblewrap: a worker in mount, process and IPC namespaces of its own, and in a user namespace where that works.
+
+What is not mounted does not exist for its tasks: neither files nor the Unix sockets among them. What they may only read
+is mounted read-only, so its modes and times cannot be changed either. They see no processes but their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from farcall_endpoint.isolation.paths import DEVICES
+
+#: A private directory in memory, for programs that do not ask for TMPDIR.
+TEMPORARY: Final = "/tmp"  # noqa: S108 - the worker's own
+_PROBE_LIMIT_S: Final = 20.0
+_NAMESPACES: Final = (
+    *("--unshare-user-try", "--unshare-pid", "--unshare-ipc"),
+    *("--cap-drop", "ALL"),  # root would keep its own
+    "--die-with-parent",  # with its manager, and all processes of the namespace with it
+)
+
+
+def missing() -> str:
+    """Why workers cannot be started in namespaces on this node; empty if they can."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return "bubblewrap: the program bwrap is not installed"
+    # Containers, and settings of the kernel, forbid namespaces and mounts: only a try shows it.
+    command = [program, *_NAMESPACES, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", TEMPORARY]
+    try:
+        done = subprocess.run(
+            [*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap: {error}"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"bubblewrap: {lines[-1]}"
+
+
+def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path) -> list[str]:
+    """What to write before a command so that it runs in namespaces with these paths only.
+
+    :param readable: existing paths, with those of their targets where they are links.
+    :param writable: directories without links. What is mounted lies in none of them: their owner could replace the
+        place of a mount by a link.
+    :param directory: the current one of the command; it is empty if it is not among the paths.
+    """
+    mounts = {path: "--ro-bind-try" for path in readable if Path(path).parts[1:2] not in (("proc",), ("dev",))}
+    mounts |= dict.fromkeys(writable, "--bind") | {TEMPORARY: "--tmpfs"}
+    command = [shutil.which("bwrap") or "bwrap", *_NAMESPACES]
+    done: dict[str, str] = {}
+    for path in sorted(mounts, key=lambda each: Path(each).parts):
+        kind = mounts[path]
+        above = next((done[str(each)] for each in Path(path).parents if str(each) in done), "")
+        if kind == above == "--ro-bind-try":
+            continue  # it is there already
+        done[path] = kind
+        command += [kind, path] if kind == "--tmpfs" else [kind, path, path]
+    command += ["--dev", "/dev", "--proc", "/proc"]
+    for device in filter(os.path.exists, DEVICES):
+        command += ["--dev-bind-try", device, device]
+    return [*command, "--dir", str(directory), "--remount-ro", "/", "--chdir", str(directory), "--"]
