@@ -15,7 +15,15 @@ from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import FarcallError, Forbidden, InvalidRequest, RequestTooLarge
+from farcall_common.errors import (
+    FarcallError,
+    Forbidden,
+    InvalidRequest,
+    QueueFull,
+    QuotaExceeded,
+    RateLimited,
+    RequestTooLarge,
+)
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.endpoint_credential import EndpointCredentials
@@ -137,7 +145,8 @@ class Application:
         self.resolver.context.update(context_of_request)
         answer = self.resolver.resolve(event, context)
         request = event["requestContext"]
-        # The access log: API Gateway writes none.
+        code = _error_code(answer)
+        # The access log: API Gateway writes none. The metric RequestsRefused is made of `refused`.
         logger.info(
             "request",
             method=event["httpMethod"],
@@ -146,6 +155,8 @@ class Application:
             identity_id=(request.get("authorizer") or {}).get("identity_id"),
             source_ip=_source_ip(request),
             request_id=request.get("requestId"),
+            **({"code": code} if code else {}),
+            **({"refused": refused} if (refused := _refused_by(answer["statusCode"], code)) else {}),
         )
         return answer
 
@@ -153,6 +164,18 @@ class Application:
 def _connect_route(endpoint_id: str) -> tuple[str, str]:
     """The one route for the credential of an endpoint."""
     return "POST", f"/v3/endpoints/{endpoint_id}/connect"
+
+
+def _error_code(answer: Mapping[str, Any]) -> str:
+    """The code of an error; empty for other answers."""
+    return str(json.loads(answer["body"])["code"]) if answer["statusCode"] >= 400 else ""
+
+
+def _refused_by(status: int, code: str) -> str:
+    """What refused a request, if it was a limit or a missing right."""
+    if status == 403:
+        return "right"
+    return {RateLimited.code: "rate", QuotaExceeded.code: "quota", QueueFull.code: "quota"}.get(code, "")
 
 
 def _route(event: BaseProxyEvent) -> str:

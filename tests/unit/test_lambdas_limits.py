@@ -160,6 +160,26 @@ def test_bytes_are_not_added_up_while_the_maximum_is_unknown(monkeypatch: pytest
     assert lab.submit().status == 200
 
 
+def test_refusals_are_fields_of_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    lab = Lab(ApiSettings(rate_per_s=1, rate_burst=5, max_endpoints=2))
+    lab.endpoint_id = lab.api.endpoint(public=True)
+    lab.api.call("POST", "/v3/endpoints", {"endpoint_name": "third"})
+    lab.api.call("GET", f"/v3/endpoints/{lab.endpoint_id}/tasks", caller=BOB)
+    for _ in range(2):
+        lab.api.call("GET", "/v3/whoami")
+    lab.api.call("GET", "/v3/unknown", caller=BOB)
+
+    lines = [vars(each) for each in caplog.records if each.getMessage() == "request"]
+    found = [(line["status"], line.get("code"), line.get("refused")) for line in lines if line["status"] >= 400]
+    assert found == [
+        (429, "QUOTA_EXCEEDED", "quota"),
+        (403, "FORBIDDEN", "right"),
+        (429, "RATE_LIMITED", "rate"),
+        (404, "NOT_FOUND", None),
+    ]
+
+
 def test_accepted_tasks_count_before_the_memory_is_read_again() -> None:
     lab = Lab(ApiSettings(max_identity_memory_percent=100))
     lab.queue.has_memory = QueueMemory(used_bytes=0, max_bytes=2_000_000)
