@@ -146,6 +146,8 @@ class Application:
         answer = self.resolver.resolve(event, context)
         request = event["requestContext"]
         code = _error_code(answer)
+        found = {"code": code, "refused": _refused_by(answer["statusCode"], code)}
+        noted: dict[str, Any] = {name: value for name, value in found.items() if value}
         # The access log: API Gateway writes none. The metric RequestsRefused is made of `refused`.
         logger.info(
             "request",
@@ -155,8 +157,7 @@ class Application:
             identity_id=(request.get("authorizer") or {}).get("identity_id"),
             source_ip=_source_ip(request),
             request_id=request.get("requestId"),
-            **({"code": code} if code else {}),
-            **({"refused": refused} if (refused := _refused_by(answer["statusCode"], code)) else {}),
+            **noted,
         )
         return answer
 

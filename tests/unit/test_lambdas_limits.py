@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from farcall_common import errors
+from farcall_common.limits import MIB
 from farcall_common.store.model import QueueMemory, TokensTaken
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.models import fields
@@ -361,3 +362,27 @@ def test_a_request_counts_by_its_size(route: str) -> None:
     assert lab.api.call("GET", "/v3/tasks", caller=BOB).status == 200
     lab.api.clock.now += answer.body["retry_after_s"]
     assert lab.api.call(method, path, body).status == 200
+
+
+def test_arguments_of_one_identity_are_bounded_over_time() -> None:
+    lab = Lab(ApiSettings(max_stored_bytes_per_day=24 * MIB))
+    upload = {"size_bytes": 8 * MIB, "sha256": "a" * 64}
+    assert [lab.api.call("POST", "/v3/blobs", upload).status for _ in range(3)] == [200] * 3
+
+    refused(lab.api.call("POST", "/v3/blobs", upload), 429, "QUOTA_EXCEEDED")
+    refused(lab.api.call("POST", "/v3/blobs", {**upload, "size_bytes": 1}), 429, "QUOTA_EXCEEDED")
+    assert lab.api.call("POST", "/v3/blobs", upload, caller=BOB).status == 200
+    lab.api.clock.now += 3600
+    assert lab.api.call("POST", "/v3/blobs", upload).status == 200
+
+
+def test_arguments_of_one_identity_leave_room_in_the_database() -> None:
+    lab = Lab(ApiSettings(database_bytes=16 * MIB))  # a quarter of it
+    body = {lab.function_id: ["p" * 60_000] * 20}  # 1.2 MB
+
+    statuses = [lab.submit(body).status for _ in range(6)]
+
+    assert statuses == [200] * 4 + [429] * 2
+    assert lab.submit({lab.function_id: [PAYLOAD]}).status == 429, "however little"
+    lab.api.clock.now += 6 * 3600
+    assert lab.submit(body).status == 200

@@ -59,7 +59,7 @@ class Services:
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep; without
         ``credentials`` endpoints get none."""
-        storage = Storage(stores, settings, clock=clock)
+        storage = Storage(stores, stores.queue, settings, clock=clock)
         context = Context(stores, settings, Access(stores), storage, clock)
         cancel = CancelService(context)
         withdrawals = WithdrawalService(context, cancel)

@@ -91,6 +91,7 @@ class SubmitService(Service):
         :raises Forbidden: for what the caller may not use, or the endpoint does not allow.
         :raises TaskIdReused: for a task id that already names another task.
         :raises QueueFull: when too many tasks wait for the endpoint already.
+        :raises QuotaExceeded: when the caller has stored too much in the last day.
         """
         options = wanted.options()
         ids = self._task_ids(wanted, options)
@@ -135,6 +136,8 @@ class SubmitService(Service):
         self._room.check(endpoint, new, submitter_id=identity.identity_id)
         if new:
             self._memory.check(identity.identity_id, _queued_bytes(tasks))
+            row_bytes = sum(len(task.payload or b"") for task in tasks if task.task_id not in existing)
+            self._storage.add(identity, row_bytes=row_bytes, blob_bytes=sum(map(len, uploads.values())))
         self._blobs.store(uploads)
         # Tasks of a concurrent repeat are checked like those that existed before.
         done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
