@@ -134,7 +134,7 @@ class Application:
         credentials: EndpointCredentials | None = None,
     ) -> Application:
         """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep. Only callers
-        that are signed with one of ``caller_keys`` are admitted; without these, whoever an event names.
+        that are signed with one of ``caller_keys`` are admitted; without these, any caller that an event names.
         ``credentials`` signs those of endpoints."""
         services = Services.over(stores, settings, clock=clock, fleet=fleet, credentials=credentials)
         return cls(rest_resolver(settings), services, settings, caller_keys)

@@ -643,7 +643,7 @@ class Client(SourceCode):
         submitter: str | None = None,
         function_id: str | uuid.UUID | None = None,
     ) -> Iterator[Json]:
-        """Open tasks of an endpoint of yours, whoever submitted them: ``task_id``, ``submitter``, ``function_id``,
+        """Open tasks of an endpoint of yours, of all submitters: ``task_id``, ``submitter``, ``function_id``,
         ``function_version``, ``status``, ``age_s``. With ``submitter`` or ``function_id``, those only."""
         query = {
             "submitter": submitter,
@@ -662,7 +662,7 @@ class Client(SourceCode):
         submitter: str | None = None,
         function_id: str | uuid.UUID | None = None,
     ) -> dict[str, Json]:
-        """Cancel tasks at an endpoint of yours, whoever submitted them: ``task_ids``, or else the open ones of a
+        """Cancel tasks at an endpoint of yours, of any submitters: ``task_ids``, or else the open ones of a
         submitter, of a function, or of both. The answers of :meth:`cancel` by id.
 
         :raises InvalidRequest: with both, or with nothing.
