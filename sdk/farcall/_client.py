@@ -683,6 +683,15 @@ class Client(SourceCode):
             if (after := answer.get("next")) is None:
                 return outcomes
 
+    def get_endpoint_keys(self, endpoint_id: str | uuid.UUID) -> list[Json]:
+        """The keys with which the agent of an endpoint of yours may connect, the oldest first: ``public_key``,
+        ``added_at`` (epoch seconds)."""
+        return list(self._api.endpoint_keys(str(endpoint_id))["keys"])
+
+    def revoke_endpoint_key(self, endpoint_id: str | uuid.UUID, public_key: str) -> None:
+        """Revoke a key of an endpoint of yours. The session of an agent with this key ends."""
+        self._api.revoke_endpoint_key(str(endpoint_id), public_key)
+
     def delete_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
         """Delete an endpoint of yours."""
         self._api.delete_endpoint(str(endpoint_id))

@@ -30,7 +30,15 @@ from farcall import (
 )
 from farcall._client import connection_of
 from farcall.testing import FakeCloud
-from farcall_common.errors import BlobUnknown, Conflict, ContainerUnknown, NoForwarder, TaskGroupUnknown, TaskIdReused
+from farcall_common.errors import (
+    BlobUnknown,
+    Conflict,
+    ContainerUnknown,
+    NoForwarder,
+    NotFound,
+    TaskGroupUnknown,
+    TaskIdReused,
+)
 from farcall_common.payload import Serializer, describe_exception
 from farcall_common.store.model import TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState, new_task_id
@@ -247,6 +255,12 @@ def test_cancelling(cloud: Cloud) -> None:
     assert client.cancel(task_id)["outcome"] == "finished"
     with pytest.raises(TaskCancelled):
         client.get_result(task_id)
+
+
+def test_keys_of_an_endpoint_are_listed_and_unknown_ones_not_revoked(cloud: Cloud) -> None:
+    assert cloud.client.get_endpoint_keys(cloud.endpoint_id) == []
+    with pytest.raises(NotFound):
+        cloud.client.revoke_endpoint_key(cloud.endpoint_id, "k" * 40)
 
 
 def test_the_owner_of_an_endpoint_lists_and_cancels_its_open_tasks(cloud: Cloud) -> None:
