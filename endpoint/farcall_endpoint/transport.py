@@ -63,11 +63,17 @@ def fleet_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 
 def bind_to_network(
-    socket: zmq.Socket[bytes], *, keys: FleetKeys, ports: tuple[int, int] | None = None
+    socket: zmq.Socket[bytes],
+    *,
+    keys: FleetKeys,
+    ports: tuple[int, int] | None = None,
+    max_frame_bytes: int | None = None,
 ) -> tuple[int, ThreadAuthenticator]:
     """Let managers on other machines reach a fleet's socket, with CURVE, if they have the managers' key: the port, and
     the thread that checks keys until it is stopped. Existing bindings of the socket are kept.
 
+    :param max_frame_bytes: a longer frame ends its connection; ZeroMQ takes memory for a frame by the length that it
+        announces, even before it knows the key. None permits any length.
     :raises ConfigurationError: if no port in the range is free.
     """
     from zmq.auth.thread import ThreadAuthenticator  # it imports asyncio, which is not needed otherwise
@@ -75,6 +81,7 @@ def bind_to_network(
     authenticator = ThreadAuthenticator(socket.context)
     authenticator.start()
     authenticator.configure_curve_callback(_FLEET_DOMAIN, _SingleKey(keys.managers.public))
+    socket.maxmsgsize = -1 if max_frame_bytes is None else max_frame_bytes
     socket.setsockopt(zmq.ZAP_DOMAIN, _FLEET_DOMAIN.encode())
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)

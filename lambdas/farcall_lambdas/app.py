@@ -15,7 +15,16 @@ from aws_lambda_powertools.event_handler.api_gateway import ResponseBuilder, Rou
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.errors import ConfigurationError, FarcallError, Forbidden, InvalidRequest, RequestTooLarge
+from farcall_common.errors import (
+    ConfigurationError,
+    FarcallError,
+    Forbidden,
+    InvalidRequest,
+    QueueFull,
+    QuotaExceeded,
+    RateLimited,
+    RequestTooLarge,
+)
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.fleet import Fleet
@@ -149,7 +158,7 @@ class Application:
         credentials: IssuedCredentials | None = None,
     ) -> Application:
         """The API over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep. Only callers
-        that are signed with one of ``caller_keys`` are admitted; without these, whoever an event names.
+        that are signed with one of ``caller_keys`` are admitted; without these, any caller that an event names.
         ``credentials`` signs those of endpoints."""
         services = Services.over(stores, settings, clock=clock, fleet=fleet, credentials=credentials)
         return cls(rest_resolver(settings), services, settings, caller_keys)
@@ -160,7 +169,10 @@ class Application:
         self.resolver.context.update(context_of_request)
         answer = self.resolver.resolve(event, context)
         request = event["requestContext"]
-        # The access log: API Gateway writes none.
+        code = _error_code(answer)
+        found = {"code": code, "refused": _refused_by(answer["statusCode"], code)}
+        noted: dict[str, Any] = {name: value for name, value in found.items() if value}
+        # The access log: API Gateway writes none. The metric RequestsRefused is made of `refused`.
         logger.info(
             "request",
             method=event["httpMethod"],
@@ -170,6 +182,7 @@ class Application:
             token_id=(request.get("authorizer") or {}).get("token_id"),
             source_ip=_source_ip(request),
             request_id=request.get("requestId"),
+            **noted,
         )
         return answer
 
@@ -177,6 +190,18 @@ class Application:
 def _connect_route(endpoint_id: str) -> tuple[str, str]:
     """The one route for the credential of an endpoint."""
     return "POST", f"/v3/endpoints/{endpoint_id}/connect"
+
+
+def _error_code(answer: Mapping[str, Any]) -> str:
+    """The code of an error; empty for other answers."""
+    return str(json.loads(answer["body"])["code"]) if answer["statusCode"] >= 400 else ""
+
+
+def _refused_by(status: int, code: str) -> str:
+    """What refused a request, if it was a limit or a missing right."""
+    if status == 403:
+        return "right"
+    return {RateLimited.code: "rate", QuotaExceeded.code: "quota", QueueFull.code: "quota"}.get(code, "")
 
 
 def _route(event: BaseProxyEvent) -> str:

@@ -44,6 +44,8 @@ variable                                meaning (default)
 ``FARCALL_MAX_SHARES``                  of one endpoint or function (1,000)
 ``FARCALL_MAX_TEAMS``                   of one identity (100)
 ``FARCALL_MAX_MEMBERS``                 of one team (1,000)
+``FARCALL_MAX_STORED_BYTES_PER_DAY``    arguments that one identity adds in a day (100 GiB)
+``FARCALL_MAX_IDENTITY_STORAGE_PERCENT`` the same, in the database, as a part of its bytes (25)
 ``FARCALL_DATABASE_BYTES``              that the database's disk holds, or may grow to; 0 if unknown (0)
 ``FARCALL_RATE_PER_S``                  requests of one identity per second, in the long run (500)
 ``FARCALL_RATE_BURST``                  requests of one identity at once (2,000)
@@ -93,7 +95,9 @@ class ApiSettings:
     identity owns ``max_functions``, each version counted (with as many aliases, and ``max_versions`` of each) of
     ``max_function_bytes`` together, ``max_endpoints``, ``max_containers``, ``max_teams``, ``max_tokens`` and
     ``max_accounts`` (service accounts) at most. An
-    object has ``max_shares``, a team ``max_members``. Nothing is added while the
+    object has ``max_shares``, a team ``max_members``. In a day an identity adds
+    payloads of ``max_stored_bytes_per_day`` in database and blob store together, and in the database of
+    ``max_identity_storage_percent`` of ``database_bytes``. Nothing is added while the
     database has 85 % of ``database_bytes``. An identity may make ``rate_per_s``
     requests per second, and ``rate_burst`` at once after a pause; ``key_rate_per_s`` and ``key_burst`` are the same for
     new keys of agents and clients.
@@ -126,6 +130,8 @@ class ApiSettings:
     max_members: int = 1_000
     max_tokens: int = 100
     max_accounts: int = 20
+    max_stored_bytes_per_day: int = 100 * 1024 * MIB
+    max_identity_storage_percent: float = 25.0
     database_bytes: int = 0
     rate_per_s: float = 500.0
     rate_burst: int = 2_000

@@ -1,7 +1,8 @@
 """Signature of the caller's identity on its way from the authorizer to the API.
 
-API Gateway passes the authorizer's context to the API's function inside the event. Whoever may invoke the function can
-write any event; an identity in it counts only with the signature of the authorizer, or of the canary for its own.
+API Gateway passes the authorizer's context to the API's function inside the event. A program that may invoke the
+function can write any event; an identity in it counts only with the signature of the authorizer, or of the canary for
+its own.
 """
 
 from __future__ import annotations

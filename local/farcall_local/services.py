@@ -146,7 +146,7 @@ def service_environment(secrets: TierSecrets, *, postgres: Postgres, valkey: Val
         "FARCALL_TICKET_KEY": secrets.ticket_key,
         "FARCALL_AUTH_PROVIDER": "dev",
         "FARCALL_DEV_TOKENS": secrets.dev_tokens(),
-        "FARCALL_ALLOWED_IDENTITIES": "*",  # whoever has one of these tokens
+        "FARCALL_ALLOWED_IDENTITIES": "*",  # all who have one of these tokens
     }
 
 

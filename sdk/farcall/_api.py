@@ -255,6 +255,13 @@ class Api:
         """``results``, and with ``next`` there may be more: the request again with that as ``after``."""
         return self._call("POST", f"/v3/endpoints/{quote(endpoint_id, safe='')}/tasks/cancel", body=_given(body))
 
+    def endpoint_keys(self, endpoint_id: str) -> Json:
+        return self._call("GET", f"/v3/endpoints/{quote(endpoint_id, safe='')}/keys")
+
+    def revoke_endpoint_key(self, endpoint_id: str, public_key: str) -> None:
+        path = f"/v3/endpoints/{quote(endpoint_id, safe='')}/keys"
+        self._call("DELETE", path, query={"public_key": public_key})
+
     def page_of_audit(self, query: Json) -> Json:
         """``entries``, and with ``next`` there may be more: the query again with that as ``after``."""
         return self._call("GET", "/v3/audit", query=_given(query))

@@ -725,7 +725,7 @@ class Client(SourceCode, Sharing):
         submitter: str | None = None,
         function_id: str | uuid.UUID | None = None,
     ) -> Iterator[Json]:
-        """Open tasks of an endpoint of yours, whoever submitted them: ``task_id``, ``submitter``, ``function_id``,
+        """Open tasks of an endpoint of yours, of all submitters: ``task_id``, ``submitter``, ``function_id``,
         ``function_version``, ``status``, ``age_s``. With ``submitter`` or ``function_id``, those only."""
         query = {
             "submitter": submitter,
@@ -744,7 +744,7 @@ class Client(SourceCode, Sharing):
         submitter: str | None = None,
         function_id: str | uuid.UUID | None = None,
     ) -> dict[str, Json]:
-        """Cancel tasks at an endpoint of yours, whoever submitted them: ``task_ids``, or else the open ones of a
+        """Cancel tasks at an endpoint of yours, of any submitters: ``task_ids``, or else the open ones of a
         submitter, of a function, or of both. The answers of :meth:`cancel` by id.
 
         :raises InvalidRequest: with both, or with nothing.
@@ -764,6 +764,15 @@ class Client(SourceCode, Sharing):
             outcomes |= answer["results"]
             if (after := answer.get("next")) is None:
                 return outcomes
+
+    def get_endpoint_keys(self, endpoint_id: str | uuid.UUID) -> list[Json]:
+        """The keys with which the agent of an endpoint of yours may connect, the oldest first: ``public_key``,
+        ``added_at`` (epoch seconds)."""
+        return list(self._api.endpoint_keys(str(endpoint_id))["keys"])
+
+    def revoke_endpoint_key(self, endpoint_id: str | uuid.UUID, public_key: str) -> None:
+        """Revoke a key of an endpoint of yours. The session of an agent with this key ends."""
+        self._api.revoke_endpoint_key(str(endpoint_id), public_key)
 
     def delete_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
         """Delete an endpoint of yours."""

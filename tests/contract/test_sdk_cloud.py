@@ -36,6 +36,7 @@ from farcall_common.errors import (
     ContainerUnknown,
     Forbidden,
     NoForwarder,
+    NotFound,
     TaskGroupUnknown,
     TaskIdReused,
 )
@@ -255,6 +256,12 @@ def test_cancelling(cloud: Cloud) -> None:
     assert client.cancel(task_id)["outcome"] == "finished"
     with pytest.raises(TaskCancelled):
         client.get_result(task_id)
+
+
+def test_keys_of_an_endpoint_are_listed_and_unknown_ones_not_revoked(cloud: Cloud) -> None:
+    assert cloud.client.get_endpoint_keys(cloud.endpoint_id) == []
+    with pytest.raises(NotFound):
+        cloud.client.revoke_endpoint_key(cloud.endpoint_id, "k" * 40)
 
 
 def test_the_owner_of_an_endpoint_lists_and_cancels_its_open_tasks(cloud: Cloud) -> None:

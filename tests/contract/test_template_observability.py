@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from farcall_forwarder.core.meter import Meter
+from farcall_infra.constructs.metrics import REASONS, REFUSED
 from farcall_infra.profiles import Profile
 from tests.contract.templates import Templates, resources, the_one
 
@@ -21,7 +22,11 @@ def _alarm_names(templates: Templates) -> set[str]:
 def test_metric_filters_read_fields_that_the_forwarder_writes(aws: Templates, size: Profile) -> None:
     # Tests of the canary, of submits and of the reconciler check the other fields.
     written = {*Meter().read(endpoints=0, connections=0), "canary_s", "tasks_accepted", "tasks_waiting"}
-    filters = [each for _, each in resources(aws, "AWS::Logs::MetricFilter")]
+    filters = [
+        each
+        for _, each in resources(aws, "AWS::Logs::MetricFilter")
+        if each["MetricTransformations"][0]["MetricName"] != REFUSED
+    ]
     assert len(filters) == 10 + bool(size.canary.minutes)  # ten metrics are free, and the canary pays for its own
     for each in filters:
         (made,) = each["MetricTransformations"]
@@ -30,6 +35,22 @@ def test_metric_filters_read_fields_that_the_forwarder_writes(aws: Templates, si
         assert each["FilterPattern"] == f"{{ $.{field} >= 0 }}"
         assert made["MetricNamespace"] == "Farcall/farcall"
         assert not made.get("Dimensions")
+
+
+def test_refusals_are_counted_by_reason_and_alarmed(aws: Templates) -> None:
+    (counted,) = (
+        each
+        for _, each in resources(aws, "AWS::Logs::MetricFilter")
+        if each["MetricTransformations"][0]["MetricName"] == REFUSED
+    )
+    (made,) = counted["MetricTransformations"]
+    assert counted["FilterPattern"] == '{ $.refused = "*" }'
+    assert (made["MetricValue"], made["Dimensions"]) == ("1", [{"Key": "Reason", "Value": "$.refused"}])
+    (alarm,) = (
+        each for _, each in resources(aws, "AWS::CloudWatch::Alarm") if each["AlarmName"] == "farcall-api-refusals"
+    )
+    read = {each["MetricStat"]["Metric"]["Dimensions"][0]["Value"] for each in alarm["Metrics"] if "MetricStat" in each}
+    assert read == set(REASONS)
 
 
 def test_every_alarm_notifies_the_topic_and_has_a_description(aws: Templates) -> None:

@@ -267,4 +267,15 @@ LATER_FIELDS: Final = {
             weights={"0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10": 3},
         )
     ),
+    "Hello.data-only": m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            knows_data_only=True,
+        )
+    ),
 }

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from farcall_common.errors import Unavailable
+from farcall_common.limits import MAX_FRAME_BYTES
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.fleet import Fleet, Lost
@@ -53,6 +54,28 @@ def test_only_managers_with_the_key_may_connect(known: bool) -> None:
         try:
             manager.send(b"hello")
             assert bool(fleet.poll(60_000 if known else 500)) is known
+        finally:
+            manager.close()
+            fleet.close()
+            guard.stop()
+
+
+@pytest.mark.parametrize("size_bytes", [MAX_FRAME_BYTES, 2 * MAX_FRAME_BYTES])
+def test_a_frame_over_the_limit_does_not_reach_the_agent(size_bytes: int) -> None:
+    keys = FleetKeys(new_curve_keys(), new_curve_keys())
+    with zmq.Context() as context:
+        fleet = fleet_socket(context)
+        port, guard = bind_to_network(fleet, keys=keys, max_frame_bytes=MAX_FRAME_BYTES + 1024)
+        manager = agent_socket(
+            context,
+            address=f"tcp://127.0.0.1:{port}",
+            manager_id="m",
+            server_key=keys.agent.public,
+            keys=keys.managers,
+        )
+        try:
+            manager.send(bytes(size_bytes))
+            assert bool(fleet.poll(60_000 if size_bytes == MAX_FRAME_BYTES else 500)) is (size_bytes == MAX_FRAME_BYTES)
         finally:
             manager.close()
             fleet.close()

@@ -526,7 +526,7 @@ def test_wrong_options_are_refused_before_anything_starts(make: Callable[[], Eng
     assert threading.active_count() == before
 
 
-def test_a_future_is_settled_once_whoever_races() -> None:
+def test_a_future_is_settled_once_by_racing_threads() -> None:
     for _ in range(300):
         future: EngineFuture[int] = EngineFuture("1", lambda task_id: None)
         barrier = threading.Barrier(3)

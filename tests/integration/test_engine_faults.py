@@ -208,7 +208,7 @@ def explain(endpoint: EndpointProcess, load: Load, log: Path) -> None:
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
-    """Live processes that belong to an endpoint, whoever has started them."""
+    """Live processes that belong to an endpoint, whichever process has started them."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

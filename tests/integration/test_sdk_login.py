@@ -55,7 +55,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: IdentityProv
 
 
 class OpenCloud(FakeCloud):
-    """A cloud that lets in whoever has a good token of the provider, as the API does."""
+    """A cloud that admits every caller with a good token of the provider, as the API does."""
 
     def __init__(self, provider: IdentityProvider) -> None:
         self._oidc = OidcProvider(provider.issuer, audience=provider.audience, allowed=AllowedUsers.everyone())

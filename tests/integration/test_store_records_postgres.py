@@ -186,7 +186,7 @@ def test_concurrent_purges_share_the_work(records: Records) -> None:
 
 
 def test_dead_letters_are_found_by_their_index(records: Records, postgres_url: str) -> None:
-    """Whoever has none does not pay for the tasks of everybody."""
+    """An owner without tasks does not pay for the tasks of all others."""
     tasks = [make_task(f"t{n:04}", submitted_at=at(n)) for n in range(3000)]
     records.tasks.add_tasks(tasks)
     records.tasks.record_results([make_dead(task.task_id) for task in tasks[::10]], at=at(5000))

@@ -205,7 +205,7 @@ def test_an_agent_of_a_directory_that_was_moved_or_whose_files_are_old_is_found(
 
 @pytest.mark.parametrize("row", ["0 0 0 0 1 1 {inode}", ""])
 def test_unrelated_socket_name_is_no_agent(directory: EndpointDirectory, row: str) -> None:
-    """Whoever is found is ended by `stop`; names of sockets may have a line's end in them, and be any user's."""
+    """A process that is found is ended by `stop`; names of sockets may have a line's end in them, and be any user's."""
     with socket.socket(socket.AF_UNIX) as innocent, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as forged:
         inode = os.fstat(innocent.fileno()).st_ino
         forged.bind(b"\0\n" + row.format(inode=inode).encode() + b" @" + directory._socket_name()[1:])

@@ -21,7 +21,7 @@ def current() -> tuple[int, int]:
     return context.trace_id, context.span_id
 
 
-@pytest.mark.parametrize("former", [None, "of whoever started the endpoint"])
+@pytest.mark.parametrize("former", [None, "of the program that started the endpoint"])
 def test_the_span_is_current_for_the_task_only(former: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if former is None:
         monkeypatch.delenv("TRACEPARENT", raising=False)

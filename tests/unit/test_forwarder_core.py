@@ -630,7 +630,7 @@ def test_an_endpoint_without_a_session_is_maintained_without_a_spool() -> None:
 @pytest.mark.parametrize("data_only", [False, True])
 def test_tasks_say_whether_their_endpoint_runs_certain_functions_only(data_only: bool) -> None:
     world = World()
-    world.hears(hello())
+    world.hears(hello(knows_data_only=True))
     world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7, data_only))
     world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
     world.hears(wire.Credit(tasks=2))
@@ -638,6 +638,23 @@ def test_tasks_say_whether_their_endpoint_runs_certain_functions_only(data_only:
     [order] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1), leased(2)])))
     assert isinstance(order, wire.RunTasks)
     assert [spec.data_only for spec in order.tasks] == [data_only, data_only]
+
+
+def test_an_agent_of_a_former_release_gets_no_tasks_whose_arguments_are_data_only() -> None:
+    world = World()
+    world.hears(hello())
+    world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7, data_only=True))
+    world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
+    world.hears(wire.Credit(tasks=2))
+    world.core._context.functions.add("function", "hash", "name", b"body")
+
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1), leased(2)]))
+
+    assert sent(actions) == []
+    found = the_flush(actions).batches[0].results
+    assert [(result.state, result.error and result.error.code) for result in found] == [
+        (TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
+    ] * 2
 
 
 # -- losing the queue, or the endpoint ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from farcall_common import errors
+from farcall_common.limits import MIB
 from farcall_common.store.model import QueueMemory, TokensTaken
 from farcall_common.wire.ids import new_task_id
 from farcall_lambdas.models import fields
@@ -158,6 +159,26 @@ def test_bytes_are_not_added_up_while_the_maximum_is_unknown(monkeypatch: pytest
     monkeypatch.setattr(lab.queue, "bytes_of", lambda _: pytest.fail("it asked"))
 
     assert lab.submit().status == 200
+
+
+def test_refusals_are_fields_of_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    lab = Lab(ApiSettings(rate_per_s=1, rate_burst=5, max_endpoints=2))
+    lab.endpoint_id = lab.api.endpoint(public=True)
+    lab.api.call("POST", "/v3/endpoints", {"endpoint_name": "third"})
+    lab.api.call("GET", f"/v3/endpoints/{lab.endpoint_id}/tasks", caller=BOB)
+    for _ in range(2):
+        lab.api.call("GET", "/v3/whoami")
+    lab.api.call("GET", "/v3/unknown", caller=BOB)
+
+    lines = [vars(each) for each in caplog.records if each.getMessage() == "request"]
+    found = [(line["status"], line.get("code"), line.get("refused")) for line in lines if line["status"] >= 400]
+    assert found == [
+        (429, "QUOTA_EXCEEDED", "quota"),
+        (403, "FORBIDDEN", "right"),
+        (429, "RATE_LIMITED", "rate"),
+        (404, "NOT_FOUND", None),
+    ]
 
 
 def test_accepted_tasks_count_before_the_memory_is_read_again() -> None:
@@ -341,3 +362,27 @@ def test_a_request_counts_by_its_size(route: str) -> None:
     assert lab.api.call("GET", "/v3/tasks", caller=BOB).status == 200
     lab.api.clock.now += answer.body["retry_after_s"]
     assert lab.api.call(method, path, body).status == 200
+
+
+def test_arguments_of_one_identity_are_bounded_over_time() -> None:
+    lab = Lab(ApiSettings(max_stored_bytes_per_day=24 * MIB))
+    upload = {"size_bytes": 8 * MIB, "sha256": "a" * 64}
+    assert [lab.api.call("POST", "/v3/blobs", upload).status for _ in range(3)] == [200] * 3
+
+    refused(lab.api.call("POST", "/v3/blobs", upload), 429, "QUOTA_EXCEEDED")
+    refused(lab.api.call("POST", "/v3/blobs", {**upload, "size_bytes": 1}), 429, "QUOTA_EXCEEDED")
+    assert lab.api.call("POST", "/v3/blobs", upload, caller=BOB).status == 200
+    lab.api.clock.now += 3600
+    assert lab.api.call("POST", "/v3/blobs", upload).status == 200
+
+
+def test_arguments_of_one_identity_leave_room_in_the_database() -> None:
+    lab = Lab(ApiSettings(database_bytes=16 * MIB))  # a quarter of it
+    body = {lab.function_id: ["p" * 60_000] * 20}  # 1.2 MB
+
+    statuses = [lab.submit(body).status for _ in range(6)]
+
+    assert statuses == [200] * 4 + [429] * 2
+    assert lab.submit({lab.function_id: [PAYLOAD]}).status == 429, "however little"
+    lab.api.clock.now += 6 * 3600
+    assert lab.submit(body).status == 200

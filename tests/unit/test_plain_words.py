@@ -31,7 +31,7 @@ IDENTIFIERS = (
 WORDS = (
     *("anew", "anybody", "bury", "buries", "heed", "heeds", "knock", "knocks", "mend", "mended", "mends"),
     *("newcomer", "newcomers", "nobody", "patience", "roster", "somebody", "stirring", "stranger", "strangers"),
-    *("strays", "upkeep", "verdict", "whom", "is told", "are told", "was told", "is of", "are of"),
+    *("strays", "upkeep", "verdict", "whoever", "whom", "is told", "are told", "was told", "is of", "are of"),
 )
 
 _ACCOUNT = "the unprivileged account of Unix"

@@ -318,6 +318,41 @@ def test_removing_an_endpoint_needs_a_confirmation(cloud: FakeCloud) -> None:
     assert "farcall-endpoint configure" in farcall("run", "math:sqrt", "4").stderr
 
 
+def test_owners_list_and_cancel_all_tasks_of_an_endpoint(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    first, second, third = (farcall("run", f"{script}:half", "4", "--no-wait").stdout.strip() for _ in range(3))
+
+    listed = farcall.lines("endpoints", "tasks", "fake")
+    assert [line[0] for line in listed] == [first, second, third]
+    submitter, function_id = listed[0][1:3]
+    assert farcall.lines("endpoints", "tasks", "fake", "--submitter", "unknown") == []
+    assert farcall("endpoints", "cancel", "fake").exit_code == 65
+    assert farcall("endpoints", "cancel", "fake", first, "--submitter", submitter).exit_code == 65
+    assert farcall.lines("endpoints", "cancel", "fake", first) == [[first, "cancelled"]]
+
+    refused = farcall("endpoints", "cancel", "fake", "--all")
+    assert (refused.exit_code, "--yes" in refused.stderr) == (65, True)
+    assert farcall.lines("endpoints", "cancel", "fake", "--all", "--yes") == [
+        [second, "cancelled"],
+        [third, "cancelled"],
+    ]
+    assert farcall("endpoints", "cancel", "fake", "--all").exit_code == 0, "there is nothing to confirm"
+    assert farcall.lines("endpoints", "cancel", "fake", "--function", function_id) == []
+
+
+def test_owners_see_and_revoke_keys_of_an_endpoint(offline: FakeCloud) -> None:
+    farcall = Farcall(offline)
+    assert farcall.lines("endpoints", "keys", "fake") == []
+    offline._endpoint.keys |= {"k" * 40: 1.0, "l" * 40: 2.0}
+    assert [line[0] for line in farcall.lines("endpoints", "keys", "fake")] == ["k" * 40, "l" * 40]
+
+    assert farcall("endpoints", "revoke-key", "fake", "k" * 40).exit_code == 0
+    assert [each["public_key"] for each in json.loads(farcall("endpoints", "keys", "fake", "--json").stdout)] == [
+        "l" * 40
+    ]
+    assert farcall("endpoints", "revoke-key", "fake", "k" * 40).exit_code == 66
+
+
 # -- what holds for all ------------------------------------------------------------------------------------------------
 
 

@@ -84,7 +84,7 @@ class Agent:
 
 
 class World:
-    """The stores, one endpoint, and whoever happens to run."""
+    """The stores, one endpoint, and the processes that run."""
 
     def __init__(self, records: Records, queue: Queue, clock: Clock, *, seed: int) -> None:
         self.records = records

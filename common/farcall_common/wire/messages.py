@@ -163,7 +163,8 @@ class Hello(Message, frozen=True):
     generation than was reported before is an old copy. None: the agent does not count.
 
     ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
-    weight. ``weights``: by identity, the share of each submitter; 1 for others."""
+    weight. ``weights``: by identity, the share of each submitter; 1 for others. ``knows_data_only``: the agent acts on
+    ``TaskSpec.data_only``; without it, no task is sent that needs that."""
 
     endpoint_id: str
     ticket: str
@@ -176,6 +177,7 @@ class Hello(Message, frozen=True):
     capabilities: Capabilities = Capabilities()
     reserve: Count = 0
     weights: Annotated[dict[str, Weight], msgspec.Meta(max_length=1000)] = {}
+    knows_data_only: bool = False
 
 
 class Credit(Message, frozen=True):

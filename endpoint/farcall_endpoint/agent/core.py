@@ -613,7 +613,7 @@ class AgentCore:
         """Decide about tasks, in the order of their dispatch, whose manager is gone.
 
         Managers run in order, so only the first few of them, as many as it had slots, can have been running; the start
-        of the others does not count. If those are of several submitters, one may have suffered from another one's task:
+        of the others does not count. If those belong to several submitters, perhaps only one of them is the cause:
         the start of each does not count either, a few times. Tasks that may not run twice are never sent ahead: each
         may have been running, unless it is known that all were ``unstarted``.
         """

@@ -16,6 +16,7 @@ from typing import Final
 import zmq
 
 from farcall_common.credentials import Credentials
+from farcall_common.limits import MAX_FRAME_BYTES
 from farcall_common.payload import STRATEGIES, parse_allowed
 from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.access import Access
@@ -182,7 +183,12 @@ def _fleet(
             max_failures=engine.max_block_failures,
             idle_release_s=engine.max_idletime,
         ),
-        network=make_network(engine.provider, address=engine.address, ports=engine.worker_port_range),
+        network=make_network(
+            engine.provider,
+            address=engine.address,
+            ports=engine.worker_port_range,
+            max_frame_bytes=2 * MAX_FRAME_BYTES,  # results are smaller, and CURVE adds to them
+        ),
         command_options=_manager_options(directory, config),
         variables={"FARCALL_ENDPOINT_ID": endpoint_id},
         function_body=spool.function,

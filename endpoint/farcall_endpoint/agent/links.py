@@ -32,11 +32,13 @@ _MOST_PER_TURN: Final = 64
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """How managers on other machines reach the agent: names or addresses to try, and the ports to choose from."""
+    """How managers on other machines reach the agent: names or addresses to try, and the ports to choose from. A longer
+    frame than ``max_frame_bytes`` ends its connection; None permits any."""
 
     addresses: Sequence[str]
     keys: FleetKeys
     ports: tuple[int, int] | None = None
+    max_frame_bytes: int | None = None
 
 
 class Gap:
@@ -76,7 +78,9 @@ class Links:
         if network is not None:
             self._socket = fleet_socket(context)
             try:
-                port, self._guard = bind_to_network(self._socket, keys=network.keys, ports=network.ports)
+                port, self._guard = bind_to_network(
+                    self._socket, keys=network.keys, ports=network.ports, max_frame_bytes=network.max_frame_bytes
+                )
             except BaseException:
                 self._socket.close(linger=0)
                 raise

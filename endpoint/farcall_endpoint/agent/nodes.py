@@ -87,8 +87,10 @@ def plan_blocks(config: ProviderConfig, *, slots: int, max_failures: int, idle_r
     )
 
 
-def make_network(config: ProviderConfig, *, address: str | None, ports: tuple[int, int] | None) -> Network | None:
+def make_network(
+    config: ProviderConfig, *, address: str | None, ports: tuple[int, int] | None, max_frame_bytes: int | None = None
+) -> Network | None:
     """How nodes reach this machine; None if they are this machine."""
     if isinstance(config, LocalProviderConfig):
         return None
-    return Network(own_addresses(address), FleetKeys(new_curve_keys(), new_curve_keys()), ports)
+    return Network(own_addresses(address), FleetKeys(new_curve_keys(), new_curve_keys()), ports, max_frame_bytes)

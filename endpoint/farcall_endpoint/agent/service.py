@@ -403,6 +403,7 @@ class Agent:
                 capabilities=self._capabilities,
                 reserve=_RESERVE,
                 weights=dict(self._core.weights),
+                knows_data_only=True,
             )
         )
 

@@ -129,7 +129,7 @@ _decode_result: Final = msgspec.msgpack.Decoder(StoredResult).decode
 
 
 class Spool:
-    """One per endpoint directory; whoever opens it must hold the directory's lock.
+    """One per endpoint directory; the process that opens it must hold the directory's lock.
 
     :param path: of the database; None keeps it in memory.
     :raises ConfigurationError: if the file is not a spool, or one of a newer version.

@@ -248,7 +248,7 @@ class Runner:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """The exception itself for whoever can take it; nothing if it cannot travel."""
+    """The exception itself for callers that can read it; nothing if it cannot travel."""
     BaseException.with_traceback(error, None)  # its text is in the record
     try:
         return dump_native(error)

@@ -92,6 +92,7 @@ class Endpoint:
         self.instance_id = hello.instance_id
         self.public_key = session.peer.public_key
         self.weights = hello.weights
+        self.knows_data_only = hello.knows_data_only
 
         self.context = context
         self.policy = context.policy

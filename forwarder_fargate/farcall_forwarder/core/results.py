@@ -9,7 +9,15 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.errors import ErrorRecord, Fault, TaskCancelled, TaskDeadLettered, TaskLost, TaskUnknown
+from farcall_common.errors import (
+    EndpointIncompatible,
+    ErrorRecord,
+    Fault,
+    TaskCancelled,
+    TaskDeadLettered,
+    TaskLost,
+    TaskUnknown,
+)
 from farcall_common.store.model import BlobRef, LeasedTask, QueuedTask, Task, TaskResult
 from farcall_common.wire import Reporter, ResultSpec, TaskState
 from farcall_forwarder.core.leases import Lease
@@ -159,6 +167,18 @@ def unknown_function(task: QueuedTask, *, endpoint_id: str, attempt: int) -> Tas
         message=f"The function {task.function_id} was deleted or replaced after the task had been submitted.",
         hint="Register the function again and submit the task with its new id.",
         fault=Fault.CALLER,
+        endpoint_id=endpoint_id,
+    )
+    return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
+
+
+def outdated_agent(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
+    """The result of a task whose arguments may be read as data only, by an agent that does not know how."""
+    error = ErrorRecord(
+        code=EndpointIncompatible.code,
+        message="The endpoint runs certain functions only, and its agent is too old to read their arguments as data.",
+        hint="The endpoint's owner has to update farcall-endpoint there. Then submit the task again.",
+        fault=Fault.PEER,
         endpoint_id=endpoint_id,
     )
     return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)

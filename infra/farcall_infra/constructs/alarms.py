@@ -100,6 +100,7 @@ class Alarms(Construct):
         self._prefix = deployment
         self._topic = topic
         self._add_api_alarms(profile, monitored)
+        self._add_refusal_alarm(metrics)
         self._add_forwarder_alarms(profile, monitored, metrics)
         self._add_reconciler_alarms(monitored)
         if minutes := profile.canary.minutes:
@@ -145,6 +146,21 @@ class Alarms(Construct):
             0,
             periods=1,
             why=f"Calls are turned away: {to_raise}.",
+        )
+
+    def _add_refusal_alarm(self, metrics: Metrics) -> None:
+        refusals = metrics.refusals(minutes=5)
+        self._above(
+            "api-refusals",
+            cloudwatch.MathExpression(
+                expression=" + ".join(f"FILL({reason}, 0)" for reason in refusals),
+                using_metrics=refusals,
+                period=cdk.Duration.minutes(5),
+                label="refused requests",
+            ),
+            500,
+            periods=3,
+            why="Quotas, rate limits or rights refuse many requests: a program repeats them, or someone tries ids.",
         )
 
     def _add_forwarder_alarms(self, profile: Profile, monitored: Monitored, metrics: Metrics) -> None:

@@ -58,6 +58,7 @@ class Dashboard(Construct):
                         "API errors",
                         api.metric_client_error(period=_FIVE, statistic="Sum"),
                         api.metric_server_error(period=_FIVE, statistic="Sum"),
+                        *metrics.refusals(minutes=5).values(),
                         monitored.reconciler.metric_errors(period=_FIVE, statistic="Sum"),
                     ),
                     _graph(

@@ -81,7 +81,7 @@ class Identity(Construct):
             tokens = cdk.CfnParameter(
                 stack, "DevTokens", no_echo=True, description="JSON object of token to identity_id and username"
             )
-            # Whoever has one of the tokens may use the tier, unless the profile names others.
+            # All who have one of the tokens may use the tier, unless the profile names others.
             everyone = {"FARCALL_ALLOWED_IDENTITIES": EVERYONE} if source.allows_no_one else {}
             self._environment = {
                 "FARCALL_AUTH_PROVIDER": "dev",

@@ -2,7 +2,8 @@
 each batch that it accepts, the reconciler one per run, with the number of waiting tasks, and the canary one per run,
 with the duration of its task.
 
-The metrics have no dimensions: one per endpoint would cost more than the rest of a deployment.
+The metrics have no dimensions but one, the reason of a refusal: a metric per endpoint would cost more than the rest of
+a deployment.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ ACCEPTED: Final = MetricField("TasksAccepted", "tasks_accepted", cloudwatch.Unit
 WAITING: Final = MetricField("TasksWaiting", "tasks_waiting", cloudwatch.Unit.COUNT)
 CANARY: Final = MetricField("CanaryTime", "canary_s", cloudwatch.Unit.SECONDS)
 
+#: Requests that the API refused, by the field ``refused`` of its access log: the values of the dimension Reason.
+REFUSED: Final = "RequestsRefused"
+REASONS: Final = ("quota", "rate", "right")
+
 
 @dataclasses.dataclass(frozen=True)
 class Monitored:
@@ -71,6 +76,7 @@ class Metrics(Construct):
         for metric in FIELDS:
             self._read(metric, monitored.forwarder_logs)
         self._read(ACCEPTED, monitored.api_function.log_group)
+        self._count_refusals(monitored.api_function.log_group)
         self._read(WAITING, monitored.reconciler.log_group)
         if monitored.canary is not None:
             self._read(CANARY, monitored.canary.log_group)
@@ -86,6 +92,33 @@ class Metrics(Construct):
             metric_value=f"$.{metric.field}",
             unit=metric.unit,
         )
+
+    def _count_refusals(self, log_group: logs.ILogGroup) -> None:
+        logs.MetricFilter(
+            self,
+            REFUSED,
+            log_group=log_group,
+            filter_pattern=logs.FilterPattern.exists("$.refused"),
+            metric_namespace=self._namespace,
+            metric_name=REFUSED,
+            metric_value="1",
+            dimensions={"Reason": "$.refused"},
+            unit=cloudwatch.Unit.COUNT,
+        )
+
+    def refusals(self, *, minutes: int) -> dict[str, cloudwatch.IMetric]:
+        """Requests that the API refused, by reason, over periods of that many minutes."""
+        return {
+            reason: cloudwatch.Metric(
+                namespace=self._namespace,
+                metric_name=REFUSED,
+                dimensions_map={"Reason": reason},
+                statistic="Sum",
+                period=cdk.Duration.minutes(minutes),
+                label=f"refused: {reason}",
+            )
+            for reason in REASONS
+        }
 
     def metric(self, name: str, statistic: str, *, minutes: int = 1) -> cloudwatch.Metric:
         """One of the metrics, by its name, over periods of that many minutes."""

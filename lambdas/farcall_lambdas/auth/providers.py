@@ -26,7 +26,7 @@ _RETRY_S: Final = 5.0
 #: How long Globus is not asked after it has limited us, if it does not say so, and at most.
 _PAUSE_S: Final = 10.0
 _MAX_PAUSE_S: Final = 60.0
-#: Whoever asked tries again.
+#: The caller tries again.
 _ONE_ATTEMPT: Final = RetryConfig(max_retries=0)
 
 

@@ -29,8 +29,10 @@ class BlobService(Service):
         """A pre-signed PUT for bytes of the caller, and the headers to send with it.
 
         :raises PayloadTooLarge: over the payload limit.
+        :raises QuotaExceeded: if the caller has stored too much in the last day.
         """
         self.check_size(size_bytes)
+        self._storage.add(identity, blob_bytes=size_bytes)
         ref = BlobRef(blob_key(identity.identity_id, sha256), size_bytes, sha256)
         url, headers = self._stores.blobs.upload_url(ref, ttl_s=self._settings.url_ttl_s)
         return ref, url, headers

@@ -67,7 +67,7 @@ class Services:
     ) -> Services:
         """Services over stores. ``clock`` gives epoch seconds; ``fleet`` is for forwarders that may sleep; without
         ``credentials`` endpoints get none."""
-        storage = Storage(stores, settings, clock=clock)
+        storage = Storage(stores, stores.queue, settings, clock=clock)
         context = Context(stores, settings, Access(stores, clock=clock), storage, clock)
         cancel = CancelService(context)
         withdrawals = WithdrawalService(context, cancel)

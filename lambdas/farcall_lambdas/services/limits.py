@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -17,6 +18,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.limits import KIB, MIB
 from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, QueueMemory, TokensTaken
 from farcall_common.store.ports import Queue, Records
@@ -47,6 +49,8 @@ _STORAGE_SHARE: Final = 0.85
 #: How long a measured size is valid, in seconds.
 _SIZE_GOOD_S: Final = 60.0
 
+_DAY_S: Final = 86_400.0
+
 #: How far the clocks of issuers may be behind ours, in seconds.
 _LEEWAY_S: Final = 30.0
 
@@ -70,9 +74,11 @@ class Storage:
     """Room on the database's disk. Results of accepted tasks and the retention must always find some: nothing can be
     deleted on a full disk."""
 
-    def __init__(self, records: Records, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
+    def __init__(self, records: Records, queue: Queue, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
         self._records = records
         self._most = settings.database_bytes * _STORAGE_SHARE
+        self._added = _Added(queue, "stored", settings.max_stored_bytes_per_day)
+        self._added_rows = _Added(queue, "rows", settings.database_bytes * settings.max_identity_storage_percent / 100)
         self._clock = clock
         self._size = 0
         self._good_until = float("-inf")
@@ -89,6 +95,52 @@ class Storage:
                 f"The database has {self._size} bytes; nothing is added beyond {self._most:.0f}.",
                 retry_after_s=_SIZE_GOOD_S,
             )
+
+    def add(self, identity: Identity, *, row_bytes: int = 0, blob_bytes: int = 0) -> None:
+        """Count payloads that the caller is about to store: in the database, and in the blob store.
+
+        :raises QuotaExceeded: if the caller has stored too much in the last day.
+        """
+        self._added_rows.count(identity.identity_id, row_bytes)
+        self._added.count(identity.identity_id, row_bytes + blob_bytes)
+
+
+class _Added:
+    """Bytes that each identity adds: a token bucket of ``most_bytes`` that fills in a day, or no limit for 0. Each
+    process counts up to a MiB by itself."""
+
+    def __init__(self, queue: Queue, name: str, most_bytes: float) -> None:
+        self._queue = queue
+        self._name = name
+        self._most = int(most_bytes / KIB)
+        self._lock = threading.Lock()
+        self._uncounted: dict[str, int] = {}
+
+    def count(self, identity_id: str, size_bytes: int) -> None:
+        if not self._most or not size_bytes:
+            return
+        with self._lock:
+            if len(self._uncounted) >= _CALLERS:
+                self._uncounted.clear()
+            size_bytes += self._uncounted.get(identity_id, 0)
+            self._uncounted[identity_id] = size_bytes if size_bytes < MIB else 0
+        if size_bytes < MIB:
+            return
+        take = functools.partial(
+            self._queue.take_tokens,
+            f"{self._name}:{identity_id}",
+            rate_per_s=self._most / _DAY_S,
+            burst=self._most,
+        )
+        with contextlib.suppress(Unavailable):
+            if not take(1).tokens:
+                with self._lock:
+                    self._uncounted[identity_id] = MIB  # the next one asks again
+                raise QuotaExceeded(
+                    f"You have stored {self._most // 1024} MiB of arguments in a day, all that is allowed.",
+                    hint="Wait, or send less: arguments that many tasks share can be a file that the endpoint reads.",
+                )
+            take(size_bytes // KIB, in_debt=True)
 
 
 @dataclasses.dataclass

@@ -96,6 +96,7 @@ class SubmitService(Service):
         :raises TaskIdReused: for a task id that already names another task.
         :raises AllowanceExceeded: for more than the caller's allowance on the endpoint.
         :raises QueueFull: when too many tasks wait for the endpoint already.
+        :raises QuotaExceeded: when the caller has stored too much in the last day.
         """
         options = wanted.options()
         ids = self._task_ids(wanted, options)
@@ -144,6 +145,8 @@ class SubmitService(Service):
         if new:
             self._memory.check(identity.identity_id, _queued_bytes(tasks))
             self._allowances.limit_queue(identity, endpoint, allowance)
+            row_bytes = sum(len(task.payload or b"") for task in tasks if task.task_id not in existing)
+            self._storage.add(identity, row_bytes=row_bytes, blob_bytes=sum(map(len, uploads.values())))
         self._blobs.store(uploads)
         # Tasks of a concurrent repeat are checked like those that existed before.
         done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])

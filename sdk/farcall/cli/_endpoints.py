@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from farcall import Client
 from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, show_fields, show_json, show_table
+from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
 from farcall.cli._sharing import Shareable, add_sharing
 from farcall_common.errors import InvalidRequest
 from farcall_common.exit_codes import INTERRUPTED
@@ -35,6 +35,18 @@ add_sharing(
 )
 
 _PARALLEL: Final = 8
+
+Submitter = Annotated[str | None, typer.Option(help="Only tasks of this identity.")]
+Function = Annotated[str | None, typer.Option(help="Only tasks of the function with this id.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
+
+
+def _confirm(question: str, *, what: str) -> None:
+    """Ask, on a terminal. :raises InvalidRequest: if there is none. :raises Exit: if the answer is no."""
+    if not sys.stdin.isatty():
+        raise InvalidRequest(f"not a terminal: cannot confirm {what}", hint="Pass --yes.")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command("ls")
@@ -86,21 +98,98 @@ def status(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson =
     show_fields({"status": found["status"], **numbers})
 
 
+@app.command()
+def tasks(
+    context: typer.Context,
+    endpoint: EndpointArgument,
+    submitter: Submitter = None,
+    function: Function = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the open tasks of an endpoint of yours, of all submitters."""
+    with connected(context) as client:
+        endpoint_id = resolve_endpoint(client, endpoint)
+        found = list(client.iter_endpoint_tasks(endpoint_id, submitter=submitter, function_id=function))
+    if as_json:
+        show_json(found)
+        return
+    rows = [[each["task_id"], each["submitter"], each["function_id"], each["status"], each["age_s"]] for each in found]
+    show_table(["task", "submitter", "function", "status", "age s"], rows, empty="The endpoint has no open task.")
+
+
+@app.command()
+def cancel(
+    context: typer.Context,
+    endpoint: EndpointArgument,
+    task_ids: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Ids of tasks.")] = None,
+    submitter: Submitter = None,
+    function: Function = None,
+    all_: Annotated[bool, typer.Option("--all", help="Cancel all of its open tasks.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel open tasks of an endpoint of yours, of any submitters: those named, those of a submitter or a function, or
+    all. Their submitters read in the error and in the audit that you did it."""
+    if sum((bool(task_ids), bool(submitter or function), all_)) != 1:
+        raise InvalidRequest(
+            "which tasks to cancel is not clear", hint="Name tasks, or pass --submitter or --function, or --all."
+        )
+    with connected(context) as client:
+        endpoint_id = resolve_endpoint(client, endpoint)
+        if all_:
+            task_ids = [each["task_id"] for each in client.iter_endpoint_tasks(endpoint_id)]
+    if all_ and task_ids and not yes:
+        _confirm(f"Cancel {len(task_ids)} tasks of {endpoint}?", what=f"the end of {len(task_ids)} tasks")
+    outcomes: dict[str, dict[str, Any]] = {}
+    if task_ids or not all_:
+        with connected(context) as client:
+            outcomes = client.cancel_endpoint_tasks(endpoint_id, task_ids, submitter=submitter, function_id=function)
+    if as_json:
+        show_json(outcomes)
+        return
+    rows = [[task_id, outcome["outcome"]] for task_id, outcome in outcomes.items()]
+    show_table(["task", "outcome"], rows, empty="The endpoint has no such open task.")
+
+
+@app.command()
+def keys(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = False) -> None:
+    """List the keys with which the agent of an endpoint of yours may connect."""
+    with connected(context) as client:
+        found = client.get_endpoint_keys(resolve_endpoint(client, endpoint))
+    if as_json:
+        show_json(found)
+        return
+    rows = [[each["public_key"], instant(each["added_at"])] for each in found]
+    show_table(["public key", "added"], rows, empty="The endpoint has never connected.")
+
+
+@app.command("revoke-key")
+def revoke_key(
+    context: typer.Context,
+    endpoint: EndpointArgument,
+    public_key: Annotated[str, typer.Argument(help="The key, as `farcall endpoints keys` shows it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Revoke a key of an endpoint of yours: the session of an agent with it ends. An agent with a login or a credential
+    makes a new one; see `farcall-endpoint revoke-credential`."""
+    with connected(context) as client:
+        client.revoke_endpoint_key(resolve_endpoint(client, endpoint), public_key)
+    if as_json:
+        show_json({"revoked": public_key})
+
+
 @app.command("rm")
 def remove(
     context: typer.Context,
     endpoint: EndpointArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the registration of an endpoint of yours. A running agent is refused from then on."""
     with connected(context) as client:
         endpoint_id = resolve_endpoint(client, endpoint)
     if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidRequest(f"not a terminal: cannot confirm the deletion of {endpoint_id}", hint="Pass --yes.")
-        if not typer.confirm(f"Delete endpoint {endpoint} ({endpoint_id})?", err=True):
-            raise typer.Exit(INTERRUPTED)
+        _confirm(f"Delete endpoint {endpoint} ({endpoint_id})?", what=f"the deletion of {endpoint_id}")
     with connected(context) as client:
         client.delete_endpoint(endpoint_id)
     if as_json:

@@ -19,6 +19,7 @@ from farcall_common.errors import (
     FarcallError,
     Forbidden,
     InvalidRequest,
+    NotFound,
     TaskGroupUnknown,
 )
 from farcall_common.http_errors import status_of
@@ -238,6 +239,8 @@ class Endpoint:
         self._tasks = tasks
         self._owner_id = owner_id
         self._is_deleted = False
+        #: Public keys of its agent, and when they were added.
+        self.keys: dict[str, float] = {}
 
     @property
     def routes(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
@@ -248,6 +251,8 @@ class Endpoint:
             ("DELETE", "/v2/endpoints/([^/]+)", self._delete),
             ("GET", "/v2/endpoints/([^/]+)/status", self._get_status),
             ("GET", "/v3/endpoints/([^/]+)/allowed_functions", self._get_allowed_functions),
+            ("GET", "/v3/endpoints/([^/]+)/keys", self._list_keys),
+            ("DELETE", "/v3/endpoints/([^/]+)/keys", self._revoke_key),
         )
 
     def check(self, endpoint_id: str) -> None:
@@ -290,6 +295,17 @@ class Endpoint:
     def _get_status(self, _: Json, endpoint_id: str) -> Json:
         self.check(endpoint_id)
         return self.status()
+
+    def _list_keys(self, _: Json, endpoint_id: str) -> Json:
+        self.check(endpoint_id)
+        keys = [{"public_key": key, "added_at": added_at} for key, added_at in self.keys.items()]
+        return {"endpoint_id": endpoint_id, "keys": keys}
+
+    def _revoke_key(self, query: Json, endpoint_id: str) -> Json:
+        self.check(endpoint_id)
+        if self.keys.pop(query["public_key"], None) is None:
+            raise NotFound(f"endpoint {endpoint_id} has no such key")
+        return {"result": 302}
 
     def _get_allowed_functions(self, _: Json, endpoint_id: str) -> Json:
         self.check(endpoint_id)
