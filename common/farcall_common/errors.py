@@ -9,7 +9,7 @@
     │   ├── Unsupported           not supported, although other SDKs and services have it
     │   └── EndpointIncompatible  the endpoint cannot read or run it (also a SerializationError)
     ├── Unauthenticated           no identity
-    ├── Forbidden                 an identity without the right (FunctionNotPermitted: on this endpoint)
+    ├── Forbidden                 an identity without the right (FunctionNotPermitted, FunctionNotSigned: on this endpoint)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
     │                             TaskGroupUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated
@@ -244,6 +244,13 @@ class UserNotAllowed(Forbidden):
 class FunctionNotPermitted(Forbidden):
     code = "FUNCTION_NOT_PERMITTED"
     default_hint = "Ask the endpoint's owner to allow the function; `allowed_functions` lists those that may run."
+
+
+class FunctionNotSigned(Forbidden):
+    code = "FUNCTION_NOT_SIGNED"
+    default_hint = (
+        "Sign the function with a key that the endpoint's owner allows: `farcall functions sign FUNCTION --key KEY`."
+    )
 
 
 class NotFound(FarcallError):

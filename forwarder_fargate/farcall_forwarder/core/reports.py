@@ -110,6 +110,8 @@ def _take_results(endpoint: Endpoint, specs: Sequence[wire.ResultSpec], frames: 
             max_inline_bytes=endpoint.policy.max_inline_bytes,
         )
         endpoint.finish(result, verified=lease is not None)
+        if endpoint.session is not None and result.error is not None and result.error.code == FunctionNotSigned.code:
+            endpoint.session.functions.clear()  # they are sent again: the function may be signed by then
 
 
 def _grant_upload(endpoint: Endpoint, request: wire.BlobRequest, now: Instant) -> list[Action]:
