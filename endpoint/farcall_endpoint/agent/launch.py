@@ -11,12 +11,15 @@ import random
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import zmq
 
 from farcall_common.credentials import Credentials
+from farcall_common.errors import ConfigurationError
 from farcall_common.payload import STRATEGIES, parse_allowed
+from farcall_common.ssh_signatures import AllowedSigners
 from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.access import Access
 from farcall_endpoint.agent.connection import Connection
@@ -42,7 +45,7 @@ _MAX_WINDOW: Final = 1024
 _PACKAGES: Final = ("cloudpickle", "dill", "farcall-common", "farcall-endpoint", "msgspec")
 
 
-def capabilities() -> Capabilities:
+def capabilities(*, signed_functions: bool = False) -> Capabilities:
     """What this endpoint can read and run."""
     return Capabilities(
         python_version=platform.python_version(),
@@ -51,6 +54,7 @@ def capabilities() -> Capabilities:
         hostname=socket.gethostname(),
         serializers=tuple(sorted(STRATEGIES)),
         packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+        signed_functions=signed_functions,
     )
 
 
@@ -82,10 +86,11 @@ def run_agent(
         keys = directory.read_keys()
         access = Access(directory, login, cloud_of=functools.partial(Cloud, environ=own_environment))
         endpoint_id = directory.read_endpoint_id() or _register(directory, config, access)
-        able = capabilities()
+        signers = _allowed_signers(directory, config)
+        able = capabilities(signed_functions=signers is not None)
         poller = zmq.Poller()
         seed = random.getrandbits(32)
-        core = _core(config, endpoint_id, slots, seed=seed)
+        core = _core(config, endpoint_id, slots, seed=seed, signers=signers)
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
@@ -138,7 +143,30 @@ def _register(directory: EndpointDirectory, config: Config, access: Access) -> s
     return endpoint_id
 
 
-def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCore:
+def _allowed_signers(directory: EndpointDirectory, config: Config) -> AllowedSigners | None:
+    """Whose functions may run; None if they need no signature.
+
+    :raises ConfigurationError: if the file cannot be read, or others than its owner may write it.
+    """
+    if config.allowed_signers is None:
+        return None
+    path = directory.path / Path(config.allowed_signers).expanduser()
+    try:
+        text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"allowed_signers: {path} cannot be read: {error}.") from error
+    if mode & 0o022:
+        raise ConfigurationError(
+            f"allowed_signers: other users may write {path}.", hint=f"Run `chmod go-w {path}` after a look at it."
+        )
+    signers = AllowedSigners.parse(text, source=str(path))
+    _logger.info("only functions signed by one of %d keys run here (%s)", len(signers), path)
+    return signers
+
+
+def _core(
+    config: Config, endpoint_id: str, slots: int, *, seed: int, signers: AllowedSigners | None = None
+) -> AgentCore:
     limit = config.engine.prefetch
     return AgentCore(
         endpoint_id=endpoint_id,
@@ -152,6 +180,7 @@ def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCo
         max_walltime_s=config.engine.limits.walltime_s,
         weights=config.fair_share,
         allowed_functions=config.allowed_functions,
+        allowed_signers=signers,
     )
 
 
@@ -209,7 +238,7 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
         options += ["--readable", *config.engine.readable_paths]
     if config.engine.pass_environment:
         options += ["--pass-environment", *config.engine.pass_environment]
-    options += ["--data-only"] if config.allowed_functions is not None else []
+    options += ["--data-only"] if config.data_only else []
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
     return options

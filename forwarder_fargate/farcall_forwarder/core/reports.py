@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from farcall_common import wire
+from farcall_common.errors import FunctionNotSigned
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.wire import Reporter, TaskState, is_uuid
 from farcall_forwarder.core import events as ev

@@ -175,6 +175,7 @@ class FunctionService(Service):
             body = self._body(name, wanted.function_code, serialized=wanted.serialized)
         memoize = newest.metadata.get(MEMOIZE) is True if wanted.memoize is None else wanted.memoize
         metadata = newest.metadata if wanted.meta is None else wanted.meta
+        metadata = {key: value for key, value in metadata.items() if key != MEMOIZE}
         body_hash = hashlib.sha256(body).hexdigest()
         signature = wanted.signature
         if signature is None and (name, body_hash) == (newest.name, newest.body_hash):
@@ -212,7 +213,7 @@ class FunctionService(Service):
 
 def _metadata(given: Mapping[str, Any], *, memoize: bool, signature: str | None) -> Mapping[str, Any]:
     """The metadata of a version: what was given, and what else the service keeps with it."""
-    kept = {key: value for key, value in given.items() if key not in (MEMOIZE, SIGNATURE)}
+    kept = {key: value for key, value in given.items() if key != SIGNATURE}
     return {**kept, **({MEMOIZE: True} if memoize else {}), **({SIGNATURE: signature} if signature else {})}
 
 
