@@ -9,7 +9,8 @@
     │   ├── Unsupported           not supported, although other SDKs and services have it
     │   └── EndpointIncompatible  the endpoint cannot read or run it (also a SerializationError)
     ├── Unauthenticated           no identity
-    ├── Forbidden                 an identity without the right (FunctionNotPermitted, FunctionNotSigned: on this endpoint)
+    ├── Forbidden                 an identity without the right (on an endpoint: FunctionNotPermitted ·
+    │                             FunctionNotSigned)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
     │                             TaskGroupUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated

@@ -1,4 +1,4 @@
-"""SSH signatures of functions (SSHSIG, OpenSSH's PROTOCOL.sshsig), and the ``allowed_signers`` file of ssh-keygen(1)."""
+"""SSH signatures of functions (SSHSIG, OpenSSH's PROTOCOL.sshsig), and ``allowed_signers`` files of ssh-keygen(1)."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _instant(text: str | None) -> float | None:
         return None
     digits = text[:-1] if text[-1] in "Zz" else text
     try:
-        at = dt.datetime.strptime(digits, _TIMES[len(digits)])
+        at = dt.datetime.strptime(digits, _TIMES[len(digits)])  # noqa: DTZ007 - local, as ssh-keygen reads it
     except (KeyError, ValueError) as error:
         raise ValueError(f"{text!r} is not a time: write YYYYMMDD[HHMM[SS]][Z]") from error
     return (at.replace(tzinfo=dt.UTC) if digits != text else at).timestamp()
