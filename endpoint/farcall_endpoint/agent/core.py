@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_INLINE_BYTES
-from farcall_common.ssh_signatures import AllowedSigners
 from farcall_common.wire import (
     BlobGrant,
     EndpointReport,
@@ -31,12 +30,14 @@ from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.scheduling import Lifetime, Managers, SchedulingPolicy, TaskQueue
-from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import Demand, ResultFactory, Stage, Task, TaskResult, refusal
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished
 from farcall_endpoint.shared_memory import Bytes
+
+if TYPE_CHECKING:
+    from farcall_endpoint.agent.signatures import SignatureCheck
 
 _KEEP_BYTES: Final = 16 * 1024
 """Payloads up to here stay in memory until they are sent to a manager; larger ones are read from the spool again."""
@@ -127,7 +128,7 @@ class AgentCore:
     :param max_walltime_s: limit of every attempt, whatever its task requests; None is no limit.
     :param weights: by submitter, how many of its tasks run for each one of another; 1 for those not named.
     :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
-    :param allowed_signers: whose functions may run; None: those of any one, signed or not.
+    :param signatures: which functions have a signature that counts; None: functions need none.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class AgentCore:
         max_walltime_s: float | None = None,
         weights: Mapping[str, int] | None = None,
         allowed_functions: Collection[str] | None = None,
-        allowed_signers: AllowedSigners | None = None,
+        signatures: SignatureCheck | None = None,
     ) -> None:
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
@@ -161,7 +162,7 @@ class AgentCore:
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
         self._allowed_functions = allowed_functions
-        self._signatures = None if allowed_signers is None else SignatureCheck(allowed_signers)
+        self._signatures = signatures
         self._tasks: dict[str, Task] = {}
         #: By submitter; see :class:`farcall_common.fairness.FairQueue`.
         self.weights: Mapping[str, int] = weights or {}

@@ -12,14 +12,13 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from farcall_common.credentials import Credentials
 from farcall_common.errors import ConfigurationError
 from farcall_common.payload import STRATEGIES, parse_allowed
-from farcall_common.ssh_signatures import AllowedSigners
 from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.access import Access
 from farcall_endpoint.agent.connection import Connection
@@ -36,6 +35,9 @@ from farcall_endpoint.config import Config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
+
+if TYPE_CHECKING:
+    from farcall_endpoint.agent.signatures import SignatureCheck
 
 _logger = logging.getLogger(__name__)
 
@@ -86,11 +88,11 @@ def run_agent(
         keys = directory.read_keys()
         access = Access(directory, login, cloud_of=functools.partial(Cloud, environ=own_environment))
         endpoint_id = directory.read_endpoint_id() or _register(directory, config, access)
-        signers = _allowed_signers(directory, config)
-        able = capabilities(signed_functions=signers is not None)
+        signatures = _signature_check(directory, config)
+        able = capabilities(signed_functions=signatures is not None)
         poller = zmq.Poller()
         seed = random.getrandbits(32)
-        core = _core(config, endpoint_id, slots, seed=seed, signers=signers)
+        core = _core(config, endpoint_id, slots, seed=seed, signatures=signatures)
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
@@ -143,13 +145,17 @@ def _register(directory: EndpointDirectory, config: Config, access: Access) -> s
     return endpoint_id
 
 
-def _allowed_signers(directory: EndpointDirectory, config: Config) -> AllowedSigners | None:
-    """Whose functions may run; None if they need no signature.
+def _signature_check(directory: EndpointDirectory, config: Config) -> SignatureCheck | None:
+    """Which functions have a signature that counts; None if they need none.
 
     :raises ConfigurationError: if the file cannot be read, or others than its owner may write it.
     """
     if config.allowed_signers is None:
         return None
+    # Here, because other endpoints need no cryptography, which takes a while to import.
+    from farcall_common.ssh_signatures import AllowedSigners
+    from farcall_endpoint.agent.signatures import SignatureCheck
+
     path = directory.path / Path(config.allowed_signers).expanduser()
     try:
         text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
@@ -161,11 +167,11 @@ def _allowed_signers(directory: EndpointDirectory, config: Config) -> AllowedSig
         )
     signers = AllowedSigners.parse(text, source=str(path))
     _logger.info("only functions signed by one of %d keys run here (%s)", len(signers), path)
-    return signers
+    return SignatureCheck(signers)
 
 
 def _core(
-    config: Config, endpoint_id: str, slots: int, *, seed: int, signers: AllowedSigners | None = None
+    config: Config, endpoint_id: str, slots: int, *, seed: int, signatures: SignatureCheck | None = None
 ) -> AgentCore:
     limit = config.engine.prefetch
     return AgentCore(
@@ -180,7 +186,7 @@ def _core(
         max_walltime_s=config.engine.limits.walltime_s,
         weights=config.fair_share,
         allowed_functions=config.allowed_functions,
-        allowed_signers=signers,
+        signatures=signatures,
     )
 
 

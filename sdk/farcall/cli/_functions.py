@@ -14,6 +14,12 @@ from farcall_common.errors import InvalidRequest
 app = typer.Typer(help="Your registered functions.", no_args_is_help=True)
 
 FunctionId = Annotated[str, typer.Argument(metavar="FUNCTION", autocompletion=completes("functions"))]
+SignWith = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY", help="Sign it, with the file of an SSH private key, or of a public key in an ssh-agent."
+    ),
+]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 FunctionIds = Annotated[list[str], typer.Argument(metavar="FUNCTION...", autocompletion=completes("functions"))]
 
@@ -73,13 +79,14 @@ def register(
     memoize: Annotated[
         bool, typer.Option("--memoize", help="Memoize: answer equal calls with the first result.")
     ] = False,
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Register a function and show its id."""
     loaded = load_function(function)
     with connected(context) as client:
         function_id = client.register_function(
-            loaded, name=name, description=description, public=public, memoize=memoize
+            loaded, name=name, description=description, public=public, memoize=memoize, sign_with=sign_with
         )
     remember("functions", [function_id])
     if as_json:
@@ -102,14 +109,40 @@ def update(
         bool | None,
         typer.Option("--memoize/--no-memoize", help="Whether equal calls are answered with the first result."),
     ] = None,
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a function, and show the number of its newest version. Calls of older versions still run those."""
     loaded = None if function is None else load_function(function)
     with connected(context) as client:
         version = client.update_function(
-            function_id, loaded, name=name, description=description, public=public, memoize=memoize
+            function_id,
+            loaded,
+            name=name,
+            description=description,
+            public=public,
+            memoize=memoize,
+            sign_with=sign_with,
         )
+    if as_json:
+        show_json({"function_uuid": function_id, "version": version})
+    else:
+        typer.echo(version)
+
+
+@app.command("sign")
+def sign_(
+    context: typer.Context,
+    function_id: FunctionId,
+    key: Annotated[
+        str, typer.Option(metavar="KEY", help="File of an SSH private key, or of a public key in an ssh-agent.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Sign the newest version of a function, for endpoints that run signed functions only. Read what you sign:
+    `farcall functions show`. Shows the number of the version that has the signature."""
+    with connected(context) as client:
+        version = client.update_function(function_id, sign_with=key)
     if as_json:
         show_json({"function_uuid": function_id, "version": version})
     else:
