@@ -51,7 +51,7 @@ def _sign_by_ssh_keygen(message: bytes, path: Path) -> str:
         file.write_bytes(message)
         command = ["ssh-keygen", "-q", "-Y", "sign", "-n", NAMESPACE, "-f", str(path), str(file)]
         try:
-            subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)  # noqa: S603
+            subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
             return Path(f"{file}.sig").read_text(encoding="ascii")
         except FileNotFoundError as error:
             raise ConfigurationError(
