@@ -358,3 +358,14 @@ def test_new_file_has_comments_and_valid_suggestions(tmp_path: Path) -> None:
 def test_every_batch_provider_ends_its_blocks() -> None:
     for kind in BatchProviderConfig.__subclasses__():
         assert kind().walltime_s == 1800
+
+
+def test_signed_functions_take_data_as_arguments() -> None:
+    assert not parse("engine: {}").data_only
+    assert parse("allowed_functions: []").data_only
+    assert parse("allowed_signers: signers").data_only
+    listed = "allowed_signers: signers\nengine:\n  allowed_serializers: "
+    assert parse(listed + "['*Code', JSONData]").allowed_signers == "signers"
+    for names in ("['*Code', '*Data']", "[DillCode, PickleDataBase64]", "[DillCode, AllDataStrategies]"):
+        with pytest.raises(ConfigurationError, match="arguments run code"):
+            parse(listed + names)

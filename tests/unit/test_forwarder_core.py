@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from farcall_common import wire
-from farcall_common.errors import EndpointInUse, FrameMalformed
+from farcall_common.errors import EndpointInUse, ErrorRecord, FrameMalformed
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import (
     EndpointStatus,
@@ -393,7 +393,10 @@ def test_tasks_in_preparation_are_requeued_when_the_session_ends() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)]) in world.hears(wire.Goodbye())
-    assert world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset())) == []
+    assert (
+        world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset()))
+        == []
+    )
 
 
 def test_accepted_tasks_stay_leased_after_the_session_until_the_lease_expires() -> None:
@@ -485,7 +488,9 @@ def test_a_function_with_the_body_of_another_has_its_own_name() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks), "it is fetched as if no other function had this body"
     assert prepare.functions == [("function", "hash")]
-    [order] = sent(world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset())))
+    [order] = sent(
+        world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset()))
+    )
 
     assert isinstance(order, wire.RunTasks)
     assert [function.name for function in order.functions] == ["name"]
@@ -740,7 +745,9 @@ def test_a_task_cancelled_during_preparation_is_not_sent() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)])) == []
-    flush = the_flush(world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset())))
+    flush = the_flush(
+        world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset()))
+    )
     assert [result.state for result in flush.batches[0].results] == [TaskState.CANCELLED]
 
 
@@ -1156,3 +1163,52 @@ def test_a_client_whose_ticket_ends_gets_no_more_results_and_misses_none_with_a_
     assert isinstance(opened, wire.StreamOpened)
     assert isinstance(ready, wire.ResultsReady)
     assert [result.task_id for result in ready.results] == [task_id(1)]
+
+
+# -- signed functions --------------------------------------------------------------------------------------------------
+
+SIGNED = wire.Capabilities(signed_functions=True)
+
+
+def not_signed(number: int) -> wire.TaskResults:
+    error = ErrorRecord("FUNCTION_NOT_SIGNED", "it has no signature").to_json()
+    return wire.TaskResults(
+        results=(wire.ResultSpec(task_id=task_id(number), attempt=1, state=TaskState.FAILED, error=error),)
+    )
+
+
+def sends(world: World, number: int, *, signature: str, function_id: str = "function") -> list[str]:
+    """The signatures that travel with a task, of a function that the database has with this one."""
+    [*_, prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(number, function_id=function_id)]))
+    if isinstance(prepare, do.PrepareTasks):
+        body = FunctionBody("name", b"body", signature)
+        [order] = sent(world.on(ev.TasksPrepared(prepare, {function_id: {"hash": body}}, {}, frozenset())))
+    else:
+        [order] = sent([prepare])
+    assert isinstance(order, wire.RunTasks)
+    return [function.signature for function in order.functions]
+
+
+def test_each_function_is_sent_with_its_own_signature() -> None:
+    world = World()
+    world.serve(credit=9, capabilities=SIGNED)
+    assert sends(world, 1, signature="a") == ["a"]
+    assert sends(world, 2, signature="a") == [], "once in a session"
+    assert sends(world, 3, signature="b", function_id="same body") == ["b"]
+
+
+def test_functions_of_other_endpoints_are_known_by_their_body() -> None:
+    world = World()
+    world.serve(credit=9)
+    assert sends(world, 1, signature="a") == ["a"]
+    assert sends(world, 2, signature="b", function_id="same body") == []
+
+
+def test_a_function_that_is_signed_later_is_read_again() -> None:
+    """Neither the cache nor what was sent in the session hides the signature."""
+    world = World()
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
+    world.serve(credit=9, capabilities=SIGNED)
+    assert sends(world, 1, signature="") == [""]
+    world.hears(not_signed(1))
+    assert sends(world, 2, signature="a") == ["a"]

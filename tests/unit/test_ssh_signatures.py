@@ -31,8 +31,9 @@ needs_ssh_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason
 each_kind = pytest.mark.parametrize("kind", KEYS)
 
 
-def line(kind: str, *, principals: str = "ada@lab.org", options: str = "") -> str:
-    return " ".join(filter(None, (principals, options, kind, base64.b64encode(public_blob(KEYS[kind])).decode())))
+def line(kind: str, *, principals: str = "ada@lab.org", options: str = "", key: PrivateKey | None = None) -> str:
+    blob = base64.b64encode(public_blob(key or KEYS[kind])).decode()
+    return " ".join(filter(None, (principals, options, kind, blob)))
 
 
 def allowed(text: str) -> AllowedSigners:

@@ -87,9 +87,7 @@ class FakeCloud(ScriptedRouter):
             self.serializer.pack_function(function), [self.serializer.pack_call(args) for args in calls], **options
         )
 
-    def submit_raw(
-        self, body: bytes, payloads: Sequence[bytes], *, signature: str = "", **options: Any
-    ) -> list[str]:
+    def submit_raw(self, body: bytes, payloads: Sequence[bytes], *, signature: str = "", **options: Any) -> list[str]:
         """Queue tasks with ready bytes. The name of each function is f."""
         function_hash = hashlib.sha256(body).hexdigest()
         given = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
