@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from farcall_common.payload import PickleDataBase64, PureSourceTextInspect
+from farcall_common.payload import PickleCode, PickleDataBase64, PickleOutOfBand, PureSourceTextInspect, Strategy
 from farcall_common.ssh_signatures import sign, statement
 from tests.support.endpoint import EndpointProcess, running_endpoint
 from tests.support.endpoint.fake_cloud import Ended
@@ -35,7 +36,7 @@ class Exploit:
         self._path = path
 
     def __reduce__(self) -> tuple[object, ...]:
-        return make_file, (self._path,)
+        return os.mkdir, (self._path,)
 
 
 def configure(endpoint: EndpointProcess, text: str) -> Path:
@@ -96,9 +97,12 @@ def test_other_functions_are_refused_before_a_worker_sees_them(
     assert not made.exists()
 
 
-def test_a_pickled_argument_of_a_signed_function_is_refused(endpoint: EndpointProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", [PickleDataBase64(), PickleOutOfBand(), PickleCode()])
+def test_a_pickled_argument_of_a_signed_function_is_refused(
+    endpoint: EndpointProcess, tmp_path: Path, strategy: Strategy
+) -> None:
     made, body = tmp_path / "made", body_of(endpoint, double)
-    payload = endpoint.cloud.serializer.pack_call((Exploit(str(made)),), strategies=[PickleDataBase64()])
+    payload = endpoint.cloud.serializer.pack_call((Exploit(str(made)),), strategies=[strategy])
     ended = run(endpoint, body, payload, signature_of(body))
     assert (ended.error or {})["code"] == "DESERIALIZATION_FAILED"
     assert not made.exists()

@@ -22,8 +22,8 @@ from farcall_common.errors import ConfigurationError, EndpointInUse, Fault
 from farcall_common.store.model import (
     Endpoint,
     EndpointStatus,
-    FunctionBody,
     ForwarderInfo,
+    FunctionBody,
     LeasedTask,
     PeerKey,
     PeerKind,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import hashlib
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,8 +14,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from farcall._signing import signed
 from farcall_common.errors import ConfigurationError, FunctionNotSigned
 from farcall_common.ssh_signatures import AllowedSigners, PrivateKey, Signer, public_blob, sign, statement
+from tests.waiting import wait_until
 
 MESSAGE = statement("f", "0" * 64)
 KEYS: dict[str, PrivateKey] = {
@@ -111,7 +114,7 @@ def test_a_name_cannot_be_taken_for_a_hash() -> None:
 
 
 def test_the_key_of_another_person_is_refused() -> None:
-    with pytest.raises(FunctionNotSigned, match="SHA256:.* is not among the allowed signers"):
+    with pytest.raises(FunctionNotSigned, match=r"SHA256:.* is not among the allowed signers"):
         allowed(line("ssh-ed25519")).verify(MESSAGE, sign(MESSAGE, OTHER))
 
 
@@ -151,6 +154,31 @@ def test_a_signature_with_sha1_is_refused() -> None:
     signature = opened(sign(MESSAGE, KEYS["ssh-rsa"])).replace(b"\0\0\0\x0crsa-sha2-512", b"\0\0\0\x07ssh-rsa")
     with pytest.raises(FunctionNotSigned):
         allowed(line("ssh-rsa")).verify(MESSAGE, armored(signature))
+
+
+# -- signing by the client ---------------------------------------------------------------------------------------------
+
+
+@needs_ssh_keygen
+def test_a_key_in_an_agent_signs_by_openssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = write_key(tmp_path, KEY)
+    public = tmp_path / "key.pub"
+    public.write_text(line("ssh-ed25519").split(" ", 1)[1] + " ada\n")
+    request = {"function_name": "f", "function_code": "code"}
+    ssh_agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(tmp_path / "socket")], stdout=subprocess.DEVNULL)
+    try:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "socket"))
+        wait_until((tmp_path / "socket").exists)
+        subprocess.run(["ssh-add", "-q", str(key)], check=True)
+        key.unlink()
+        message = statement("f", hashlib.sha256(b"code").hexdigest())
+        assert signed(request, public) == request | {"signature": sign(message, KEY)}
+        subprocess.run(["ssh-add", "-q", "-D"], check=True, stderr=subprocess.DEVNULL)
+        with pytest.raises(ConfigurationError, match="ssh-keygen cannot sign"):
+            signed(request, public)
+    finally:
+        ssh_agent.terminate()
+        ssh_agent.wait()
 
 
 # -- allowed_signers ---------------------------------------------------------------------------------------------------
@@ -230,7 +258,7 @@ def test_keys_that_are_not_supported_are_refused(kind: bytes, reason: str) -> No
 
 
 def test_short_rsa_keys_are_refused() -> None:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     with pytest.raises(ConfigurationError, match="2048 bits"):
         allowed(f"ada ssh-rsa {base64.b64encode(public_blob(key)).decode()}")
 
