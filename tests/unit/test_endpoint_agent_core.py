@@ -671,7 +671,7 @@ def test_a_function_that_is_signed_later_runs_and_stays_signed() -> None:
     assert [sent.signature for sent, _ in turn.functions] == [SIGNATURE], "the spool gets the signature"
     for task_id, other in (("c", function()), ("d", function(FORGED))):
         turn = receive(core, task_id, other)
-        assert (errors_of(turn), turn.functions) == ([], []), "nobody takes a signature back with a worse one"
+        assert (errors_of(turn), turn.functions) == ([], []), "a worse signature takes nothing back"
 
 
 @pytest.mark.parametrize("signature", [SIGNATURE, FORGED, ""])

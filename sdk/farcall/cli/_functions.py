@@ -57,13 +57,16 @@ def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) 
     if as_json:
         show_json(found | whole)
         return
+    metadata = dict(found["metadata"])
+    signature = metadata.pop("ssh_signature", None)
     show_fields(
         {
             "function": found["function_uuid"],
             "version": found["version"],
             "name": found["function_name"],
             "description": found["description"],
-            **{name.replace("_", " "): value for name, value in found["metadata"].items()},
+            **{name.replace("_", " "): value for name, value in metadata.items()},
+            "signed": "yes" if signature else "no",
             "size": f"{len(whole['function_code'])} bytes",
         }
     )
