@@ -130,7 +130,7 @@ class AllowedSigners:
         """The signers, by the lines of their key, who have signed a message. Whether they may is
         :meth:`Signer.problem`.
 
-        :raises FunctionNotSigned: if the text is no signature, or one for another message, or of a key that is not here.
+        :raises FunctionNotSigned: if it is no signature, or one for another message, or of a key that is not here.
         """
         try:
             return self._verify(message, armored)

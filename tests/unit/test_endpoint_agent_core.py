@@ -602,8 +602,9 @@ SIGNATURE = sign(statement("f", HASH), KEY)
 FORGED = sign(statement("f", HASH), OTHER_KEY)
 
 
-def signatures(**options: float) -> SignatureCheck:
-    return SignatureCheck(AllowedSigners([Signer("ada@lab.org", public_blob(KEY), **options)]))
+def signatures(*, valid_after: float | None = None, valid_before: float | None = None) -> SignatureCheck:
+    signer = Signer("ada@lab.org", public_blob(KEY), valid_after=valid_after, valid_before=valid_before)
+    return SignatureCheck(AllowedSigners([signer]))
 
 
 def function(signature: str = "", *, name: str = "f") -> wire.FunctionSpec:
