@@ -9,8 +9,8 @@
     │   ├── Unsupported           not supported, although other SDKs and services have it
     │   └── EndpointIncompatible  the endpoint cannot read or run it (also a SerializationError)
     ├── Unauthenticated           no identity
-    ├── Forbidden                 an identity without the right (FunctionNotPermitted: on this endpoint;
-    │                             AllowanceExceeded: more than it may use there)
+    ├── Forbidden                 an identity without the right (on an endpoint: FunctionNotPermitted ·
+    │                             FunctionNotSigned · AllowanceExceeded)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
     │                             TaskGroupUnknown
     ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated
@@ -250,6 +250,13 @@ class FunctionNotPermitted(Forbidden):
 class AllowanceExceeded(Forbidden):
     code = "ALLOWANCE_EXCEEDED"
     default_hint = "Ask the endpoint's owner for more."
+
+
+class FunctionNotSigned(Forbidden):
+    code = "FUNCTION_NOT_SIGNED"
+    default_hint = (
+        "Sign the function with a key that the endpoint's owner allows: `farcall functions sign FUNCTION --key KEY`."
+    )
 
 
 class NotFound(FarcallError):

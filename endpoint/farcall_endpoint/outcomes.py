@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from farcall_common.errors import ErrorRecord, Fault, FunctionNotPermitted, NodesUnavailable, ResultTooLarge
+from farcall_common.errors import (
+    ErrorRecord,
+    Fault,
+    FunctionNotPermitted,
+    FunctionNotSigned,
+    NodesUnavailable,
+    ResultTooLarge,
+)
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 
 _MIB = 2**20
@@ -46,6 +53,12 @@ function_not_permitted = Outcome(
     Fault.CALLER,
     "The configuration of this endpoint does not list function {}.",
     "Ask the endpoint's owner to add it to allowed_functions.",
+)
+function_not_signed = Outcome(
+    FunctionNotSigned.code,
+    FunctionNotSigned.fault,
+    "This endpoint runs signed functions only. {}",
+    FunctionNotSigned.default_hint,
 )
 isolation_missing = Outcome(
     "ISOLATION_MISSING",

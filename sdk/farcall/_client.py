@@ -37,6 +37,12 @@ Json = dict[str, Any]
 Moment = dt.datetime | float
 
 
+def _signed(request: Json, key: str | os.PathLike[str]) -> Json:
+    from farcall._signing import signed  # here, because cryptography takes a while to import
+
+    return signed(request, key)
+
+
 class SourceCode:
     """Registers functions as text."""
 
@@ -478,12 +484,16 @@ class Client(SourceCode, Sharing):
         group: str | None = None,
         ha_endpoint_id: str | None = None,
         memoize: bool = False,
+        sign_with: str | os.PathLike[str] | None = None,
     ) -> str:
         """Register a function and return its id. ``description`` is the docstring unless given.
 
         :param memoize: whether equal calls are memoized by default (see :attr:`Executor.memoize`).
+        :param sign_with: the file of an SSH private key that signs name and code, for endpoints that run signed
+            functions only; or of a public key (``.pub``) that an ssh-agent has.
         :param group: only None, as ``ha_endpoint_id``: a function is public or private.
         :raises SerializationError: if the function cannot be sent.
+        :raises ConfigurationError: if the key cannot sign.
         :raises Unsupported: for other sharing, which is not enforced.
         """
         refuse("group", group, hint="A function is private or public.")
@@ -499,7 +509,7 @@ class Client(SourceCode, Sharing):
             memoize=memoize,
             serializer=self.fx_serializer,
         )
-        return self._api.register_function(request)
+        return self._api.register_function(request if sign_with is None else _signed(request, sign_with))
 
     def update_function(
         self,
@@ -511,6 +521,7 @@ class Client(SourceCode, Sharing):
         metadata: Mapping[str, Any] | None = None,
         public: bool | None = None,
         memoize: bool | None = None,
+        sign_with: str | os.PathLike[str] | None = None,
     ) -> int:
         """Change a function of yours, and return the number of its newest version.
 
@@ -518,7 +529,10 @@ class Client(SourceCode, Sharing):
         are called by ``<id>@<version>``. Name, description and sharing are the same for all versions. An argument that
         is None changes nothing.
 
+        Another name or other code end a signature; ``sign_with`` signs the newest version as it is after the change.
+
         :raises SerializationError: if the function cannot be sent.
+        :raises ConfigurationError: if the key cannot sign.
         """
         from farcall._functions import registration
 
@@ -528,6 +542,10 @@ class Client(SourceCode, Sharing):
             body = {key: whole[key] for key in ("function_code", "meta")}
         body |= {"function_name": name, "description": description, "public": public, "memoize": memoize}
         given = {key: value for key, value in body.items() if value is not None}
+        if sign_with is not None:
+            now = {} if {"function_name", "function_code"} <= given.keys() else self.get_function(function_id)
+            parts = {key: given.get(key) or now[key] for key in ("function_name", "function_code")}
+            given["signature"] = _signed(parts, sign_with)["signature"]
         return int(self._api.update_function(as_id(function_id), given)["version"])
 
     def get_function(self, function_id: str | uuid.UUID, *, version: int | None = None) -> Json:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime as dt
+import hashlib
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
@@ -41,11 +43,13 @@ from farcall_common.errors import (
     TaskIdReused,
 )
 from farcall_common.payload import Serializer, describe_exception
+from farcall_common.ssh_signatures import AllowedSigners, statement
 from farcall_common.store.model import TaskEvent, TaskResult
 from farcall_common.wire import Reporter, TaskState, new_task_id
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import MemoryApi
 from tests.support.stores import FakeBlobs
+from tests.unit.test_ssh_signatures import KEY, line, write_key
 from tests.waiting import WAIT_S
 
 serializer = Serializer()
@@ -106,7 +110,7 @@ class Real:
         results = []
         for task in records.tasks.list_open_tasks(self.endpoint_id):
             found = records.functions.get_bodies([(task.function_id, task.function_hash)])
-            _, code = found[task.function_id][task.function_hash]
+            code = found[task.function_id][task.function_hash].body
             payload = task.payload or self.api.stores.blobs.read(task.payload_ref.blob_key)  # type: ignore[union-attr]
             result = TaskResult(task.task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT)
             try:
@@ -435,6 +439,30 @@ def test_versions_of_a_function(cloud: Cloud) -> None:
     assert versions == dict(zip(ids, (1, 2), strict=True))
     with pytest.raises(FunctionUnknown):
         client.run(endpoint_id=cloud.endpoint_id, function_id=f"{function_id}@3")
+
+
+def test_signatures_of_a_function(cloud: Cloud, tmp_path: Path) -> None:
+    client, key = cloud.client, write_key(tmp_path, KEY)
+    signers = AllowedSigners.parse(line("ssh-ed25519"), source="signers")
+
+    def is_signed() -> bool:
+        newest = client.get_function(function_id)
+        message = statement(newest["function_name"], hashlib.sha256(newest["function_code"].encode()).hexdigest())
+        signature = newest["metadata"].get("ssh_signature")
+        return bool(signature and signers.verify(message, signature))
+
+    function_id = client.register_function(divide, metadata={"v": 1}, sign_with=key)
+    assert is_signed()
+    assert client.update_function(function_id, metadata={"v": 2}) == 2
+    assert is_signed(), "metadata are not signed"
+    assert client.update_function(function_id, repeat) == 3
+    assert not is_signed()
+    assert client.update_function(function_id, sign_with=key) == 4
+    assert is_signed()
+    assert client.update_function(function_id, name="times") == 5
+    assert not is_signed()
+    assert client.update_function(function_id, divide, name="over", sign_with=key) == 6
+    assert is_signed()
 
 
 def test_aliases(cloud: Cloud) -> None:

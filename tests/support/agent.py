@@ -128,8 +128,10 @@ class CoreDriver:
         """The last turn could not be written."""
         return Turn.of(self.core.handle([ev.SpoolWriteFailed(reason)], now))
 
-    def restore(self, tasks: Sequence[SpooledTask], functions: Sequence[str]) -> None:
-        self.add(ev.Restored(tasks, functions))
+    def restore(
+        self, tasks: Sequence[SpooledTask], functions: Sequence[str], signed: Sequence[FunctionSpec] = ()
+    ) -> None:
+        self.add(ev.Restored(tasks, functions, signed))
 
     def opened(self, forget: Sequence[TaskRef] = ()) -> None:
         self.add(ev.SessionOpened(forget))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
+from farcall_common.ssh_signatures import AllowedSigners, Signer, public_blob, sign, statement
 from farcall_common.wire import TaskState
+from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
+from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
@@ -30,6 +35,7 @@ def make_core(
     slots_hint: int = 2,
     weights: dict[str, int] | None = None,
     allowed_functions: Sequence[str] | None = None,
+    signatures: SignatureCheck | None = None,
 ) -> CoreDriver:
     core = AgentCore(
         endpoint_id="e",
@@ -40,6 +46,7 @@ def make_core(
         max_window=100,
         weights=weights,
         allowed_functions=allowed_functions,
+        signatures=signatures,
     )
     return CoreDriver(core)
 
@@ -626,3 +633,92 @@ def test_tasks_in_the_spool_are_refused_when_the_list_has_changed(starts: int, i
     [ended] = core.decide(now=0.0).finished
     assert ended.result is not None
     assert (ended.result.error or {})["code"] == ("FUNCTION_NOT_PERMITTED" if refused else "TASK_LOST")
+
+
+# -- an endpoint that runs signed functions ----------------------------------------------------------------------------
+
+KEY = ed25519.Ed25519PrivateKey.from_private_bytes(b"1" * 32)
+OTHER_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(b"2" * 32)
+SIGNATURE = sign(statement("f", HASH), KEY)
+FORGED = sign(statement("f", HASH), OTHER_KEY)
+
+
+def signatures(*, valid_after: float | None = None, valid_before: float | None = None) -> SignatureCheck:
+    signer = Signer("ada@lab.org", public_blob(KEY), valid_after=valid_after, valid_before=valid_before)
+    return SignatureCheck(AllowedSigners([signer]))
+
+
+def function(signature: str = "", *, name: str = "f") -> wire.FunctionSpec:
+    return msgspec.structs.replace(FUNCTION, name=name, signature=signature)
+
+
+def errors_of(turn: Turn) -> list[tuple[str, str]]:
+    """Codes and messages of the tasks that failed in a turn."""
+    errors = [task.result.error for task in turn.finished if task.result and task.result.error]
+    return [(error["code"], error["message"]) for error in errors]
+
+
+def receive(core: CoreDriver, task_id: str, *functions: wire.FunctionSpec, now: float = 0.0) -> Turn:
+    core.run_tasks(wire.RunTasks(tasks=(spec(task_id),), functions=functions), [BODY, b"payload"])
+    return core.decide(now=now)
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (function(SIGNATURE), None),
+        (function(), "Function f has no signature"),
+        (function(FORGED), "not among the allowed signers"),
+        (function(SIGNATURE, name="g"), "another body or another name"),
+        (function(sign(statement("f", "0" * 64), KEY)), "another body or another name"),
+        (function("ssh"), "not an SSH signature"),
+    ],
+    ids=["signed", "unsigned", "another key", "another name", "another body", "no signature"],
+)
+def test_the_agent_runs_signed_functions_only(sent: wire.FunctionSpec, message: str | None) -> None:
+    turn = receive(make_core(signatures=signatures()), "a", sent)
+    logged = [action.principals for action in turn.actions if isinstance(action, do.LogSigner)]
+    assert logged == ([] if message else ["ada@lab.org"])
+    if message is None:
+        assert errors_of(turn) == []
+        return
+    [(code, found)] = errors_of(turn)
+    assert code == "FUNCTION_NOT_SIGNED"
+    assert message in found
+
+
+def test_a_signed_body_is_not_sent_to_a_worker_with_another() -> None:
+    """The hash that is signed is that of the body that arrived."""
+    core = make_core(signatures=signatures())
+    core.run_tasks(wire.RunTasks(tasks=(spec("a"),), functions=(function(SIGNATURE),)), [b"another", b"payload"])
+    [(code, _)] = errors_of(core.decide(now=0.0))
+    assert code == "FUNCTION_UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("validity", "message"), [({"valid_before": 10.0}, "has expired"), ({"valid_after": 30.0}, "not valid yet")]
+)
+def test_the_key_of_a_signer_must_be_valid_when_a_task_arrives(validity: dict[str, float], message: str) -> None:
+    core = make_core(signatures=signatures(**validity))
+    [(code, found)] = errors_of(receive(core, "a", function(SIGNATURE), now=20.0))
+    assert (code, message in found) == ("FUNCTION_NOT_SIGNED", True)
+    assert errors_of(receive(core, "b", now=40.0 if "valid_after" in validity else 5.0)) == []
+
+
+def test_a_function_that_is_signed_later_runs_and_stays_signed() -> None:
+    core = make_core(signatures=signatures())
+    assert len(errors_of(receive(core, "a", function()))) == 1
+    turn = receive(core, "b", function(SIGNATURE))
+    assert errors_of(turn) == []
+    assert [sent.signature for sent, _ in turn.functions] == [SIGNATURE], "the spool gets the signature"
+    for task_id, other in (("c", function()), ("d", function(FORGED))):
+        turn = receive(core, task_id, other)
+        assert (errors_of(turn), turn.functions) == ([], []), "a worse signature takes nothing back"
+
+
+@pytest.mark.parametrize("signature", [SIGNATURE, FORGED, ""])
+def test_tasks_in_the_spool_need_a_signature_after_a_restart(signature: str) -> None:
+    core = make_core(signatures=signatures())
+    core.restore([SpooledTask(1, spec("a"), 1, 0.0)], [HASH], [function(signature)] if signature else [])
+    codes = [code for code, _ in errors_of(core.decide(now=0.0))]
+    assert codes == ([] if signature == SIGNATURE else ["FUNCTION_NOT_SIGNED"])

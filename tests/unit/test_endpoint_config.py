@@ -366,3 +366,14 @@ def test_worker_share_is_what_a_task_has() -> None:
     engine = EngineConfig(cores_per_worker=8, available_accelerators=("0,1", "2,3"), provider=provider)
     assert engine.worker_share == WorkerShare(cores=8, gpus=2, node_cores=64, node_gpus=4, account="phys-7")
     assert EngineConfig().worker_share == WorkerShare(node_cores=len(os.sched_getaffinity(0)))
+
+
+def test_signed_functions_take_data_as_arguments() -> None:
+    assert not parse("engine: {}").data_only
+    assert parse("allowed_functions: []").data_only
+    assert parse("allowed_signers: signers").data_only
+    listed = "allowed_signers: signers\nengine:\n  allowed_serializers: "
+    assert parse(listed + "['*Code', JSONData]").allowed_signers == "signers"
+    for names in ("['*Code', '*Data']", "[DillCode, PickleDataBase64]", "[DillCode, AllDataStrategies]"):
+        with pytest.raises(ConfigurationError, match="arguments run code"):
+            parse(listed + names)

@@ -148,6 +148,19 @@ def test_functions_are_kept_while_they_are_needed() -> None:
     assert spool.function("h") == b"h"
 
 
+def test_signatures_are_kept_with_their_functions() -> None:
+    spool = Spool(None)
+    function = wire.FunctionSpec(function_hash="h", name="f", body=0)
+    unused = wire.FunctionSpec(function_hash="unused", name="f", body=0, signature="s")
+    spool.commit(WriteSpool(functions=[(function, b"body"), (unused, b"unused")], accepted=[make_task(1)]))
+    assert spool.signed_functions() == [unused]
+    for name, signature in (("f", "first"), ("g", "second")):
+        function = msgspec.structs.replace(function, name=name, signature=signature)
+        spool.commit(WriteSpool(functions=[(function, b"body")]))
+    assert load(spool)[1] == {"h"}
+    assert spool.signed_functions() == [function]
+
+
 def test_turn_is_committed_atomically() -> None:
     spool = Spool(None)
     spool.commit(WriteSpool(accepted=[make_task(1)]))

@@ -477,6 +477,18 @@ def test_an_endpoint_for_certain_functions_reads_arguments_as_data(tmp_path: Pat
     assert (plain, value) == (None, {"a": [1, 2]})
 
 
+def test_a_strategy_for_functions_cannot_carry_arguments_past_a_list(tmp_path: Path) -> None:
+    """They are read by pickle too, and a list of what may be read needs one of them."""
+    program = """
+from farcall_common.payload import CloudPickleCode, DillCode, PickleCode
+STRATEGIES = (CloudPickleCode, DillCode, PickleCode)
+tell([outcomes(), code_of(plain)])
+"""
+    outcomes, plain = answer_of(HOSTILE + program, tmp_path, "allowed", "data only")
+    assert outcomes == [REFUSED] * 4
+    assert plain is None
+
+
 def test_plain_pickle_is_for_an_engine_only(tmp_path: Path) -> None:
     """A program in the cloud could write it too, and ask for results of any size with it."""
     program = (

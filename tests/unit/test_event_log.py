@@ -9,11 +9,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from farcall_common import wire
 from farcall_common.errors import Unavailable
 from farcall_common.event_log import EventLog, UserBytes, read_events
 from farcall_common.limits import MAX_INLINE_BYTES
+from farcall_common.ssh_signatures import AllowedSigners, Signer, public_blob, sign, statement
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import connection as c
@@ -21,6 +23,7 @@ from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.reports import tasks_received
 from farcall_endpoint.agent.scheduling import RandomPolicy
+from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
@@ -91,6 +94,10 @@ def test_log_round_trips() -> None:
 # -- the agent's core --------------------------------------------------------------------------------------------------
 
 
+KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
+SIGNED = msgspec.structs.replace(FUNCTION, signature=sign(statement(FUNCTION.name, HASH), KEY))
+
+
 def make_core() -> AgentCore:
     return AgentCore(
         endpoint_id="e",
@@ -99,6 +106,7 @@ def make_core() -> AgentCore:
         prefetch=PrefetchPolicy(horizon_s=1.0, limit=4, unseen=2),
         window=PrefetchPolicy(horizon_s=1.0, limit=8),
         max_window=100,
+        signatures=SignatureCheck(AllowedSigners([Signer("lab", public_blob(KEY))])),
     )
 
 
@@ -137,7 +145,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
             spec("once", idempotent=False),
             spec("special", resource_specification={"account": SECRET.decode()}),
         ),
-        functions=(FUNCTION,),
+        functions=(SIGNED,),
     )
     error = {"code": "TASK_FAILED", "message": SECRET.decode(), "fault": "caller"}
     done = (
@@ -152,7 +160,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
     spooled = [SpooledTask(1, spec("old"), 1, 0.0, 1), SpooledTask(2, spec("r"), 1, 0.0, result=stored)]
     progress = Progress(finished=done, workers=2)
     return [
-        (0.0, [ev.Restored(spooled, [HASH])]),
+        (0.0, [ev.Restored(spooled, [HASH], [SIGNED])]),
         (0.1, [ev.SpoolWritten()]),
         (0.2, [ev.SessionOpened(), ev.ManagerRegistered("m", 2), ev.ManagerRegistered("n", 2, 500.0)]),
         (0.3, [ev.ManagerProgress(name, Progress(workers=2)) for name in "mn"]),

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from farcall_common import wire
-from farcall_common.errors import EndpointInUse, FrameMalformed
+from farcall_common.errors import EndpointInUse, ErrorRecord, FrameMalformed
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import (
     EndpointStatus,
+    FunctionBody,
     LeasedTask,
     PeerKey,
     PeerKind,
@@ -138,7 +139,7 @@ class World:
 
     def dispatch(self, *tasks: LeasedTask) -> None:
         """Lease, send and accept tasks."""
-        self.core._context.functions.add("function", "hash", "name", b"body")
+        self.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
         self.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, tasks))
         refs = tuple(wire.TaskRef(task_id=task.task.task_id, attempt=task.attempt) for task in tasks)
         self.hears(wire.TasksAccepted(tasks=refs))
@@ -253,7 +254,7 @@ def test_credit_leases_tasks_and_sends_them_with_their_function() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert (prepare.functions, prepare.blob_keys, prepare.dispatches) == ([("function", "hash")], [], [])
-    [send] = world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset()))
+    [send] = world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset()))
     assert isinstance(send, do.Send)
     order = send.envelope.message
     assert isinstance(order, wire.RunTasks)
@@ -266,7 +267,7 @@ def test_credit_leases_tasks_and_sends_them_with_their_function() -> None:
 def test_a_cached_function_is_not_fetched_and_is_sent_once() -> None:
     world = World()
     world.serve(credit=3)
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     [first] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 3, [leased(1)])))
     world.on(ev.WorkAvailable([ENDPOINT_ID]))
     [second] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(2)])))
@@ -279,7 +280,7 @@ def test_one_lease_step_is_under_way_and_never_exceeds_the_credit() -> None:
     world = World()
     world.serve(credit=2)
     assert world.on(ev.WorkAvailable([ENDPOINT_ID])) == []
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)]))
     assert [type(action) for action in actions] == [do.Send]
     assert world.hears(wire.Credit(tasks=1)) == [do.LeaseTasks(ENDPOINT_ID, 7, 1, POLICY.lease_s)]
@@ -296,7 +297,7 @@ def test_the_reserve_is_limited() -> None:
 
 def test_new_submitters_are_leased_without_credit_up_to_the_reserve() -> None:
     world = World()
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     assert leases(world.serve(reserve=2)) == [(0, 2)]
     assert leases(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [], 2))) == []
     assert leases(world.hears(wire.Credit(tasks=1))) == [(1, 0)]  # there may be work, and no new submitter since
@@ -314,7 +315,7 @@ def test_new_submitters_are_leased_without_credit_up_to_the_reserve() -> None:
 def test_submitter_without_tasks_at_the_agent_uses_the_reserve_again() -> None:
     world = World()
     world.serve(credit=2, reserve=2)
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1), leased(2)], 2))
     world.on(ev.WorkAvailable([ENDPOINT_ID]))
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="bob")], 2))
@@ -348,7 +349,7 @@ def test_an_empty_queue_is_not_leased_from_before_a_wake_up_or_the_sweep() -> No
 def test_the_dispatch_of_a_non_idempotent_task_is_recorded_before_it_is_sent() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     once, often = leased(1, idempotent=False), leased(2)
     send, prepare = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [once, often]))
     assert [spec.task_id for spec in sent([send])[0].tasks] == [task_id(2)]  # type: ignore[attr-defined]
@@ -364,7 +365,7 @@ def test_the_dispatch_of_a_non_idempotent_task_is_recorded_before_it_is_sent() -
 def test_a_non_idempotent_task_without_a_permit_is_lost() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1, idempotent=False)]))
     assert isinstance(prepare, do.PrepareTasks)
     [flush] = world.on(ev.TasksPrepared(prepare, {}, {}, frozenset({task_id(1)})))
@@ -392,7 +393,10 @@ def test_tasks_in_preparation_are_requeued_when_the_session_ends() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert do.RequeueTasks(ENDPOINT_ID, 7, [task_id(1)]) in world.hears(wire.Goodbye())
-    assert world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset())) == []
+    assert (
+        world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset()))
+        == []
+    )
 
 
 def test_accepted_tasks_stay_leased_after_the_session_until_the_lease_expires() -> None:
@@ -479,12 +483,14 @@ def test_a_transition_is_not_recorded_if_the_task_ends_in_time() -> None:
 def test_a_function_with_the_body_of_another_has_its_own_name() -> None:
     world = World()
     world.serve(credit=2)
-    world.core._context.functions.add("private", "hash", "ALICES-PRIVATE-NAME", b"body")
+    world.core._context.functions.add("private", "hash", FunctionBody("ALICES-PRIVATE-NAME", b"body"))
 
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 2, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks), "it is fetched as if no other function had this body"
     assert prepare.functions == [("function", "hash")]
-    [order] = sent(world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset())))
+    [order] = sent(
+        world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset()))
+    )
 
     assert isinstance(order, wire.RunTasks)
     assert [function.name for function in order.functions] == ["name"]
@@ -634,7 +640,7 @@ def test_tasks_say_whether_their_endpoint_runs_certain_functions_only(data_only:
     world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7, data_only))
     world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
     world.hears(wire.Credit(tasks=2))
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     [order] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1), leased(2)])))
     assert isinstance(order, wire.RunTasks)
     assert [spec.data_only for spec in order.tasks] == [data_only, data_only]
@@ -646,7 +652,7 @@ def test_an_agent_of_a_former_release_gets_no_tasks_whose_arguments_are_data_onl
     world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7, data_only=True))
     world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
     world.hears(wire.Credit(tasks=2))
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
 
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1), leased(2)]))
 
@@ -756,7 +762,9 @@ def test_a_task_cancelled_during_preparation_is_not_sent() -> None:
     [prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
     assert isinstance(prepare, do.PrepareTasks)
     assert world.on(ev.CancelsRead(ENDPOINT_ID, 7, [task_id(1)])) == []
-    flush = the_flush(world.on(ev.TasksPrepared(prepare, {"function": {"hash": ("name", b"body")}}, {}, frozenset())))
+    flush = the_flush(
+        world.on(ev.TasksPrepared(prepare, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset()))
+    )
     assert [result.state for result in flush.batches[0].results] == [TaskState.CANCELLED]
 
 
@@ -813,7 +821,7 @@ def renewed(actions: Sequence[do.Action]) -> Sequence[str]:
 
 def send_once_only(world: World, number: int) -> None:
     """A task that may not run twice is leased, permitted and sent."""
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(number, idempotent=False)]))
     [order] = [action for action in actions if isinstance(action, do.PrepareTasks)]
     world.on(ev.TasksPrepared(order, {}, {}, frozenset(), {}))
@@ -838,7 +846,7 @@ def test_non_idempotent_tasks_stay_leased_while_their_agent_may_return() -> None
 def test_a_silent_agent_gets_no_more_tasks_until_its_next_message() -> None:
     world = World()
     world.serve(credit=5)
-    world.core._context.functions.add("function", "hash", "name", b"body")
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(1)]))
     world.passes(int(POLICY.silence_s) + 1)
     assert not [action for action in world.on(ev.WorkAvailable([ENDPOINT_ID])) if isinstance(action, do.LeaseTasks)]
@@ -1172,3 +1180,52 @@ def test_a_client_whose_ticket_ends_gets_no_more_results_and_misses_none_with_a_
     assert isinstance(opened, wire.StreamOpened)
     assert isinstance(ready, wire.ResultsReady)
     assert [result.task_id for result in ready.results] == [task_id(1)]
+
+
+# -- signed functions --------------------------------------------------------------------------------------------------
+
+SIGNED = wire.Capabilities(signed_functions=True)
+
+
+def not_signed(number: int) -> wire.TaskResults:
+    error = ErrorRecord("FUNCTION_NOT_SIGNED", "it has no signature").to_json()
+    return wire.TaskResults(
+        results=(wire.ResultSpec(task_id=task_id(number), attempt=1, state=TaskState.FAILED, error=error),)
+    )
+
+
+def sends(world: World, number: int, *, signature: str, function_id: str = "function") -> list[str]:
+    """The signatures that travel with a task, of a function that the database has with this one."""
+    [*_, prepare] = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 5, [leased(number, function_id=function_id)]))
+    if isinstance(prepare, do.PrepareTasks):
+        body = FunctionBody("name", b"body", signature)
+        [order] = sent(world.on(ev.TasksPrepared(prepare, {function_id: {"hash": body}}, {}, frozenset())))
+    else:
+        [order] = sent([prepare])
+    assert isinstance(order, wire.RunTasks)
+    return [function.signature for function in order.functions]
+
+
+def test_each_function_is_sent_with_its_own_signature() -> None:
+    world = World()
+    world.serve(credit=9, capabilities=SIGNED)
+    assert sends(world, 1, signature="a") == ["a"]
+    assert sends(world, 2, signature="a") == [], "once in a session"
+    assert sends(world, 3, signature="b", function_id="same body") == ["b"]
+
+
+def test_functions_of_other_endpoints_are_known_by_their_body() -> None:
+    world = World()
+    world.serve(credit=9)
+    assert sends(world, 1, signature="a") == ["a"]
+    assert sends(world, 2, signature="b", function_id="same body") == []
+
+
+def test_a_function_that_is_signed_later_is_read_again() -> None:
+    """Neither the cache nor what was sent in the session hides the signature."""
+    world = World()
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
+    world.serve(credit=9, capabilities=SIGNED)
+    assert sends(world, 1, signature="") == [""]
+    world.hears(not_signed(1))
+    assert sends(world, 2, signature="a") == ["a"]

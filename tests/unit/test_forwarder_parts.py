@@ -23,6 +23,7 @@ from farcall_common.store.model import (
     Endpoint,
     EndpointStatus,
     ForwarderInfo,
+    FunctionBody,
     LeasedTask,
     PeerKey,
     PeerKind,
@@ -279,12 +280,12 @@ def test_transitions_of_one_task_are_bounded() -> None:
 
 def test_the_function_cache_is_bounded_by_bytes() -> None:
     cache = FunctionCache(limit_bytes=10)
-    cache.add("f", "a", "name", b"12345")
-    cache.add("f", "b", "name", b"12345")
+    cache.add("f", "a", FunctionBody("name", b"12345"))
+    cache.add("f", "b", FunctionBody("name", b"12345"))
     assert cache.get("f", "a")
-    cache.add("f", "c", "name", b"12345")
+    cache.add("f", "c", FunctionBody("name", b"12345"))
     found = [cache.get("f", function_hash) for function_hash in "abc"]
-    assert found == [("name", b"12345"), None, ("name", b"12345")]
+    assert [each and each.body for each in found] == [b"12345", None, b"12345"]
 
 
 def test_run_tasks_messages_are_split_by_bytes_and_functions_come_first() -> None:
@@ -297,7 +298,7 @@ def test_run_tasks_messages_are_split_by_bytes_and_functions_come_first() -> Non
         )
         for number in range(3)
     ]
-    messages = list(orders(tasks, bodies={"hash": ("name", b"y" * 30)}, urls={}, limit_bytes=100))
+    messages = list(orders(tasks, new_functions=[("hash", FunctionBody("name", b"y" * 30))], urls={}, limit_bytes=100))
     assert [(len(order.functions), len(order.tasks), len(frames)) for order, frames in messages] == [
         (1, 1, 2),
         (0, 1, 1),

@@ -11,7 +11,7 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.errors import FrameMalformed
-from farcall_common.store.model import SharedResults, TaskResult
+from farcall_common.store.model import FunctionBody, SharedResults, TaskResult
 from farcall_common.store.tickets import Ticket
 from farcall_common.wire import Reporter, TaskState
 from farcall_forwarder.core import actions as do
@@ -62,7 +62,7 @@ def assert_replays(scenario: Callable[[RecordedWorld], None]) -> None:
 
 def prepared(actions: Sequence[do.Action]) -> ev.TasksPrepared:
     [order] = [action for action in actions if isinstance(action, do.PrepareTasks)]
-    return ev.TasksPrepared(order, {"function": {"hash": ("name", b"body")}}, {}, frozenset())
+    return ev.TasksPrepared(order, {"function": {"hash": FunctionBody("name", b"body")}}, {}, frozenset())
 
 
 def run_tasks(world: RecordedWorld) -> None:

@@ -194,3 +194,27 @@ def test_alias_needs_permission_to_run_its_function(api: MemoryApi, function_id:
 def test_invalid_alias_names_are_refused(api: MemoryApi, function_id: str, name: str) -> None:
     answer = api.call("POST", "/v3/aliases", {"name": name, "function_id": function_id})
     assert (answer.status, answer.body["code"]) == (422, "INVALID_REQUEST")
+
+
+SIGNED = "-----BEGIN SSH SIGNATURE-----\nU1NIU0lH\n-----END SSH SIGNATURE-----\n"
+
+
+def signature(api: MemoryApi, function_id: str) -> Any:
+    return api.call("GET", f"/v2/functions/{function_id}").body["metadata"].get("ssh_signature")
+
+
+def test_a_signature_is_stored_with_its_version(api: MemoryApi) -> None:
+    function_id = api.function(function_code=FIRST, meta={"ssh_signature": "mine", "a": 1}, signature=SIGNED)
+    assert signature(api, function_id) == SIGNED
+    assert update(api, function_id, meta={"a": 2}) == 2
+    assert update(api, function_id, memoize=True) == 3
+    assert signature(api, function_id) == SIGNED, "name and code are what was signed"
+    assert update(api, function_id, function_code=SECOND) == 4
+    assert signature(api, function_id) is None
+    assert update(api, function_id, signature=SIGNED) == 5
+    assert update(api, function_id, function_name="renamed") == 6
+    assert signature(api, function_id) is None
+    assert update(api, function_id, function_name="again", signature=SIGNED) == 7
+    assert signature(api, function_id) == SIGNED
+    answer = api.call("PUT", f"/v3/functions/{function_id}", {"signature": "x"})
+    assert answer.status in (400, 422), answer.body

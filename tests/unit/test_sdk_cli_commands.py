@@ -19,6 +19,7 @@ from farcall.cli._connect import CommandEnvironment
 from farcall.testing import FakeCloud
 from farcall_common.wire import new_task_id
 from tests.unit.sdk_cli_runner import Farcall
+from tests.unit.test_ssh_signatures import KEY, write_key
 
 SCRIPT = '''
 def half(n):
@@ -282,6 +283,28 @@ def test_versions_and_aliases(cloud: FakeCloud, script: str) -> None:
     assert farcall("functions", "alias", "old", "--delete").exit_code == 0
     assert farcall("functions", "show", "old").exit_code == 66
     assert farcall("functions", "alias", "old").exit_code == 65
+
+
+def test_signed_functions(cloud: FakeCloud, script: str, tmp_path: Path) -> None:
+    farcall, key = Farcall(cloud), str(write_key(tmp_path, KEY))
+    function_id = farcall("functions", "register", f"{script}:half", "--sign-with", key).stdout.strip()
+
+    def signature() -> str:
+        shown = json.loads(farcall("functions", "show", function_id, "--json").stdout)
+        return str(shown["metadata"].get("ssh_signature", ""))
+
+    first = signature()
+    assert first.startswith("-----BEGIN SSH SIGNATURE-----")
+    assert farcall("functions", "update", function_id, f"{script}:add").stdout == "2\n"
+    assert not signature()
+    assert farcall("functions", "sign", function_id, "--key", key).stdout == "3\n"
+    second = signature()
+    assert second not in ("", first)
+    assert farcall("functions", "update", function_id, f"{script}:half", "--sign-with", key).stdout == "4\n"
+    assert signature() == first, "half again, under its name"
+    failed = farcall("functions", "sign", function_id, "--key", str(tmp_path / "none"))
+    assert failed.exit_code != 0
+    assert "cannot be read" in failed.stderr
 
 
 def test_containers(cloud: FakeCloud) -> None:

@@ -41,8 +41,10 @@ from farcall_common.store import (
 from farcall_common.store.codec import pack
 from farcall_common.store.model import (
     FORBIDDEN,
+    SIGNATURE,
     ApiToken,
     EndpointKey,
+    FunctionBody,
     ObjectKind,
     Presence,
     QueuedTask,
@@ -221,9 +223,16 @@ class RecordsSuite:
         wanted = [("f1", "hash"), ("f1", "h2"), ("f1", "h3"), ("f9", "hash"), ("f3", "hash")]
         body = b"\x00body\xff"
         assert records.functions.get_bodies(wanted) == {
-            "f1": {"hash": ("square", body), "h2": ("square", b"better")},
-            "f3": {"hash": ("copy", body)},
+            "f1": {"hash": FunctionBody("square", body), "h2": FunctionBody("square", b"better")},
+            "f3": {"hash": FunctionBody("copy", body)},
         }
+
+    def test_the_newest_version_with_a_body_has_its_signature(self, records: Records) -> None:
+        for version, metadata in ((1, {}), (2, {SIGNATURE: "first"}), (3, {SIGNATURE: "second"})):
+            records.functions.add_function(make_function(version=version, metadata=metadata))
+        records.functions.add_function(make_function(version=4, body=b"better", body_hash="h2"))
+        found = records.functions.get_bodies([("f1", "hash"), ("f1", "h2")])["f1"]
+        assert (found["hash"].signature, found["h2"].signature) == ("second", "")
 
     def test_an_alias_names_a_function_until_it_names_another(self, records: Records) -> None:
         records.functions.add_function(make_function())

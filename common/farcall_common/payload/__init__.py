@@ -35,6 +35,7 @@ from farcall_common.payload.report import describe_exception, load_user_data, pa
 from farcall_common.payload.serializer import (
     BINARY_DATA,
     DATA_ONLY,
+    DATA_STRATEGIES,
     DEFAULT_CODE,
     DEFAULT_DATA,
     PORTABLE_DATA,
@@ -52,6 +53,7 @@ from farcall_common.payload.strategy import Strategy
 __all__ = [
     "BINARY_DATA",
     "DATA_ONLY",
+    "DATA_STRATEGIES",
     "DEFAULT_CODE",
     "DEFAULT_DATA",
     "PORTABLE_DATA",

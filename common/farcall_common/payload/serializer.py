@@ -87,6 +87,9 @@ DATA_ONLY = frozenset(
 )
 """The ids to allow for a writer who is not trusted: values without code, alone or as a part of a combination."""
 
+DATA_STRATEGIES = frozenset(strategy.id for strategy in STRATEGIES.values() if not strategy.for_code)
+"""The ids for values. Those for functions run code when they are read, whatever was written with them."""
+
 _PREFIX_LENGTH = 3
 _BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy in STRATEGIES.values()}
 _BY_NAME = {type(strategy).__name__: strategy for strategy in STRATEGIES.values()}

@@ -12,7 +12,7 @@ import psycopg
 
 from farcall_common.errors import Conflict, FunctionUnknown
 from farcall_common.store.audit_postgres import PostgresPort
-from farcall_common.store.model import Container, Function, FunctionAlias
+from farcall_common.store.model import SIGNATURE, Container, Function, FunctionAlias, FunctionBody
 from farcall_common.store.postgres import to_json
 
 _FUNCTION: Final = """
@@ -87,18 +87,25 @@ class PostgresFunctions(PostgresPort):
         )
         return Function(**rows[0]) if rows else None
 
-    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, tuple[str, bytes]]]:
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, FunctionBody]]:
         rows = self._database.rows(
             """
-            SELECT DISTINCT ON (function_id, body_hash) function_id, body_hash, name, body
+            SELECT DISTINCT ON (function_id, body_hash) function_id, body_hash, name, body,
+                coalesce(metadata ->> %(signature)s, '') AS signature
             FROM unnest(%(ids)s::text[], %(hashes)s::text[]) AS wanted (function_id, body_hash)
                 JOIN function_version USING (function_id, body_hash) JOIN function USING (function_id)
+            ORDER BY function_id, body_hash, version DESC
             """,
-            {"ids": [function_id for function_id, _ in wanted], "hashes": [body_hash for _, body_hash in wanted]},
+            {
+                "ids": [function_id for function_id, _ in wanted],
+                "hashes": [body_hash for _, body_hash in wanted],
+                "signature": SIGNATURE,
+            },
         )
-        found: dict[str, dict[str, tuple[str, bytes]]] = {}
+        found: dict[str, dict[str, FunctionBody]] = {}
         for row in rows:
-            found.setdefault(row["function_id"], {})[row["body_hash"]] = (row["name"], row["body"])
+            body = FunctionBody(row["name"], row["body"], row["signature"])
+            found.setdefault(row["function_id"], {})[row["body_hash"]] = body
         return found
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:

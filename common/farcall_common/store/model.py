@@ -9,7 +9,7 @@ import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -99,6 +99,10 @@ class AuditEntry:
     audit_id: int = 0
 
 
+#: Key in a function's metadata: its SSH signature.
+SIGNATURE: Final = "ssh_signature"
+
+
 @dataclasses.dataclass(frozen=True)
 class ApiToken:
     """A token of ``identity_id``, which ``owner_id`` made: the same identity, or the owner of that service account.
@@ -146,6 +150,14 @@ class Function:
     public: bool = False
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     created_at: dt.datetime | None = None
+
+
+class FunctionBody(NamedTuple):
+    """What an endpoint gets of a function. ``signature`` is empty if the function is not signed."""
+
+    name: str
+    body: bytes
+    signature: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from farcall_common.store.model import (
     ForwarderInfo,
     Function,
     FunctionAlias,
+    FunctionBody,
     HeldLeases,
     LeasedTask,
     MaintenanceResult,
@@ -105,9 +106,10 @@ class Functions(Audited, Protocol):
         """Change name, description and sharing of a function that exists."""
 
     def get_version(self, function_id: str, version: int, *, with_body: bool = True) -> Function | None: ...
-    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, tuple[str, bytes]]]:
-        """Names and bodies by function id and body hash; ``wanted`` are ids of functions, each with the hash of one of
-        its versions. Functions with equal bodies have their own names."""
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, FunctionBody]]:
+        """Names, bodies and signatures by function id and body hash; ``wanted`` are ids of functions, each with the
+        hash of one of its versions. Functions with equal bodies have their own names; the newest version with a body
+        has its signature."""
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
         """Versions of a function, newest first, without bodies; ``created_at`` is when a version was added."""

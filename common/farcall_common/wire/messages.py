@@ -52,7 +52,8 @@ class HeldTask(Part, frozen=True):
 
 
 class Capabilities(Part, frozen=True):
-    """Versions and serializers of an endpoint, compared with a submit before tasks are queued."""
+    """Versions and serializers of an endpoint, compared with a submit before tasks are queued.
+    ``signed_functions``: it runs only functions with a signature that it accepts."""
 
     python_version: str = ""
     software_version: str = ""
@@ -60,6 +61,7 @@ class Capabilities(Part, frozen=True):
     hostname: str = ""
     serializers: tuple[str, ...] = ()
     packages: dict[str, str] = {}
+    signed_functions: bool = False
 
 
 class EndpointReport(Part, frozen=True):
@@ -83,11 +85,13 @@ class BlobLocation(Part, frozen=True):
 
 
 class FunctionSpec(Part, frozen=True):
-    """A function body, sent once per session and known by its hash (SHA-256 of the body, in hex) from then on."""
+    """A function body, sent once per session and known by its hash (SHA-256 of the body, in hex) from then on.
+    ``signature``: an SSH signature of name and hash; empty if there is none."""
 
     function_hash: str
     name: str
     body: Frame
+    signature: str = ""
 
 
 class TaskSpec(Part, frozen=True):

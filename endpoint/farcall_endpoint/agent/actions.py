@@ -53,6 +53,17 @@ class CancelTasks(Action, frozen=True):
     task_ids: Sequence[str]
 
 
+# -- to the log --------------------------------------------------------------------------------------------------------
+
+
+class LogSigner(Action, frozen=True):
+    """Log who has signed a function that may run for that."""
+
+    name: str
+    function_hash: str
+    principals: str
+
+
 # -- to the blob store -------------------------------------------------------------------------------------------------
 
 

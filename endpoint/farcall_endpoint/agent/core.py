@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_INLINE_BYTES
@@ -35,6 +35,9 @@ from farcall_endpoint.agent.tasks import Demand, ResultFactory, Stage, Task, Tas
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished
 from farcall_endpoint.shared_memory import Bytes
+
+if TYPE_CHECKING:
+    from farcall_endpoint.agent.signatures import SignatureCheck
 
 _KEEP_BYTES: Final = 16 * 1024
 """Payloads up to here stay in memory until they are sent to a manager; larger ones are read from the spool again."""
@@ -71,6 +74,8 @@ class _Turn:
     results: list[Task] = dataclasses.field(default_factory=list)
     upload_requests: list[Task] = dataclasses.field(default_factory=list)
     credit: int = 0
+    # to the log
+    signed: list[do.LogSigner] = dataclasses.field(default_factory=list)
 
     def spool_write(self) -> do.WriteSpool | None:
         """The part of the spool; None if that is empty."""
@@ -109,7 +114,7 @@ class _Turn:
             actions.append(do.ReportResults(tuple(self.results)))
         if self.upload_requests:
             actions.append(do.RequestUploads(tuple(self.upload_requests)))
-        return actions
+        return actions + self.signed
 
 
 class AgentCore:
@@ -126,6 +131,7 @@ class AgentCore:
     :param max_walltime_s: limit of every attempt, whatever its task requests; None is no limit.
     :param weights: by submitter, how many of its tasks run for each one of another; 1 for those not named.
     :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
+    :param signatures: which functions have a signature that counts; None: functions need none.
     """
 
     def __init__(
@@ -144,6 +150,7 @@ class AgentCore:
         max_walltime_s: float | None = None,
         weights: Mapping[str, int] | None = None,
         allowed_functions: Collection[str] | None = None,
+        signatures: SignatureCheck | None = None,
     ) -> None:
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
@@ -158,6 +165,7 @@ class AgentCore:
         self._drain_s = drain_s
         self._max_walltime_s = max_walltime_s
         self._allowed_functions = allowed_functions
+        self._signatures = signatures
         self._tasks: dict[str, Task] = {}
         #: By submitter; see :class:`farcall_common.fairness.FairQueue`.
         self.weights: Mapping[str, int] = weights or {}
@@ -179,6 +187,11 @@ class AgentCore:
         self._turn = _Turn()
         #: The last turn, while the spool does not have it.
         self._unwritten: _Turn | None = None
+
+    @property
+    def allowed_signers(self) -> int | None:
+        """The number of keys whose functions may run; None if functions need no signature."""
+        return None if self._signatures is None else len(self._signatures)
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
 
@@ -318,6 +331,8 @@ class AgentCore:
     def _restore(self, event: ev.Restored, now: float) -> None:
         """Continue with the tasks of the spool, oldest first, however the last process ended."""
         self._functions.update(event.function_hashes)
+        for function in event.signed:
+            self._check_signature(function, now)
         dispatched = []
         for task in (spooled.to_task() for spooled in event.tasks):
             former = self._tasks.get(task.task_id)
@@ -327,7 +342,7 @@ class AgentCore:
             self._tasks[task.task_id] = task
             if task.result is not None:
                 self._held_results += 1
-            elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec)):
+            elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec, now)):
                 self._finish(task, self._results.failed(task, refused))  # the configuration has changed
             elif task.starts:
                 dispatched.append(task)
@@ -409,7 +424,8 @@ class AgentCore:
     def _on_tasks(self, event: ev.TasksReceived, now: float) -> None:
         self._credit.used(len(event.tasks))
         for function, body in zip(event.functions, event.bodies.bodies, strict=True):
-            if function.function_hash not in self._functions:
+            is_new = function.function_hash not in self._functions
+            if self._check_signature(function, now) or is_new:
                 self._functions.add(function.function_hash)
                 self._turn.functions.append((function, bytes(body or b"")))
         for spec, payload in zip(event.tasks, event.payloads.bodies, strict=True):
@@ -427,7 +443,7 @@ class AgentCore:
         self._tasks[task.task_id] = task
         turn.accepted.append(task)
         turn.acknowledged.append(task)
-        if (refused := self._refusal(spec)) is not None:
+        if (refused := self._refusal(spec, now)) is not None:
             self._finish(task, self._results.failed(task, refused))
             return
         if stage is Stage.QUEUED:
@@ -436,11 +452,19 @@ class AgentCore:
             turn.fetches.append(task)
         self._transitions.monitor(task, now)
 
-    def _refusal(self, spec: TaskSpec) -> ErrorRecord | None:
+    def _check_signature(self, function: FunctionSpec, now: float) -> bool:
+        """Whether the function has a signature that counts, at an endpoint that asks for one."""
+        principals = "" if self._signatures is None else self._signatures.add(function, now=now)
+        if principals:
+            self._turn.signed.append(do.LogSigner(function.name, function.function_hash, principals))
+        return bool(principals)
+
+    def _refusal(self, spec: TaskSpec, now: float) -> ErrorRecord | None:
         return refusal(
             spec,
             allowed_functions=self._allowed_functions,
             knows_function=spec.function_hash in self._functions,
+            not_signed=None if self._signatures is None else self._signatures.refusal(spec.function_hash, now=now),
             block_s=self._block_s,
             no_nodes=self._no_nodes,
         )

@@ -21,10 +21,12 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Restored(Event, frozen=True):
-    """The spool was read at the start: its tasks, oldest first, and the hashes of its functions."""
+    """The spool was read at the start: its tasks, oldest first, the hashes of its functions, and those with a
+    signature."""
 
     tasks: Sequence[SpooledTask]
     function_hashes: Sequence[str]
+    signed: Sequence[FunctionSpec] = ()
 
 
 class DrainOrdered(Event, frozen=True):
@@ -191,7 +193,7 @@ def for_log(event: Event) -> tuple[Event, int]:
         case ResultUploaded(location=location):
             return msgspec.structs.replace(event, location=msgspec.structs.replace(location, url=None)), 1
         case Restored(tasks=restored):
-            return Restored([_copy(task) for task in restored], event.function_hashes), len(restored)
+            return Restored([_copy(task) for task in restored], event.function_hashes, event.signed), len(restored)
         case ResultsRecorded(tasks=refs) | SessionOpened(forget=refs):
             return event, len(refs)
         case CancelRequested(task_ids=task_ids):

@@ -11,11 +11,13 @@ import random
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from farcall_common.credentials import Credentials
+from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_FRAME_BYTES
 from farcall_common.payload import STRATEGIES, parse_allowed
 from farcall_common.wire import Capabilities
@@ -35,6 +37,9 @@ from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 
+if TYPE_CHECKING:
+    from farcall_endpoint.agent.signatures import SignatureCheck
+
 _logger = logging.getLogger(__name__)
 
 _MANAGER_HORIZON_S: Final = 0.1
@@ -43,7 +48,7 @@ _MAX_WINDOW: Final = 1024
 _PACKAGES: Final = ("cloudpickle", "dill", "farcall-common", "farcall-endpoint", "msgspec")
 
 
-def capabilities() -> Capabilities:
+def capabilities(*, signed_functions: bool = False) -> Capabilities:
     """What this endpoint can read and run."""
     return Capabilities(
         python_version=platform.python_version(),
@@ -52,6 +57,7 @@ def capabilities() -> Capabilities:
         hostname=socket.gethostname(),
         serializers=tuple(sorted(STRATEGIES)),
         packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+        signed_functions=signed_functions,
     )
 
 
@@ -83,10 +89,11 @@ def run_agent(
         keys = directory.read_keys()
         access = Access(directory, login, cloud_of=functools.partial(Cloud, environ=own_environment))
         endpoint_id = directory.read_endpoint_id() or _register(directory, config, access)
-        able = capabilities()
+        signatures = _signature_check(directory, config)
+        able = capabilities(signed_functions=signatures is not None)
         poller = zmq.Poller()
         seed = random.getrandbits(32)
-        core = _core(config, endpoint_id, slots, seed=seed)
+        core = _core(config, endpoint_id, slots, seed=seed, signatures=signatures)
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
@@ -143,7 +150,34 @@ def _register(directory: EndpointDirectory, config: Config, access: Access) -> s
     return endpoint_id
 
 
-def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCore:
+def _signature_check(directory: EndpointDirectory, config: Config) -> SignatureCheck | None:
+    """Which functions have a signature that counts; None if they need none.
+
+    :raises ConfigurationError: if the file cannot be read, or others than its owner may write it.
+    """
+    if config.allowed_signers is None:
+        return None
+    # Here, because other endpoints need no cryptography, which takes a while to import.
+    from farcall_common.ssh_signatures import AllowedSigners
+    from farcall_endpoint.agent.signatures import SignatureCheck
+
+    path = directory.path / Path(config.allowed_signers).expanduser()
+    try:
+        text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"allowed_signers: {path} cannot be read: {error}.") from error
+    if mode & 0o022:
+        raise ConfigurationError(
+            f"allowed_signers: other users may write {path}.", hint=f"Run `chmod go-w {path}` after a look at it."
+        )
+    signers = AllowedSigners.parse(text, source=str(path))
+    _logger.info("only functions signed by one of %d keys run here (%s)", len(signers), path)
+    return SignatureCheck(signers)
+
+
+def _core(
+    config: Config, endpoint_id: str, slots: int, *, seed: int, signatures: SignatureCheck | None = None
+) -> AgentCore:
     limit = config.engine.prefetch
     return AgentCore(
         endpoint_id=endpoint_id,
@@ -157,6 +191,7 @@ def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCo
         max_walltime_s=config.engine.limits.walltime_s,
         weights=config.fair_share,
         allowed_functions=config.allowed_functions,
+        signatures=signatures,
     )
 
 
@@ -219,7 +254,7 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
         options += ["--readable", *config.engine.readable_paths]
     if config.engine.pass_environment:
         options += ["--pass-environment", *config.engine.pass_environment]
-    options += ["--data-only"] if config.allowed_functions is not None else []
+    options += ["--data-only"] if config.data_only else []
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]
     return options

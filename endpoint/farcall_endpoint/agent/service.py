@@ -184,7 +184,7 @@ class Agent:
         if tasks:
             finished = sum(task.result is not None for task in tasks)
             _logger.info("the spool holds %d tasks, %d of them finished", len(tasks), finished)
-        self._events.append(ev.Restored(tasks, sorted(functions)))
+        self._events.append(ev.Restored(tasks, sorted(functions), self._spool.signed_functions()))
         try:
             self._handle(self._clock.monotonic())
             self._fleet.maintain(now=self._clock.monotonic())
@@ -299,6 +299,7 @@ class Agent:
             "workers": report.total_workers,
             "idle_workers": report.idle_workers,
             "isolation": self._fleet.isolation,
+            **({} if self._core.allowed_signers is None else {"allowed_signers": self._core.allowed_signers}),
             "waiting_tasks": report.pending_tasks,
             "unfinished_tasks": report.outstanding_tasks,
             "finished_tasks": self._core.finished_tasks,
@@ -511,6 +512,8 @@ class Agent:
                 case do.UploadResults(uploads=uploads):
                     for task, grant in uploads:
                         self._blobs.upload(task, grant, functools.partial(self._body, task))
+                case do.LogSigner(name=name, function_hash=function_hash, principals=principals):
+                    _logger.info("function %s (%.12s) is signed by %s", name, function_hash, principals)
                 case _:
                     self._send_reports(action)
         return answer

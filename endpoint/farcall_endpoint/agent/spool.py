@@ -31,7 +31,7 @@ import msgspec
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
 from farcall_common.task_options import take_former
-from farcall_common.wire import BlobLocation, TaskSpec, new_id
+from farcall_common.wire import BlobLocation, FunctionSpec, TaskSpec, new_id
 from farcall_endpoint.agent.actions import WriteSpool
 from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task, TaskResult
 from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
@@ -45,6 +45,7 @@ _MAX_ROW_BYTES: Final = 64 * 1024
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS functions (hash TEXT PRIMARY KEY, name TEXT NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS signatures (hash TEXT PRIMARY KEY, name TEXT NOT NULL, signature TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS tasks (
     seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, starts INTEGER NOT NULL, at REAL NOT NULL, spec BLOB NOT NULL
 );
@@ -293,6 +294,11 @@ class Spool:
         row = self._database.execute("SELECT body FROM functions WHERE hash = ?", (function_hash,)).fetchone()
         return bytes(row[0])
 
+    def signed_functions(self) -> list[FunctionSpec]:
+        """The functions that came with a signature, without their bodies."""
+        rows = self._database.execute("SELECT hash, name, signature FROM signatures ORDER BY hash")
+        return [FunctionSpec(function_hash=row[0], name=row[1], body=0, signature=row[2]) for row in rows]
+
     def commit(self, write: WriteSpool) -> None:
         """Make the spool's part of a turn durable, all of it or nothing.
 
@@ -360,6 +366,8 @@ class Spool:
         if d.functions:
             functions = [(function.function_hash, function.name, body) for function, body in d.functions]
             many("INSERT OR IGNORE INTO functions VALUES (?, ?, ?)", functions)
+            signed = [(each.function_hash, each.name, each.signature) for each, _ in d.functions if each.signature]
+            many("INSERT OR REPLACE INTO signatures VALUES (?, ?, ?)", signed)
         if d.accepted:
             many("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", [_row(t) for t in d.accepted if t.seq not in finished])
         new = {task.seq for task in d.accepted}
@@ -450,7 +458,8 @@ class Spool:
     def _drop_unused_functions(self, tasks: Iterable[SpooledTask]) -> None:
         needed = {task.spec.function_hash for task in tasks if task.result is None}
         known = {row[0] for row in self._database.execute("SELECT hash FROM functions")}
-        self._tidy("DELETE FROM functions WHERE hash = ?", [(unused,) for unused in known - needed])
+        for table in ("functions", "signatures"):
+            self._tidy(f"DELETE FROM {table} WHERE hash = ?", [(unused,) for unused in known - needed])  # noqa: S608
 
 
 def _with_options(spec: bytes) -> bytes:

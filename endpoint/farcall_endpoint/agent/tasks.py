@@ -192,12 +192,14 @@ def refusal(
     *,
     allowed_functions: Collection[str] | None,
     knows_function: bool,
+    not_signed: ErrorRecord | None,
     block_s: float | None,
     no_nodes: str,
 ) -> ErrorRecord | None:
     """Why a task fails before it is queued; None if it is accepted.
 
     :param allowed_functions: ids of functions, or SHA-256 hashes of their bodies; None is no limit.
+    :param not_signed: why its function has no signature that counts; None if it needs none.
     :param block_s: seconds that a block of managers lives; None if it has no result.
     :param no_nodes: why no manager can be had; empty if one can.
     """
@@ -205,6 +207,8 @@ def refusal(
         return outcomes.function_not_permitted(spec.function_id)
     if not knows_function:
         return outcomes.function_missing(spec.function_hash)
+    if not_signed is not None:
+        return not_signed
     options = spec.options
     if options.container is not None:
         return outcomes.containers_unsupported(options.container)

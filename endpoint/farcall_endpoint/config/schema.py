@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from farcall_common.errors import ConfigurationError
-from farcall_common.payload import parse_allowed
+from farcall_common.payload import DATA_ONLY, DATA_STRATEGIES, parse_allowed
 from farcall_common.worker_share import WorkerShare
 from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
@@ -256,6 +256,13 @@ class Config(Section, frozen=True, kw_only=True):
             description="The only functions that run here: ids, or SHA-256 hashes of their bodies; default: all."
         ),
     ] = None
+    allowed_signers: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1)] | None,
+        msgspec.Meta(
+            description="File of the only keys whose functions run here, in the format of ssh-keygen(1), ALLOWED "
+            "SIGNERS; relative to the endpoint's directory; default: functions need no signature."
+        ),
+    ] = None
     fair_share: Annotated[
         dict[Annotated[str, msgspec.Meta(min_length=1)], Annotated[int, msgspec.Meta(ge=1, le=1000)]],
         msgspec.Meta(
@@ -293,3 +300,19 @@ class Config(Section, frozen=True, kw_only=True):
     ] = 10 * 2**20
     log_backups: Annotated[int, msgspec.Meta(ge=1, le=100, description="Number of rotated files kept of each log.")] = 4
     debug: Annotated[bool, msgspec.Meta(description="Log more.")] = False
+
+    def __post_init__(self) -> None:
+        names = self.engine.allowed_serializers
+        if self.allowed_signers is None or names is None:
+            return
+        if not parse_allowed(names) & DATA_STRATEGIES <= DATA_ONLY:
+            raise FieldProblem(
+                "allowed_signers",
+                "engine.allowed_serializers lets arguments run code when they are read, which no one has signed",
+                fix='remove engine.allowed_serializers, or write ["*Code", JSONData]',
+            )
+
+    @property
+    def data_only(self) -> bool:
+        """Whether arguments must be data, which runs no code when it is read: only certain functions run here."""
+        return self.allowed_functions is not None or self.allowed_signers is not None

@@ -17,6 +17,7 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
     DATA_ONLY,
+    DATA_STRATEGIES,
     PORTABLE_DATA,
     PickleOutOfBand,
     Piece,
@@ -53,7 +54,8 @@ class Runner:
         self._endpoint_id = endpoint_id
         allowed = frozenset(settings.allowed_serializers) or None
         self._serializer = Serializer(data=PORTABLE_DATA, allowed=allowed)
-        self._data_serializer = self._serializer if allowed else Serializer(data=PORTABLE_DATA, allowed=DATA_ONLY)
+        data = DATA_ONLY if allowed is None else allowed & DATA_STRATEGIES
+        self._data_serializer = Serializer(data=PORTABLE_DATA, allowed=data)
         self._data_only = settings.data_only
         self._native = settings.native
         self._bodies: dict[str, bytes] = {}

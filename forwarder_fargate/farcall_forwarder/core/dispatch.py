@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from farcall_common.store.model import LeasedTask, QueuedTask, TaskResult
+from farcall_common.store.model import FunctionBody, LeasedTask, QueuedTask, TaskResult
 from farcall_common.wire import Reporter, RunTasks, TaskState
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
@@ -96,8 +96,8 @@ def _prepare(endpoint: Endpoint, session: PeerSession, tasks: Sequence[LeasedTas
 def on_prepared(endpoint: Endpoint, event: ev.TasksPrepared, now: Instant) -> list[Action]:
     """Functions and payloads are fetched, and dispatches of tasks that may not run twice are recorded."""
     for function_id, versions in event.bodies.items():
-        for function_hash, (name, body) in versions.items():
-            endpoint.functions.add(function_id, function_hash, name, body)
+        for function_hash, function in versions.items():
+            endpoint.functions.add(function_id, function_hash, function)
     if endpoint.session is None or endpoint.session.session_id != event.order.session_id:
         return []  # The leases were returned when that session ended.
     endpoint.preparing -= len(event.order.tasks)
@@ -139,18 +139,17 @@ def _run(
     endpoint: Endpoint,
     session: PeerSession,
     tasks: Sequence[LeasedTask],
-    fetched: Mapping[str, Mapping[str, tuple[str, bytes]]],
+    fetched: Mapping[str, Mapping[str, FunctionBody]],
     now: Instant,
     urls: Mapping[str, str] | None = None,
 ) -> list[Action]:
     """Send tasks. Their functions are fetched, cached or known to the agent."""
-    new = {leased.task.function_hash: leased.task.function_id for leased in tasks}
-    bodies = {
-        hash_: body
-        for hash_, id_ in sorted(new.items())
-        if hash_ not in session.functions
-        and (body := fetched.get(id_, {}).get(hash_) or endpoint.functions.get(id_, hash_))
-    }
+    new = {_function_key(endpoint, leased.task): leased.task.function_id for leased in tasks}
+    functions = [
+        (hash_, function)
+        for (_, hash_), id_ in sorted((key, id_) for key, id_ in new.items() if key not in session.functions)
+        if (function := fetched.get(id_, {}).get(hash_) or endpoint.functions.get(id_, hash_))
+    ]
     session.functions |= new.keys()
     for leased in tasks:
         if leased.task.options.idempotent:  # The dispatch of the others was committed before.
@@ -168,7 +167,7 @@ def _run(
     return [
         session.send(order, now, frames=frames)
         for order, frames in orders(
-            tasks, bodies=bodies, urls=urls or {}, limit_bytes=limit, data_only=endpoint.data_only
+            tasks, new_functions=functions, urls=urls or {}, limit_bytes=limit, data_only=endpoint.data_only
         )
     ]
 
@@ -183,6 +182,13 @@ def _session_for_tasks(endpoint: Endpoint) -> PeerSession | None:
 
 def _has_function(endpoint: Endpoint, session: PeerSession, task: QueuedTask) -> bool:
     """Whether the agent or this process has the body of a task's function."""
-    if task.function_hash in session.functions:
+    if _function_key(endpoint, task) in session.functions:
         return True
-    return endpoint.functions.get(task.function_id, task.function_hash) is not None
+    is_cached = endpoint.functions.get(task.function_id, task.function_hash) is not None
+    return is_cached and not endpoint.signed_functions  # it may have been signed since
+
+
+def _function_key(endpoint: Endpoint, task: QueuedTask) -> tuple[str, str]:
+    """What a session remembers of a function that was sent. Where signatures count, functions with the same body are
+    not the same: one may have another signature, or none."""
+    return (task.function_id if endpoint.signed_functions else "", task.function_hash)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from farcall_common import wire
-from farcall_common.store.model import EndpointStatus, TaskResult
+from farcall_common.store.model import EndpointStatus, FunctionBody, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.leases import LeaseTable, Stage
@@ -31,7 +31,7 @@ class EndpointPhase(enum.Enum):
 
 
 class FunctionCache:
-    """Names and bodies of functions by id and hash, bounded by their size. The least recently used are evicted first.
+    """Functions by id and hash, bounded by their size. The least recently used are evicted first.
 
     Not by hash alone: the name of a function is for those who may use it, however many others have the same body.
     """
@@ -39,23 +39,23 @@ class FunctionCache:
     def __init__(self, *, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._functions: OrderedDict[tuple[str, str], tuple[str, bytes]] = OrderedDict()
+        self._functions: OrderedDict[tuple[str, str], FunctionBody] = OrderedDict()
 
-    def get(self, function_id: str, function_hash: str) -> tuple[str, bytes] | None:
-        """Name and body, or None if they must be fetched."""
+    def get(self, function_id: str, function_hash: str) -> FunctionBody | None:
+        """A function; None if it must be fetched."""
         found = self._functions.get((function_id, function_hash))
         if found is not None:
             self._functions.move_to_end((function_id, function_hash))
         return found
 
-    def add(self, function_id: str, function_hash: str, name: str, body: bytes) -> None:
+    def add(self, function_id: str, function_hash: str, function: FunctionBody) -> None:
         """Add a function; others are evicted if the cache is full."""
         if (function_id, function_hash) not in self._functions:
-            self._functions[function_id, function_hash] = (name, body)
-            self._size_bytes += len(body)
+            self._functions[function_id, function_hash] = function
+            self._size_bytes += len(function.body)
         while self._size_bytes > self._limit_bytes:
-            _, (_, dropped) = self._functions.popitem(last=False)
-            self._size_bytes -= len(dropped)
+            _, dropped = self._functions.popitem(last=False)
+            self._size_bytes -= len(dropped.body)
 
 
 @dataclasses.dataclass
@@ -93,6 +93,8 @@ class Endpoint:
         self.public_key = session.peer.public_key
         self.weights = hello.weights
         self.knows_data_only = hello.knows_data_only
+        #: It runs signed functions only.
+        self.signed_functions = hello.capabilities.signed_functions
 
         self.context = context
         self.policy = context.policy

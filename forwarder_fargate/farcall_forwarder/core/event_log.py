@@ -77,7 +77,7 @@ def _size_bytes(event: Event) -> int:
         case ev.TasksLeased(tasks=tasks):
             return sum(_RECORD_BYTES + len(leased.task.payload or b"") for leased in tasks)
         case ev.TasksPrepared(bodies=bodies, payloads=payloads):
-            bodies_bytes = sum(len(body) for versions in bodies.values() for _, body in versions.values())
+            bodies_bytes = sum(len(body) for versions in bodies.values() for _, body, _ in versions.values())
             return bodies_bytes + sum(map(len, payloads.values())) + _RECORD_BYTES * len(event.order.tasks)
         case ev.Flushed(batches=batches):
             return sum(_result_bytes(result) for flushed in batches for result in flushed.batch.results)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated, TicketInvalid
-from farcall_common.store.model import BlobRef, LeasedTask, PeerKey, SharedResults, Task, TaskResult
+from farcall_common.store.model import BlobRef, FunctionBody, LeasedTask, PeerKey, SharedResults, Task, TaskResult
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, GenerationStep, PrepareTasks, ResultBatch
 
@@ -155,12 +155,12 @@ class TasksLeased(EndpointEvent, frozen=True):
 
 
 class TasksPrepared(Event, frozen=True):
-    """``bodies`` maps function ids and hashes to names and bodies, ``urls`` maps blob keys to pre-signed GETs.
+    """``bodies`` maps function ids and hashes to what to send of them, ``urls`` maps blob keys to pre-signed GETs.
     ``refused`` are tasks without a permit: they may have been started from another spool. ``payloads`` are those that
     the queue did not have, by task id."""
 
     order: PrepareTasks
-    bodies: Mapping[str, Mapping[str, tuple[str, bytes]]]
+    bodies: Mapping[str, Mapping[str, FunctionBody]]
     urls: Mapping[str, str]
     refused: frozenset[str]
     payloads: Mapping[str, bytes] = msgspec.field(default_factory=dict)

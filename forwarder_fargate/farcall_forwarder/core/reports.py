@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from farcall_common import wire
+from farcall_common.errors import FunctionNotSigned
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.wire import Reporter, TaskState, is_uuid
 from farcall_forwarder.core import events as ev
@@ -110,6 +111,8 @@ def _take_results(endpoint: Endpoint, specs: Sequence[wire.ResultSpec], frames: 
             max_inline_bytes=endpoint.policy.max_inline_bytes,
         )
         endpoint.finish(result, verified=lease is not None)
+        if endpoint.session is not None and result.error is not None and result.error.code == FunctionNotSigned.code:
+            endpoint.session.functions.clear()  # they are sent again: the function may be signed by then
 
 
 def _grant_upload(endpoint: Endpoint, request: wire.BlobRequest, now: Instant) -> list[Action]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from farcall_common.store.model import BlobRef, LeasedTask, TaskEvent
+from farcall_common.store.model import BlobRef, FunctionBody, LeasedTask, TaskEvent
 from farcall_common.wire import BlobLocation, FunctionSpec, Reporter, RunTasks, TaskSpec, TaskState
 
 
@@ -42,22 +42,22 @@ def dispatches(tasks: Sequence[LeasedTask], *, spool_id: str, at: float) -> list
 def orders(
     tasks: Sequence[LeasedTask],
     *,
-    bodies: Mapping[str, tuple[str, bytes]],
+    new_functions: Sequence[tuple[str, FunctionBody]],
     urls: Mapping[str, str],
     limit_bytes: int,
     data_only: bool = False,
 ) -> Iterator[tuple[RunTasks, tuple[bytes, ...]]]:
     """The messages, with their frames, that send these tasks.
 
-    :param bodies: names and bodies of the functions to send, by hash. They travel with the first message.
+    :param new_functions: hashes and functions to send. They travel with the first message.
     :param urls: pre-signed GETs by blob key.
     :param data_only: the endpoint runs certain functions only.
     :param limit_bytes: of user bytes in one message, except that a single task always fits.
     """
-    frames = [body for _, body in bodies.values()]
+    frames = [function.body for _, function in new_functions]
     functions = [
-        FunctionSpec(function_hash=function_hash, name=name, body=index)
-        for index, (function_hash, (name, _)) in enumerate(bodies.items())
+        FunctionSpec(function_hash=function_hash, name=function.name, body=index, signature=function.signature)
+        for index, (function_hash, function) in enumerate(new_functions)
     ]
     size_bytes = sum(map(len, frames))
     specs: list[TaskSpec] = []

@@ -22,8 +22,8 @@ class PeerSession:
     wire: Session
     #: The end of the peer's ticket, in epoch seconds.
     expires_at: float = math.inf
-    #: Hashes of the functions whose bodies were sent in this session.
-    functions: set[str] = dataclasses.field(default_factory=set)
+    #: The functions that were sent in this session: ids, or "" for any with that body, and hashes of bodies.
+    functions: set[tuple[str, str]] = dataclasses.field(default_factory=set)
 
     @classmethod
     def begin(

@@ -6,9 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Description, Id, Metadata, Name, Shape, Title, UserBytes, WaitingTasks
+from farcall_lambdas.models.fields import Description, Id, Metadata, Name, Shape, Text, Title, UserBytes, WaitingTasks
 
 Version = Annotated[int, Field(ge=1, lt=2**31)]
+
+#: An SSH signature of a function's name and body, for endpoints that run signed functions only. The service stores it
+#: and does not check it.
+Signature = Annotated[Text, Field(max_length=8192, pattern="^-----BEGIN SSH SIGNATURE-----")]
 
 
 class RegisterFunction(Shape):
@@ -24,12 +28,14 @@ class RegisterFunction(Shape):
     group: Id | None = None
     ha_endpoint_id: Id | None = None
     memoize: bool = False
+    signature: Signature | None = None
 
 
 class UpdateFunction(Shape):
     """Fields that are left out stay as they are. Other code or ``meta`` make a new version, which has the ``meta``
-    given and no other. ``waiting_tasks``: whether open tasks of others that would be refused now are cancelled
-    ("cancel", the default if the function is made private) or may still run ("keep")."""
+    given and no other. Another name or other code end the ``signature``, unless a new one is given. ``waiting_tasks``:
+    whether open tasks of others that would be refused now are cancelled ("cancel", the default if the function is made
+    private) or may still run ("keep")."""
 
     function_name: Annotated[Title, Field(min_length=1)] | None = None
     function_code: Annotated[UserBytes, Field(min_length=1)] | None = None
@@ -38,6 +44,7 @@ class UpdateFunction(Shape):
     meta: Metadata | None = None
     public: bool | None = None
     memoize: bool | None = None
+    signature: Signature | None = None
     waiting_tasks: WaitingTasks | None = None
 
 

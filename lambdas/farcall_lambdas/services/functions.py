@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
-from farcall_common.store.model import Function, FunctionAlias, Quota, Quotable, Right
+from farcall_common.store.model import SIGNATURE, Function, FunctionAlias, Quota, Quotable, Right
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.fields import WaitingTasks
@@ -51,7 +51,7 @@ class FunctionService(Service):
             body_hash=hashlib.sha256(body).hexdigest(),
             description=wanted.description,
             public=wanted.public,
-            metadata={**(wanted.meta or {}), **({MEMOIZE: True} if wanted.memoize else {})},
+            metadata=_metadata(wanted.meta or {}, memoize=wanted.memoize, signature=wanted.signature),
             created_at=self._now(),
         )
         done = self._entry(identity, "function.register", function.function_id, name=function.name)
@@ -176,14 +176,18 @@ class FunctionService(Service):
         memoize = newest.metadata.get(MEMOIZE) is True if wanted.memoize is None else wanted.memoize
         metadata = newest.metadata if wanted.meta is None else wanted.meta
         metadata = {key: value for key, value in metadata.items() if key != MEMOIZE}
+        body_hash = hashlib.sha256(body).hexdigest()
+        signature = wanted.signature
+        if signature is None and (name, body_hash) == (newest.name, newest.body_hash):
+            signature = newest.metadata.get(SIGNATURE)
         return dataclasses.replace(
             newest,
             name=name,
             body=body,
-            body_hash=hashlib.sha256(body).hexdigest(),
+            body_hash=body_hash,
             description=newest.description if wanted.description is None else wanted.description,
             public=newest.public if wanted.public is None else wanted.public,
-            metadata={**metadata, **({MEMOIZE: True} if memoize else {})},
+            metadata=_metadata(metadata, memoize=memoize, signature=signature),
         )
 
     def _body(self, name: str, code: str, *, serialized: bool) -> bytes:
@@ -205,6 +209,12 @@ class FunctionService(Service):
             more_bytes=len(version.body),
             most_bytes=settings.max_function_bytes,
         )
+
+
+def _metadata(given: Mapping[str, Any], *, memoize: bool, signature: str | None) -> Mapping[str, Any]:
+    """The metadata of a version: what was given, and what else the service keeps with it."""
+    kept = {key: value for key, value in given.items() if key != SIGNATURE}
+    return {**kept, **({MEMOIZE: True} if memoize else {}), **({SIGNATURE: signature} if signature else {})}
 
 
 def _unknown_alias(name: str) -> FunctionUnknown:

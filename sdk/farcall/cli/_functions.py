@@ -31,6 +31,12 @@ add_sharing(
 )
 
 FunctionId = Annotated[str, typer.Argument(metavar="FUNCTION", autocompletion=completes("functions"))]
+SignWith = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY", help="Sign it, with the file of an SSH private key, or of a public key in an ssh-agent."
+    ),
+]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 FunctionIds = Annotated[list[str], typer.Argument(metavar="FUNCTION...", autocompletion=completes("functions"))]
 
@@ -68,13 +74,16 @@ def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) 
     if as_json:
         show_json(found | whole)
         return
+    metadata = dict(found["metadata"])
+    signature = metadata.pop("ssh_signature", None)
     show_fields(
         {
             "function": found["function_uuid"],
             "version": found["version"],
             "name": found["function_name"],
             "description": found["description"],
-            **{name.replace("_", " "): value for name, value in found["metadata"].items()},
+            **{name.replace("_", " "): value for name, value in metadata.items()},
+            "signed": "yes" if signature else "no",
             "size": f"{len(whole['function_code'])} bytes",
         }
     )
@@ -90,13 +99,14 @@ def register(
     memoize: Annotated[
         bool, typer.Option("--memoize", help="Memoize: answer equal calls with the first result.")
     ] = False,
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Register a function and show its id."""
     loaded = load_function(function)
     with connected(context) as client:
         function_id = client.register_function(
-            loaded, name=name, description=description, public=public, memoize=memoize
+            loaded, name=name, description=description, public=public, memoize=memoize, sign_with=sign_with
         )
     remember("functions", [function_id])
     if as_json:
@@ -119,14 +129,40 @@ def update(
         bool | None,
         typer.Option("--memoize/--no-memoize", help="Whether equal calls are answered with the first result."),
     ] = None,
+    sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a function, and show the number of its newest version. Calls of older versions still run those."""
     loaded = None if function is None else load_function(function)
     with connected(context) as client:
         version = client.update_function(
-            function_id, loaded, name=name, description=description, public=public, memoize=memoize
+            function_id,
+            loaded,
+            name=name,
+            description=description,
+            public=public,
+            memoize=memoize,
+            sign_with=sign_with,
         )
+    if as_json:
+        show_json({"function_uuid": function_id, "version": version})
+    else:
+        typer.echo(version)
+
+
+@app.command("sign")
+def sign_(
+    context: typer.Context,
+    function_id: FunctionId,
+    key: Annotated[
+        str, typer.Option(metavar="KEY", help="File of an SSH private key, or of a public key in an ssh-agent.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Sign the newest version of a function, for endpoints that run signed functions only. Read what you sign:
+    `farcall functions show`. Shows the number of the version that has the signature."""
+    with connected(context) as client:
+        version = client.update_function(function_id, sign_with=key)
     if as_json:
         show_json({"function_uuid": function_id, "version": version})
     else:

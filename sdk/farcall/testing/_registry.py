@@ -86,6 +86,9 @@ class Registry:
         shared = {name: body[name] for name in ("function_name", "description", "public") if body.get(name) is not None}
         metadata = _metadata({"memoize": newest["metadata"].get("memoize", False), "meta": newest["metadata"]} | body)
         code = str(body.get("function_code", newest["function_code"]))
+        former = newest["metadata"].get("ssh_signature")
+        if former and "signature" not in body and (newest | shared)["function_name"] == newest["function_name"]:
+            metadata |= {"ssh_signature": former} if code == newest["function_code"] else {}
         versions = self._functions[function_id]
         if (code, metadata) != (newest["function_code"], newest["metadata"]):
             versions.append(newest | _version(len(versions) + 1, code, metadata))
@@ -189,8 +192,9 @@ _SEARCHED = ("function_name", "description")
 
 
 def _metadata(body: Mapping[str, Any]) -> Json:
-    without = {key: value for key, value in (body.get("meta") or {}).items() if key != "memoize"}
-    return without | ({"memoize": True} if body.get("memoize") else {})
+    kept = {key: value for key, value in (body.get("meta") or {}).items() if key not in ("memoize", "ssh_signature")}
+    kept |= {"memoize": True} if body.get("memoize") else {}
+    return kept | ({"ssh_signature": body["signature"]} if body.get("signature") else {})
 
 
 def _version(number: int, code: str, metadata: Json) -> Json:

@@ -65,7 +65,8 @@ class FakeCloud(ScriptedRouter):
         self._tasks: dict[str, _Task] = {}
         self._waiting: collections.deque[str] = collections.deque()
         self._bodies: dict[str, bytes] = {}
-        self._sent_functions: set[str] = set()
+        self._signatures: dict[str, str] = {}
+        self._sent_functions: set[tuple[str, str]] = set()
         self._session: wire.Session | None = None
         self.http = FakeHttp(self._connect)
         self.start()
@@ -86,8 +87,8 @@ class FakeCloud(ScriptedRouter):
             self.serializer.pack_function(function), [self.serializer.pack_call(args) for args in calls], **options
         )
 
-    def submit_raw(self, body: bytes, payloads: Sequence[bytes], **options: Any) -> list[str]:
-        """Queue tasks with ready bytes."""
+    def submit_raw(self, body: bytes, payloads: Sequence[bytes], *, signature: str = "", **options: Any) -> list[str]:
+        """Queue tasks with ready bytes. The name of each function is f."""
         function_hash = hashlib.sha256(body).hexdigest()
         given = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
         tasks = []
@@ -106,7 +107,7 @@ class FakeCloud(ScriptedRouter):
             tasks.append(_Task(spec, payload))
 
         def queue_them() -> None:
-            self._bodies[function_hash] = body
+            self._bodies[function_hash], self._signatures[function_hash] = body, signature
             for task in tasks:
                 self._tasks[task.spec.task_id] = task
                 self._waiting.append(task.spec.task_id)
@@ -243,9 +244,12 @@ class FakeCloud(ScriptedRouter):
             for _ in range(min(session.credit, len(self._waiting), 500)):
                 task = self._tasks[self._waiting.popleft()]
                 name = task.spec.function_hash
-                if name not in self._sent_functions:
-                    self._sent_functions.add(name)
-                    functions.append(wire.FunctionSpec(function_hash=name, name="f", body=len(frames)))
+                signature = self._signatures[name]
+                if (name, signature) not in self._sent_functions:
+                    self._sent_functions.add((name, signature))
+                    functions.append(
+                        wire.FunctionSpec(function_hash=name, name="f", body=len(frames), signature=signature)
+                    )
                     frames.append(self._bodies[name])
                 changes: dict[str, Any] = {"attempt": task.spec.attempt + 1}
                 if task.spec.payload_blob is None:

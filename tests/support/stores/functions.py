@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 
 from farcall_common.errors import Conflict, FunctionUnknown
-from farcall_common.store.model import Container, Function, FunctionAlias
+from farcall_common.store.model import SIGNATURE, Container, Function, FunctionAlias, FunctionBody
 from tests.support.stores.reach import moment
 from tests.support.stores.tokens import FakeTokens
 
@@ -51,13 +51,14 @@ class FakeFunctions(FakeTokens):
             found = self._functions.get(function_id, {}).get(version)
         return found if with_body or found is None else dataclasses.replace(found, body=b"")
 
-    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, tuple[str, bytes]]]:
+    def get_bodies(self, wanted: Collection[tuple[str, str]]) -> Mapping[str, Mapping[str, FunctionBody]]:
         with self._call():
             versions = [each for id_, _ in wanted for each in self._functions.get(id_, {}).values()]
-        found: dict[str, dict[str, tuple[str, bytes]]] = {}
-        for each in versions:
+        found: dict[str, dict[str, FunctionBody]] = {}
+        for each in sorted(versions, key=lambda version: version.version):
             if _key(each) in wanted:
-                found.setdefault(each.function_id, {})[each.body_hash] = (each.name, each.body)
+                body = FunctionBody(each.name, each.body, each.metadata.get(SIGNATURE, ""))
+                found.setdefault(each.function_id, {})[each.body_hash] = body
         return found
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
