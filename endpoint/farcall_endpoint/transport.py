@@ -25,6 +25,8 @@ _COPY_BYTES: Final = 64 * 1024
 _HANDSHAKE_MS: Final = 10_000
 _RECONNECT_MS: Final = 2_000
 _FLEET_DOMAIN: Final = "fleet"
+#: The agent's public key, and the key pair of its managers, in a manager's environment.
+FLEET_VARIABLES: Final = ("FARCALL_FLEET_SERVER_KEY", "FARCALL_FLEET_PUBLIC_KEY", "FARCALL_FLEET_SECRET_KEY")
 _EPHEMERAL_PORTS: Final = (49152, 65535)
 _CONNECT_TIMEOUT_S: Final = 3.0
 
@@ -207,8 +209,7 @@ def connect_to_agent(addresses: Sequence[str], *, manager_id: str, environ: Muta
 
     :raises Unavailable: if no address is reachable.
     """
-    names = ("FARCALL_FLEET_SERVER_KEY", "FARCALL_FLEET_PUBLIC_KEY", "FARCALL_FLEET_SECRET_KEY")
-    server_key, public, secret = (environ.pop(name, "") for name in names)
+    server_key, public, secret = (environ.pop(name, "") for name in FLEET_VARIABLES)
     link = agent_socket(
         zmq.Context(),
         address=find_reachable(addresses),

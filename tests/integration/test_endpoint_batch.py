@@ -23,7 +23,7 @@ class Moody:
         self.refusals: dict[str, list[Exception]] = {"submit": [], "statuses": [], "cancel": []}
         self.calls: list[str] = []
 
-    def submit(self, command: str, *, name: str) -> str:
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
         self._call("submit")
         self.jobs.append(name)
         return name

@@ -20,10 +20,13 @@ from tests.waiting import wait_until
 
 
 class Cluster:
-    """As much of the API as a provider uses: create, read and delete pods of one namespace."""
+    """As much of the API as a provider uses: create, read and delete pods of one namespace, and create Secrets, which
+    are deleted with the pods that own them."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
+        self.secrets: dict[str, dict[str, Any]] = {}
+        self.allows_secrets = True
         cluster = self
 
         class Handler(_Handler):
@@ -46,10 +49,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         pod = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.endswith("/secrets"):
+            if self.owner.allows_secrets:
+                self.owner.secrets[pod["metadata"]["name"]] = pod
+            self._answer(*((201, pod) if self.owner.allows_secrets else (403, {"message": "secrets is forbidden"})))
+            return
         if "quota" in pod["spec"]["containers"][0]["image"]:
             self._answer(403, {"message": "pods is forbidden: exceeded quota"})
             return
         pod["status"] = {"phase": "Pending"}
+        pod["metadata"]["uid"] = f"uid of {pod['metadata']['name']}"
         self.owner.pods[pod["metadata"]["name"]] = pod
         self._answer(201, pod)
 
@@ -60,6 +69,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         pod = self.owner.pods.pop(self.path.rsplit("/", 1)[1], None)
+        for name, secret in list(self.owner.secrets.items()):
+            if pod and pod["metadata"]["uid"] in [each["uid"] for each in secret["metadata"]["ownerReferences"]]:
+                del self.owner.secrets[name]
         self._answer(200 if pod else 404, pod or {"message": "not found"})
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
@@ -110,8 +122,9 @@ def test_a_block_is_a_self_contained_pod(cluster: Cluster, tmp_path: Path) -> No
         poll_s=0.1,
     )
     command = ["/home/me/.venv/bin/python", "-P", "-m", "farcall_endpoint.manager", "--block-id", "block-1"]
-    block = provider.start(command, block_id="block-1", environment={"FARCALL_FLEET_SERVER_KEY": "k$y"})
-    wait_until(lambda: cluster.pods)
+    keys = {"FARCALL_FLEET_SERVER_KEY": "k$y", "FARCALL_FLEET_SECRET_KEY": "hidden"}
+    block = provider.start(command, block_id="block-1", environment={**keys, "PLAIN": "p$"})
+    wait_until(lambda: cluster.secrets)
     [(name, pod)] = cluster.pods.items()
     assert name.startswith("block-1")
     [container] = pod["spec"]["containers"]
@@ -119,7 +132,14 @@ def test_a_block_is_a_self_contained_pod(cluster: Cluster, tmp_path: Path) -> No
     assert container["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
     script = container["args"][1]
     assert "source /opt/env" in script
-    assert "export FARCALL_FLEET_SERVER_KEY='k$y'" in script
+    assert "export PLAIN='p$'" in script
+    assert "k$y" not in json.dumps(pod), "keys are in the Secret only"
+    assert "hidden" not in json.dumps(pod)
+    references = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each}
+    assert references == {variable: {"name": name, "key": variable} for variable in keys}
+    [(secret_name, secret)] = cluster.secrets.items()
+    assert (secret_name, secret["stringData"], secret["immutable"]) == (name, keys, True)
+    assert "hidden" not in repr(block)
     assert "exec python3 -P -m farcall_endpoint.manager --block-id block-1" in script, "the image's own Python"
     assert not list(tmp_path.glob("*.sh")), "nothing is expected to be shared"
 
@@ -128,7 +148,16 @@ def test_a_block_is_a_self_contained_pod(cluster: Cluster, tmp_path: Path) -> No
     block.kill()
     wait_until(lambda: block.status().phase is Phase.ENDED)
     assert not cluster.pods
+    assert not cluster.secrets
     provider.close()
+
+
+def test_without_the_right_to_make_secrets_no_pod_remains(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.allows_secrets = False
+    scheduler = make_scheduler(CONFIG, script_dir=tmp_path)
+    with pytest.raises(SchedulerError, match="secrets is forbidden"):
+        scheduler.submit("true", name="block-1", secrets={"KEY": "hidden"})
+    assert not cluster.pods
 
 
 def test_a_refusal_has_the_message_of_the_cluster(cluster: Cluster, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 from farcall_common.files import write_whole
 from farcall_endpoint.providers.base import BlockStatus, Phase
+from farcall_endpoint.transport import FLEET_VARIABLES
 
 _logger = logging.getLogger(__name__)
 
@@ -39,8 +40,9 @@ class Scheduler(Protocol):
     #: Whether the nodes see the agent's files; if not, a job's command must be self-contained.
     shares_files: bool
 
-    def submit(self, command: str, *, name: str) -> str:
-        """Submit a job that runs a shell command on each of its nodes; its id."""
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
+        """Submit a job that runs a shell command on each of its nodes; its id. ``secrets``: variables of its
+        environment that the job's description must not show; only where files are not shared."""
 
     def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
         """The statuses of jobs; unknown jobs are left out."""
@@ -56,6 +58,7 @@ class BatchBlock:
     block_id: str
     provider: BatchProvider
     command: str
+    secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     job_id: str | None = None
     latest: BlockStatus = BlockStatus(Phase.WAITING, "being submitted")  # noqa: RUF009 - frozen
     unwanted: bool = False
@@ -128,15 +131,18 @@ class BatchProvider:
 
     def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> BatchBlock:
         """As :meth:`Provider.start`. The scheduler's answer is in the block's status."""
+        secrets: Mapping[str, str] = {}
         if not self._scheduler.shares_files:
             command = ["python3", *command[1:]]  # the nodes' own
+            secrets = {name: value for name, value in environment.items() if name in FLEET_VARIABLES}
+            environment = {name: value for name, value in environment.items() if name not in secrets}
         script = node_script(command, environment=environment, worker_init=self._worker_init)
         if self._scheduler.shares_files:  # launchers put a command into shell code of theirs: a path survives that
             path = self._script_dir / f"{block_id}.sh"
             path.touch(0o700)
             path.write_text(script)
             script = f"/bin/bash {shlex.quote(str(path))}"
-        block = BatchBlock(block_id, self, script)
+        block = BatchBlock(block_id, self, script, secrets)
         self._new.put(block)
         self.wake()
         return block
@@ -195,7 +201,7 @@ class BatchProvider:
             self._set_status(block, BlockStatus(Phase.ENDED, "released before it was submitted"))
             return
         try:
-            block.job_id = self._scheduler.submit(block.command, name=block.block_id)
+            block.job_id = self._scheduler.submit(block.command, name=block.block_id, secrets=block.secrets)
         except SchedulerError as error:
             _logger.error("the scheduler refused a block: %s", error)
             self._set_status(block, BlockStatus(Phase.ENDED, f"the scheduler refused it: {error}"))
@@ -279,7 +285,7 @@ class BatchProvider:
 
 
 def node_script(command: Sequence[str], *, environment: Mapping[str, str], worker_init: str) -> str:
-    """The script for each node of a block. It contains the fleet's keys: only its owner may read it."""
+    """The script for each node of a block. As a file it contains the fleet's keys: only its owner may read it."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     return "\n".join(
         ["#!/bin/bash", "unset FARCALL_TOKEN", worker_init.strip(), *exports, f"exec {shlex.join(command)}", ""]

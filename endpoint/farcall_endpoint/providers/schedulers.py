@@ -52,22 +52,25 @@ def make_scheduler(config: ProviderConfig, *, script_dir: Path) -> Scheduler:
     provider.script_dir = str(script_dir)
     if isinstance(config, SlurmProviderConfig):
         return SlurmScheduler(provider, clusters=config.clusters, timeout_s=config.cmd_timeout)
-    return ParslScheduler(provider, shares_files=not isinstance(config, KubernetesProviderConfig))
+    if isinstance(config, KubernetesProviderConfig):
+        return KubernetesScheduler(provider)
+    return ParslScheduler(provider)
 
 
 class ParslScheduler:
     """Any of Parsl's providers.
 
     :param provider: a ``parsl.providers.base.ExecutionProvider`` whose ``script_dir`` is set.
-    :param shares_files: whether the nodes see the agent's files.
     """
 
-    def __init__(self, provider: Any, *, shares_files: bool = True) -> None:
-        self.shares_files = shares_files
+    shares_files = True
+
+    def __init__(self, provider: Any) -> None:
         self._provider = provider
 
-    def submit(self, command: str, *, name: str) -> str:
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
         """As :meth:`Scheduler.submit`."""
+        assert not secrets, "these are in a file"
         with _ErrorLog() as errors:
             try:
                 job_id = self._provider.submit(command, tasks_per_node=1, job_name=name)
@@ -129,6 +132,63 @@ class SlurmScheduler(ParslScheduler):
             if job_id in job_ids:
                 statuses[job_id] = BlockStatus(_slurm_phase(state), _slurm_text(job_id, state, reason))
         return statuses
+
+
+class KubernetesScheduler(ParslScheduler):
+    """Kubernetes: a pod for each block. Its variables that are secret are in a Secret with the pod's name, which
+    Kubernetes deletes with the pod: users who may read pods do not see them."""
+
+    shares_files = False
+
+    def __init__(self, provider: Any) -> None:
+        super().__init__(provider)
+        self._pods = provider.kube_client = _PodsWithSecrets(provider.kube_client)
+
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
+        """As :meth:`Scheduler.submit`."""
+        self._pods.secrets = secrets or {}
+        return super().submit(command, name=name)
+
+
+class _PodsWithSecrets:
+    """The client of Parsl's provider. A pod that it creates gets ``secrets`` as variables."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.secrets: Mapping[str, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def create_namespaced_pod(self, *, namespace: str, body: Any) -> Any:
+        from kubernetes import client as kube
+
+        if not self.secrets:
+            return self._client.create_namespaced_pod(namespace=namespace, body=body)
+        name = body.metadata.name
+        variables = [
+            kube.V1EnvVar(
+                name=variable,
+                value_from=kube.V1EnvVarSource(secret_key_ref=kube.V1SecretKeySelector(name=name, key=variable)),
+            )
+            for variable in self.secrets
+        ]
+        for container in body.spec.containers:
+            container.env = [*(container.env or ()), *variables]
+        # First the pod, which owns the Secret: its containers start when that is there.
+        pod = self._client.create_namespaced_pod(namespace=namespace, body=body)
+        owner = kube.V1OwnerReference(api_version="v1", kind="Pod", name=name, uid=pod.metadata.uid)
+        secret = kube.V1Secret(
+            metadata=kube.V1ObjectMeta(name=name, owner_references=[owner]),
+            string_data=dict(self.secrets),
+            immutable=True,
+        )
+        try:
+            self._client.create_namespaced_secret(namespace=namespace, body=secret)
+        except BaseException:
+            self._client.delete_namespaced_pod(name=name, namespace=namespace)
+            raise
+        return pod
 
 
 def _slurm_phase(state: str) -> Phase:
