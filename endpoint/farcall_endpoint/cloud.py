@@ -20,6 +20,7 @@ from farcall_common.errors import (
 )
 from farcall_common.http_errors import error_from_response
 from farcall_common.login import Bearer, KeptLogin
+from farcall_common.sealing import SealingKey
 from farcall_common.wire import Capabilities
 
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
@@ -56,8 +57,17 @@ class Cloud:
         with _parsing("POST /v3/endpoints"):
             return str(self._call("POST", "/v3/endpoints", body)["endpoint_id"])
 
-    def connect(self, endpoint_id: str, *, public_key: str, spool_id: str, capabilities: Capabilities) -> ConnectAnswer:
-        """Request forwarders and a ticket, and register the key as the endpoint's.
+    def connect(
+        self,
+        endpoint_id: str,
+        *,
+        public_key: str,
+        spool_id: str,
+        capabilities: Capabilities,
+        sealing: SealingKey | None = None,
+    ) -> ConnectAnswer:
+        """Request forwarders and a ticket, and register the key as the endpoint's. ``sealing``: the public key to which
+        clients seal calls; None takes a former one away.
 
         :raises EndpointUnknown: if the endpoint does not exist.
         :raises FarcallError: the error in the API's answer, or Unavailable.
@@ -69,6 +79,7 @@ class Cloud:
             "packages": capabilities.packages,
             "serializers": list(capabilities.serializers),
             "platform": capabilities.platform,
+            **({} if sealing is None else {"sealing": sealing.to_json()}),
         }
         with _parsing("a connect request"):
             try:

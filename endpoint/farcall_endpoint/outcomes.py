@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from farcall_common.errors import ErrorRecord, Fault, FunctionNotPermitted, NodesUnavailable, ResultTooLarge
+from farcall_common.errors import (
+    EndpointRequiresSealed,
+    ErrorRecord,
+    Fault,
+    FunctionNotPermitted,
+    NodesUnavailable,
+    ResultTooLarge,
+    SealedCallRefused,
+)
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 
 _MIB = 2**20
@@ -46,6 +54,18 @@ function_not_permitted = Outcome(
     Fault.CALLER,
     "The configuration of this endpoint does not list function {}.",
     "Ask the endpoint's owner to add it to allowed_functions.",
+)
+sealed_required = Outcome(
+    EndpointRequiresSealed.code,
+    Fault.CALLER,
+    "This endpoint runs sealed calls only, and the call is not sealed.",
+    EndpointRequiresSealed.default_hint,
+)
+sealed_not_opened = Outcome(
+    SealedCallRefused.code,
+    Fault.CALLER,
+    "The endpoint does not open the sealed call: {}",
+    SealedCallRefused.default_hint,
 )
 isolation_missing = Outcome(
     "ISOLATION_MISSING",

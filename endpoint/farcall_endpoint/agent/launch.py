@@ -25,6 +25,7 @@ from farcall_endpoint.agent.fleet import Fleet, Limits
 from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
+from farcall_endpoint.agent.sealing import CallOpener
 from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
@@ -83,6 +84,8 @@ def run_agent(
         access = Access(directory, login, cloud_of=functools.partial(Cloud, environ=own_environment))
         endpoint_id = directory.read_endpoint_id() or _register(directory, config, access)
         able = capabilities()
+        secrets = None if config.sealed == "off" else directory.make_sealing()
+        sealing = None if secrets is None else secrets.public(endpoint_id=endpoint_id)
         poller = zmq.Poller()
         seed = random.getrandbits(32)
         core = _core(config, endpoint_id, slots, seed=seed)
@@ -93,6 +96,9 @@ def run_agent(
             core=core,
             connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random(seed)),  # noqa: S311
             spool=spool,
+            opener=CallOpener(
+                secrets, endpoint_id=endpoint_id, is_required=config.sealed == "required", was_opened=spool.was_opened
+            ),
             uplink=Uplink(context, keys, poller),
             fleet=_fleet(
                 directory,
@@ -111,7 +117,7 @@ def run_agent(
             blobs=config.blobs,
             transfer_memory_bytes=config.transfer_memory * 10**6,
             ask_api=lambda: access.connect(
-                endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able
+                endpoint_id, public_key=keys.public, spool_id=spool.spool_id, capabilities=able, sealing=sealing
             ),
             clock=Clock(),
             on_connected=on_connected,

@@ -26,8 +26,10 @@ from farcall_common.wire import (
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.events import TasksReceived
-from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_endpoint.agent.sealing import CallOpener
+from farcall_endpoint.agent.tasks import OpenedCall, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.shared_memory import Bytes
 
 
 class CreditWindow:
@@ -150,14 +152,20 @@ _MAX_BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
-def tasks_received(message: RunTasks, frames: Sequence[bytes]) -> TasksReceived:
+def tasks_received(message: RunTasks, frames: Sequence[bytes], opener: CallOpener) -> TasksReceived:
     """The event of a message. Functions with the wrong hash are left out: their tasks fail for want of them."""
     functions = [
         each for each in message.functions if hashlib.sha256(frames[each.body]).hexdigest() == each.function_hash
     ]
-    payloads = [None if spec.payload is None else frames[spec.payload] for spec in message.tasks]
+    payloads: list[Bytes | None] = []
+    opened: dict[str, OpenedCall] = {}
+    for spec in message.tasks:
+        payload, call = (None, None) if spec.payload is None else opener.open(spec, frames[spec.payload])
+        payloads.append(payload)
+        if call is not None:
+            opened[spec.task_id] = call
     bodies = UserBytes([frames[function.body] for function in functions])
-    return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies)
+    return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies, opened)
 
 
 def messages_of(action: Action, *, body: Callable[[Task], bytes]) -> Iterator[Envelope]:

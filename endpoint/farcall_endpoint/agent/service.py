@@ -17,6 +17,7 @@ import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
 from farcall_common.event_log import EventLog, UserBytes
+from farcall_common.sealing import CALL_LIFETIME_S
 from farcall_common.sockets import KEY_REFUSED
 from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
@@ -44,6 +45,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.agent.reports import messages_of, tasks_received
+from farcall_endpoint.agent.sealing import CallOpener
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Background, Transfers
@@ -114,6 +116,7 @@ class Agent:
         core: AgentCore,
         connection: c.Connection,
         spool: Spool,
+        opener: CallOpener,
         uplink: Uplink,
         fleet: Fleet,
         poller: zmq.Poller,
@@ -136,6 +139,7 @@ class Agent:
         self._events: list[ev.Event] = []  # of this turn
         self._connection = connection
         self._spool = spool
+        self._opener = opener
         self._uplink = uplink
         self._fleet = fleet
         self._on_owner = on_owner
@@ -150,7 +154,7 @@ class Agent:
             transfers=transfers,
             clock=clock,
             send=self._send,
-            emit=self._events.append,
+            emit=self._on_blob,
             memory_bytes=transfer_memory_bytes,
         )
         self._on_connected = on_connected
@@ -239,6 +243,7 @@ class Agent:
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
             self._spool.give_back()
+            self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S)
             self._measure_spool(now)
             self._report_spool_problem()
             try:
@@ -426,7 +431,7 @@ class Agent:
     def _deliver(self, envelope: Envelope) -> None:
         match envelope.message:
             case RunTasks() as message:
-                self._events.append(tasks_received(message, envelope.frames))
+                self._events.append(tasks_received(message, envelope.frames, self._opener))
             case CancelTasks(task_ids=task_ids):
                 self._events.append(ev.CancelRequested(task_ids))
             case ResultsRecorded(tasks=refs):
@@ -437,6 +442,12 @@ class Agent:
                 self._blobs.received(message, envelope.frames)
             case message:
                 raise TypeError(f"no rule for {type(message).__name__}")
+
+    def _on_blob(self, event: ev.Event) -> None:
+        if isinstance(event, ev.PayloadFetched) and (task := self._core.find(event.task_id, event.seq)) is not None:
+            payload, opened = self._opener.open(task.spec, event.payload.bodies[0] or b"")
+            event = ev.PayloadFetched(event.task_id, event.seq, UserBytes([payload]), opened)
+        self._events.append(event)
 
     def _send(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
         self._connect(c.Sent(message))

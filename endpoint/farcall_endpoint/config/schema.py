@@ -238,6 +238,13 @@ class Config(Section, frozen=True, kw_only=True):
             description="The only functions that run here: ids, or SHA-256 hashes of their bodies; default: all."
         ),
     ] = None
+    sealed: Annotated[
+        SealMode,
+        msgspec.Meta(
+            description="Sealed calls, which only this endpoint can open, and answers that only their submitters can "
+            "open: off opens none, offered opens them, required runs no other calls."
+        ),
+    ] = "off"
     fair_share: Annotated[
         dict[Annotated[str, msgspec.Meta(min_length=1)], Annotated[int, msgspec.Meta(ge=1, le=1000)]],
         msgspec.Meta(
