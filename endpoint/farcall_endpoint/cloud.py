@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
@@ -20,8 +20,10 @@ from farcall_common.errors import (
 )
 from farcall_common.http_errors import error_from_response
 from farcall_common.login import Bearer, KeptLogin
-from farcall_common.sealing import SealingKey
 from farcall_common.wire import Capabilities
+
+if TYPE_CHECKING:
+    from farcall_common.sealing import SealingKey
 
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
 

@@ -39,15 +39,17 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from farcall_common.credentials import Credentials, from_environment, read_settings
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
 from farcall_common.files import write_whole
-from farcall_common.sealing import SealingSecrets
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
+
+if TYPE_CHECKING:
+    from farcall_common.sealing import SealingSecrets
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _START_TOLERANCE_S: Final = 2.0
@@ -240,6 +242,8 @@ class EndpointDirectory:
 
         :raises ConfigurationError: if other users may read them, or they cannot be read.
         """
+        from farcall_common.sealing import SealingSecrets  # here, because it would slow every other command down
+
         path = self.path / "sealing.secret"
         try:
             return SealingSecrets.from_bytes(_read_secret(path).encode())
@@ -256,6 +260,8 @@ class EndpointDirectory:
 
         :raises ConfigurationError: as :meth:`read_sealing`, and if they cannot be written.
         """
+        from farcall_common.sealing import SealingSecrets
+
         found, now = self.read_sealing(), time.time()
         if found is not None and not rotate:
             return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import ErrorRecord
@@ -123,6 +123,7 @@ class AgentCore:
     :param max_walltime_s: limit of every attempt, whatever its task requests; None is no limit.
     :param weights: by submitter, how many of its tasks run for each one of another; 1 for those not named.
     :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
+    :param seal: returns the result of a task as it leaves the endpoint.
     """
 
     def __init__(
@@ -141,7 +142,9 @@ class AgentCore:
         max_walltime_s: float | None = None,
         weights: Mapping[str, int] | None = None,
         allowed_functions: Collection[str] | None = None,
+        seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
     ) -> None:
+        self._seal = seal
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
         self.slots_hint = slots_hint
@@ -643,7 +646,7 @@ class AgentCore:
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _finish(self, task: Task, result: TaskResult) -> None:
-        task.result, task.stage = self._results.sealed(task, result), Stage.FINISHED
+        task.result, task.stage = self._seal(task, result), Stage.FINISHED
         task.payload, task.manager_id = None, None
         self._held_results += 1
         self.finished_tasks += 1

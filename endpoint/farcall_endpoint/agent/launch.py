@@ -25,7 +25,7 @@ from farcall_endpoint.agent.fleet import Fleet, Limits
 from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
-from farcall_endpoint.agent.sealing import CallOpener
+from farcall_endpoint.agent.sealing import CallOpener, seal_result
 from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
@@ -158,6 +158,7 @@ def _core(config: Config, endpoint_id: str, slots: int, *, seed: int) -> AgentCo
         max_walltime_s=config.engine.limits.walltime_s,
         weights=config.fair_share,
         allowed_functions=config.allowed_functions,
+        seal=seal_result,
     )
 
 

@@ -19,6 +19,7 @@ from farcall_common.wire import (
     TaskRef,
     TaskResults,
     TasksAccepted,
+    TaskSpec,
     TaskState,
     TaskTransition,
     TaskTransitions,
@@ -26,7 +27,6 @@ from farcall_common.wire import (
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.events import TasksReceived
-from farcall_endpoint.agent.sealing import CallOpener
 from farcall_endpoint.agent.tasks import OpenedCall, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.shared_memory import Bytes
@@ -152,7 +152,11 @@ _MAX_BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
-def tasks_received(message: RunTasks, frames: Sequence[bytes], opener: CallOpener) -> TasksReceived:
+OpenCall = Callable[[TaskSpec, Bytes], tuple[Bytes, OpenedCall | None]]
+"""Returns the arguments of a task, and what is known of their seal."""
+
+
+def tasks_received(message: RunTasks, frames: Sequence[bytes], open_call: OpenCall | None = None) -> TasksReceived:
     """The event of a message. Functions with the wrong hash are left out: their tasks fail for want of them."""
     functions = [
         each for each in message.functions if hashlib.sha256(frames[each.body]).hexdigest() == each.function_hash
@@ -160,10 +164,12 @@ def tasks_received(message: RunTasks, frames: Sequence[bytes], opener: CallOpene
     payloads: list[Bytes | None] = []
     opened: dict[str, OpenedCall] = {}
     for spec in message.tasks:
-        payload, call = (None, None) if spec.payload is None else opener.open(spec, frames[spec.payload])
+        payload: Bytes | None = None if spec.payload is None else frames[spec.payload]
+        if payload is not None and open_call is not None:
+            payload, call = open_call(spec, payload)
+            if call is not None:
+                opened[spec.task_id] = call
         payloads.append(payload)
-        if call is not None:
-            opened[spec.task_id] = call
     bodies = UserBytes([frames[function.body] for function in functions])
     return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies, opened)
 

@@ -57,6 +57,7 @@ _logger = logging.getLogger(__name__)
 _STATUS_PERIOD_S: Final = 1.0
 _LOGS_PERIOD_S: Final = 10.0
 _LAST_REPORTS_S: Final = 5.0
+_FORGET_PERIOD_S: Final = 3600.0
 _RESERVE: Final = 16
 """Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
 _MOST_NODES: Final = 100
@@ -166,6 +167,7 @@ class Agent:
         self._core_log = EventLog[ev.Event, float](ev.for_log, about={"slots": core.slots_hint, "seed": seed})
         self._connection_log = EventLog[c.Event, float](c.for_log, about={"heartbeat_s": heartbeat_s, "seed": seed})
         self._write_logs_at = 0.0
+        self._forget_calls_at = 0.0
         self._instance_id = new_id()
         self._reported_generation = 0
         self._nodes = ev.NodesChanged("", "")
@@ -243,13 +245,15 @@ class Agent:
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
             self._spool.give_back()
-            self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S)
             self._measure_spool(now)
             self._report_spool_problem()
             try:
                 self._on_status(self._status())
             except OSError as error:  # no reason to stop
                 _logger.debug("the status cannot be written: %s", error)
+        if now >= self._forget_calls_at:
+            self._forget_calls_at = now + _FORGET_PERIOD_S
+            self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S)
         if now >= self._write_logs_at:
             self._write_logs(now)
 
@@ -431,7 +435,7 @@ class Agent:
     def _deliver(self, envelope: Envelope) -> None:
         match envelope.message:
             case RunTasks() as message:
-                self._events.append(tasks_received(message, envelope.frames, self._opener))
+                self._events.append(tasks_received(message, envelope.frames, self._opener.open))
             case CancelTasks(task_ids=task_ids):
                 self._events.append(ev.CancelRequested(task_ids))
             case ResultsRecorded(tasks=refs):

@@ -287,7 +287,7 @@ class Spool:
         return bool(self._database.execute("SELECT 1 FROM sealed_calls WHERE task_id = ?", (task_id,)).fetchone())
 
     def forget_calls(self, *, before: float) -> None:
-        """Forget sealed calls that were accepted before an epoch second: nobody can open them any more."""
+        """Forget sealed calls that were accepted before an epoch second: the endpoint opens them no more."""
         self._tidy("DELETE FROM sealed_calls WHERE at < ? AND answer_key IS NULL", [(before,)])
 
     def payload(self, task: Task) -> Frame:

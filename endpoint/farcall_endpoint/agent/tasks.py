@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
-from farcall_common.event_log import without_texts
-from farcall_common.sealing import Answer, seal_answer
 from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import Finished
@@ -168,25 +165,8 @@ class ResultFactory:
             body = bodies[finished.result]
             assert body is not None
             result.body, result.size_bytes = body, len(body)
-            if result.size_bytes > self._max_inline_bytes and not task.answer_key:  # else its hash is that of its seal
-                result.sha256 = hashlib.sha256(body).hexdigest()
-        return result
-
-    def sealed(self, task: Task, result: TaskResult) -> TaskResult:
-        """The same result as it leaves the endpoint: sealed if the call was."""
-        if not task.answer_key:
-            return result
-        seal = functools.partial(seal_answer, key=task.answer_key, task_id=task.task_id)
-        if result.body is not None:
-            body = seal(result.body, part=Answer.RESULT, max_text_bytes=self._max_inline_bytes)
-            result.body, result.size_bytes = body, len(body)
             if result.size_bytes > self._max_inline_bytes:
                 result.sha256 = hashlib.sha256(body).hexdigest()
-        if result.error is not None:
-            result.error = _sealed_error(result.error, seal)
-        if result.details:
-            text = bytes(seal(msgspec.json.encode(result.details), part=Answer.DETAILS, max_text_bytes=_MAX_SEALED_TEXT))
-            result.details = {**(without_texts(result.details) or {}), "sealed": text.decode()}
         return result
 
     def failed(
@@ -214,34 +194,6 @@ class ResultFactory:
 
     def _located(self, record: ErrorRecord, task: Task) -> dict[str, object]:
         return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()
-
-
-#: More is cut off by the forwarder, and could not be opened.
-_MAX_SEALED_TEXT: Final = 60 * 1024
-_MAX_ERROR_BYTES: Final = _MAX_SEALED_TEXT * 3 // 4 - 64
-_KEPT_TRACEBACK: Final = 8_000
-#: What becomes of a record that is too large, in this order.
-_LEFT_OUT: Final = ("exception_data", "traceback", "reasons", "stderr_tail", "stdout_tail", "hint", "exception_type")
-
-
-def _sealed_error(error: Mapping[str, Any], seal: Callable[..., bytes | memoryview]) -> dict[str, Any]:
-    """An error with its code and without its texts, and with all of it sealed."""
-    inside = dict(error)
-    for name in _LEFT_OUT:
-        if len(encoded := msgspec.json.encode(inside)) <= _MAX_ERROR_BYTES:
-            break
-        if name == "traceback" and isinstance(text := inside.get(name), str):
-            inside[name] = text[-_KEPT_TRACEBACK:]
-        else:
-            inside.pop(name, None)
-    else:
-        encoded = msgspec.json.encode({**inside, "message": str(inside.get("message", ""))[:1000], "traceback": None})
-    sealed = bytes(seal(encoded, part=Answer.ERROR, max_text_bytes=_MAX_SEALED_TEXT)).decode()
-    kept = {name: error[name] for name in _PLAIN_FIELDS if name in error}
-    return {**kept, "message": "The error is sealed: its submitter can read it.", "sealed": sealed}
-
-
-_PLAIN_FIELDS: Final = ("code", "fault", "retryable", "retry_after_s", "attempt", "endpoint_id")
 
 
 def refusal(

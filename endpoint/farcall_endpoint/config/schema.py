@@ -239,7 +239,7 @@ class Config(Section, frozen=True, kw_only=True):
         ),
     ] = None
     sealed: Annotated[
-        SealMode,
+        Literal["off", "offered", "required"],
         msgspec.Meta(
             description="Sealed calls, which only this endpoint can open, and answers that only their submitters can "
             "open: off opens none, offered opens them, required runs no other calls."

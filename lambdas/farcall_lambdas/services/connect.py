@@ -79,6 +79,8 @@ class ConnectService(Service):
             runtime["serializers"] = sorted(wanted.serializers)
         if wanted.platform:
             runtime["platform"] = wanted.platform
+        if wanted.sealing is not None:
+            runtime["sealing"] = wanted.sealing.model_dump()
         if any(runtime.values()) and endpoint.metadata.get(RUNTIME) != runtime:
             # Only this field: its owner may be changing or deleting the endpoint at this moment.
             self._stores.endpoints.change_endpoint(endpoint_id, {"metadata": {**endpoint.metadata, RUNTIME: runtime}})
