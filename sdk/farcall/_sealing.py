@@ -190,7 +190,10 @@ class Sealer:
         """
         changes: dict[str, Any] = {}
         if result.error is not None and (text := result.error.get("sealed")):
-            changes["error"] = self._opened_record(text, "error", result.task_id)
+            opened = self._opened_record(text, "error", result.task_id)
+            # The cloud knows better how a task ended, and what to do about it.
+            said = {name: value for name in ("code", "hint") if (value := result.error.get(name))}
+            changes["error"] = opened | said
         elif must and result.error is not None:  # from the cloud, or an endpoint that could not open the call
             changes["error"] = {**result.error, "exception_data": None}
         if text := result.details.get("sealed"):

@@ -91,7 +91,7 @@ def seal_result(task: Task, result: TaskResult) -> TaskResult:
         result.sha256 = "" if is_sealed_text(body) else hashlib.sha256(body).hexdigest()
     if result.error is not None:
         sealed = seal(_encoded(result.error), part=Answer.ERROR, max_text_bytes=_MAX_SEALED_TEXT)
-        kept = {name: result.error[name] for name in _PLAIN_FIELDS if name in result.error}
+        kept: dict[str, Any] = {name: result.error[name] for name in _PLAIN_FIELDS if name in result.error}
         message = "The error is sealed: its submitter can read it."
         result.error = {**kept, "message": message, "sealed": bytes(sealed).decode()}
     if result.details:

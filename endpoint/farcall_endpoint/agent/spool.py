@@ -392,8 +392,8 @@ class Spool:
                 many("DELETE FROM bodies WHERE seq = ?", bodiless)
         if sealed := [(t.task_id, t.at, t.answer_key) for t in (*d.accepted, *d.fetched) if t.answer_key]:
             many("INSERT OR REPLACE INTO sealed_calls VALUES (?, ?, ?)", sealed)
-        if sealed := [(task.task_id,) for task in d.finished if task.answer_key]:
-            many("UPDATE sealed_calls SET answer_key = NULL WHERE task_id = ?", sealed)
+        if answered := [(task.task_id,) for task in d.finished if task.answer_key]:
+            many("UPDATE sealed_calls SET answer_key = NULL WHERE task_id = ?", answered)
         bodies = [
             (seq, len(body), *((self._names[which], None) if self._is_file(body) else (None, body)))
             for seq, which, body in _bodies(d)
