@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
+from psycopg import sql
 
 import farcall
 from farcall_common.errors import Conflict, EndpointKeyChanged, EndpointRequiresSealed, SealInvalid
@@ -17,7 +19,7 @@ from farcall_common.wire import TaskState
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.tier import LocalTier
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S
 
 
 def echo(value: object, times: int = 1) -> object:
@@ -68,16 +70,20 @@ class Eavesdropper:
         self._queue.close()
 
     def places_of(self, marker: str) -> set[str]:
-        """The stores that have seen a text: the queue's commands, files of the database (with its log) and blobs."""
+        """The stores that have a text: commands of the queue, rows of the database, files of blobs and logs."""
         needle = marker.encode()
         found = {"queue"} if any(needle in command for command in self._heard) else set()
+        with psycopg.connect(self._tier.state.database_url) as database:
+            tables = database.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+            for (table,) in tables:
+                query = sql.SQL("SELECT 1 FROM {} AS row WHERE row::text LIKE ANY(%s) LIMIT 1").format(
+                    sql.Identifier(table)
+                )
+                if database.execute(query, ([f"%{marker}%", f"%{needle.hex()}%"],)).fetchone():
+                    found.add("database")
         for path in self._tier.directory.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                try:
-                    if needle in path.read_bytes():
-                        found.add(str(path.relative_to(self._tier.directory).parts[0]))
-                except FileNotFoundError:
-                    continue
+            if path.is_file() and needle in path.read_bytes():
+                found.add(path.relative_to(self._tier.directory).parts[0])
         return found
 
 
@@ -119,7 +125,7 @@ def test_stores_and_api_never_see_sealed_contents(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    secret, public = f"secret{secrets.token_hex(8)}", f"public{secrets.token_hex(8)}"
+    secret, public, public_large = (f"{kind}{secrets.token_hex(8)}" for kind in ("secret", "public", "large"))
     there = sealing_endpoint.endpoint_id
     with farcall.Executor(there, client=sealing_client, keep_output=True, max_attempts=2) as executor:
         small = executor.submit(echo, secret)
@@ -168,7 +174,10 @@ def test_stores_and_api_never_see_sealed_contents(
     # What an unsealed call leaves is found, what a sealed one leaves is not.
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
         assert executor.submit(echo, public).result(WAIT_S) == [public]
-    wait_until(lambda: len(heard.places_of(public)) >= 2)
+        large = public_large + "." * 200_000
+        assert executor.submit(echo, large).result(WAIT_S) == [large]
+    assert heard.places_of(public) >= {"queue", "database"}
+    assert heard.places_of(public_large) & {"blobs"}
     assert heard.places_of(secret) == set()
 
     # Not repeated by the cloud, and nothing but sealed calls is run.
