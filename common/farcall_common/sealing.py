@@ -359,10 +359,14 @@ def _unframed(buffer: Piece) -> Piece:
         return memoryview(buffer)[_PREFIX_BYTES:]
     if prefix != _TEXT:
         raise SealInvalid("The bytes are not sealed.")
+    text = bytes(buffer[_PREFIX_BYTES:])
     try:
-        return base64.b64decode(memoryview(buffer)[_PREFIX_BYTES:], validate=True)
+        sealed = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise SealInvalid("The sealed bytes are damaged.") from error
+    if base64.b64encode(sealed) != text:  # one form of each seal: unused bits are zero
+        raise SealInvalid("The sealed bytes are damaged.")
+    return sealed
 
 
 def _encode(data: bytes) -> str:

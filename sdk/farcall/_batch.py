@@ -210,7 +210,9 @@ class Batch:
             ids.setdefault(function_id, []).append(task_id)
         return {"task_group_id": self.task_group_id, **self._options.to_json(), "tasks": tasks, "task_ids": ids}
 
-    def prepared(self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, parallel: int) -> Iterator[PreparedTask]:
+    def prepared(
+        self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, parallel: int
+    ) -> Iterator[PreparedTask]:
         """The calls ready to be sent, large payloads uploaded (``parallel`` at a time).
 
         :param seal: returns the payload of a function id and a task id as it is sent.

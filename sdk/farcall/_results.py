@@ -127,9 +127,7 @@ class ResultReader:
         #: The strategies that the serializer of the reader allows; None: all.
         self.allowed: frozenset[str] | None = allowed
 
-    def opened(
-        self, result: StreamResult, data: Piece | None, origin: Origin
-    ) -> tuple[StreamResult, Piece | None]:
+    def opened(self, result: StreamResult, data: Piece | None, origin: Origin) -> tuple[StreamResult, Piece | None]:
         """A result and its inline value, opened if they are sealed: what the other methods take.
 
         :raises SealInvalid: if a seal cannot be opened.

@@ -165,7 +165,9 @@ class Sealer:
             max_text_bytes=MAX_INLINE_BYTES,
         )
         if len(sealed) > MAX_PAYLOAD_BYTES:
-            raise PayloadTooLarge(f"the arguments take {len(sealed)} bytes when sealed; the limit is {MAX_PAYLOAD_BYTES}")
+            raise PayloadTooLarge(
+                f"the arguments take {len(sealed)} bytes when sealed; the limit is {MAX_PAYLOAD_BYTES}"
+            )
         return sealed
 
     def fingerprint(self, endpoint_id: str) -> str | None:
@@ -179,9 +181,7 @@ class Sealer:
         found = self._endpoints.sealing(endpoint_id)
         return None if found is None else SealingKey.verified(found, endpoint_id=endpoint_id).fingerprint
 
-    def opened(
-        self, result: StreamResult, data: Piece | None, *, must: bool
-    ) -> tuple[StreamResult, Piece | None]:
+    def opened(self, result: StreamResult, data: Piece | None, *, must: bool) -> tuple[StreamResult, Piece | None]:
         """A result and its value, opened if they are sealed.
 
         :param must: whether the call was sealed, so that its value has to be.

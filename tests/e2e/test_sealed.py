@@ -107,9 +107,7 @@ def sealing_endpoint(own_endpoint: Callable[..., LocalEndpoint]) -> LocalEndpoin
 
 
 @pytest.fixture
-def sealing_client(
-    cloud: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[farcall.Client]:
+def sealing_client(cloud: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[farcall.Client]:
     monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "user"))
     with farcall.Client(cloud.api_url, cloud.tokens["ada"], sealed="required") as client:
         yield client

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from farcall_common import wire
+from farcall_common.event_log import UserBytes
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes
+from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
-from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
+from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, StoredResult, Task, TaskResult
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
 from tests.support.agent import CoreDriver, Turn
@@ -30,6 +34,7 @@ def make_core(
     slots_hint: int = 2,
     weights: dict[str, int] | None = None,
     allowed_functions: Sequence[str] | None = None,
+    seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
 ) -> CoreDriver:
     core = AgentCore(
         endpoint_id="e",
@@ -40,6 +45,7 @@ def make_core(
         max_window=100,
         weights=weights,
         allowed_functions=allowed_functions,
+        seal=seal,
     )
     return CoreDriver(core)
 
@@ -585,3 +591,53 @@ def test_tasks_in_the_spool_are_refused_when_the_list_has_changed(starts: int, i
     [ended] = core.decide(now=0.0).finished
     assert ended.result is not None
     assert (ended.result.error or {})["code"] == ("FUNCTION_NOT_PERMITTED" if refused else "TASK_LOST")
+
+
+def test_answers_of_sealed_calls_are_sealed_also_after_a_restart_and_by_whatever_ends_the_task() -> None:
+    def seal(task: Task, result: TaskResult) -> TaskResult:
+        return dataclasses.replace(result, error={"code": "X", "sealed": task.answer_key.decode()})
+
+    core = make_core(seal=seal)
+    core.manager_registered("m", slots=2)
+    core.opened()
+    call = OpenedCall(b"key")
+    core.add(ev.TasksReceived((spec("a"),), UserBytes([b"p"]), (FUNCTION,), UserBytes([BODY]), {"a": call}))
+    [accepted] = core.decide(now=0.0).accepted
+    assert accepted.answer_key == b"key"
+    core.progress("m", Progress(died=(Died("a", "boom"),)))
+    core.decide(now=1.0)
+
+    spooled = SpooledTask(1, spec("a", max_attempts=1), 1, 0.0, starts=1, answer_key=b"key")
+    again = make_core(seal=seal)
+    again.restore([spooled], [HASH])
+    [ended] = again.decide(now=0.0).finished
+    assert ended.result is not None
+    assert ended.result.error == {"code": "X", "sealed": "key"}
+
+
+def test_a_call_that_is_refused_by_its_seal_fails_and_is_not_run() -> None:
+    core = connected()
+    refused = OpenedCall(error=outcomes.sealed_required().to_json())
+    blob = wire.BlobLocation(blob_key="b", size_bytes=1, sha256="0")
+    tasks = (spec("a"), spec("b", payload=None, payload_blob=blob))
+    core.add(ev.TasksReceived(tasks, UserBytes([b"", None]), (FUNCTION,), UserBytes([BODY]), {"a": refused}))
+    turn = core.decide(now=0.0)
+    [failed], [fetched] = turn.finished, turn.fetches
+    assert failed.result is not None
+    assert failed.result.error is not None
+    assert failed.result.error["code"] == "ENDPOINT_REQUIRES_SEALED"
+    core.add(ev.PayloadFetched("b", fetched.seq, UserBytes([b""]), refused))
+    turn = core.decide(now=0.0)
+    assert [task.task_id for task in turn.finished] == ["b"]
+    assert not turn.orders
+
+
+def test_the_log_has_no_keys_of_answers() -> None:
+    call = OpenedCall(b"hush")
+    events: list[ev.Event] = [
+        ev.TasksReceived((spec("a"),), UserBytes([b"p"]), opened={"a": call}),
+        ev.PayloadFetched("a", 1, UserBytes([b"p"]), call),
+        ev.Restored([SpooledTask(1, spec("a"), 1, 0.0, answer_key=b"hush")], [HASH]),
+    ]
+    for event in events:
+        assert "hush" not in repr(ev.for_log(event))

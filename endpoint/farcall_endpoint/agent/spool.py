@@ -52,7 +52,9 @@ CREATE TABLE IF NOT EXISTS results (
     seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at REAL NOT NULL, spec BLOB NOT NULL, end BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS bodies (seq INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL, file TEXT, body BLOB);
-CREATE TABLE IF NOT EXISTS sealed_calls (task_id TEXT PRIMARY KEY, at REAL NOT NULL, answer_key BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sealed_calls (
+    task_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, at REAL NOT NULL, answer_key BLOB
+) WITHOUT ROWID;
 """
 """A body is the payload of an unfinished task, the result of a finished one; NULL if it is a file. A task without
 one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none. Sealed
@@ -228,7 +230,9 @@ class Spool:
         if self._forget(self._forgotten):
             self._forgotten.clear()
         tasks: list[SpooledTask] = []
-        answer_keys = dict(self._database.execute("SELECT task_id, answer_key FROM sealed_calls WHERE answer_key NOTNULL"))
+        answer_keys = dict(
+            self._database.execute("SELECT task_id, answer_key FROM sealed_calls WHERE answer_key NOTNULL")
+        )
         calls_gone: list[tuple[str]] = []  # to be opened again
         gone: list[tuple[int]] = []  # bodies
         dropped: list[tuple[int]] = []  # tasks and results that are useless without theirs
@@ -288,7 +292,8 @@ class Spool:
 
     def forget_calls(self, *, before: float) -> None:
         """Forget sealed calls that were accepted before an epoch second: the endpoint opens them no more."""
-        self._tidy("DELETE FROM sealed_calls WHERE at < ? AND answer_key IS NULL", [(before,)])
+        ended = "(answer_key IS NULL OR seq NOT IN (SELECT seq FROM tasks))"
+        self._tidy(f"DELETE FROM sealed_calls WHERE at < ? AND {ended}", [(before,)])  # noqa: S608
 
     def payload(self, task: Task) -> Frame:
         """The arguments of an unfinished task."""
@@ -390,8 +395,8 @@ class Spool:
             many("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", results)
             if bodiless := [(task.seq,) for task in d.finished if task.result is not None and task.result.body is None]:
                 many("DELETE FROM bodies WHERE seq = ?", bodiless)
-        if sealed := [(t.task_id, t.at, t.answer_key) for t in (*d.accepted, *d.fetched) if t.answer_key]:
-            many("INSERT OR REPLACE INTO sealed_calls VALUES (?, ?, ?)", sealed)
+        if sealed := [(t.task_id, t.seq, t.at, t.answer_key) for t in (*d.accepted, *d.fetched) if t.answer_key]:
+            many("INSERT OR REPLACE INTO sealed_calls VALUES (?, ?, ?, ?)", sealed)
         if answered := [(task.task_id,) for task in d.finished if task.answer_key]:
             many("UPDATE sealed_calls SET answer_key = NULL WHERE task_id = ?", answered)
         bodies = [
