@@ -8,11 +8,11 @@ derived from the user's secret and the id of the task, so that another process o
 
     buffer  = "fs" newline Base64(sealed)      small ones, which travel as text
             | "bs" newline sealed              larger ones, which travel through the blob store
-    call    = version (1 byte) | kind of function (1) | key id (8) | sealed at, epoch seconds (8) | HPKE(answer key | call)
+    call    = version (1 byte) | kind of function (1) | key id (8) | epoch seconds (8) | HPKE(answer key | arguments)
     answer  = nonce (12) | AES-256-GCM
 
-Bodies are in memory as a whole wherever they are handled (10 MiB at most), so that each is one AEAD message: none can be
-truncated or reordered.
+Bodies are in memory as a whole wherever they are handled (10 MiB at most), so that each is one AEAD message: none can
+be truncated or reordered.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ _AGAIN: Final = "Submit the call again: a retry by the API, or another task with
 
 
 def _call_info(head: bytes, *fields: str) -> bytes:
-    """What a call is bound to. Each field has its length in front, so that no two lists of fields are the same bytes."""
+    """What a call is bound to. Each field has its length in front: other fields are other bytes."""
     return b"farcall call v1\0" + head + _lengths(field.encode() for field in fields)
 
 

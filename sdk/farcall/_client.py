@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from farcall._api import Api, Blobs
     from farcall._batch import Batch
     from farcall._compatibility import CompatibilityChecker
-    from farcall._settings import Authorizer
     from farcall._sealing import Sealer, SealMode
+    from farcall._settings import Authorizer
     from farcall._trust import ResultPolicy
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict
@@ -103,8 +103,8 @@ class Client(SourceCode):
     :param trust: ids of endpoints of other owners that may answer with pickles, which run code here when they are read;
         ``"*"`` trusts every endpoint. Else ``FARCALL_TRUST``, else ``trust`` in ``config.toml``. Results of other
         endpoints that are not yours are read if they are plain data.
-    :param sealed: whether the API and the stores see arguments, results, errors and output: "off" sends them as they are,
-        "offered" seals the calls to endpoints that open sealed calls, so that only those can read them, "required" seals
+    :param sealed: whether the cloud can read arguments, results, errors and output: "off" sends them as they are,
+        "offered" seals calls to endpoints that open sealed calls, so that only those can read them, "required" seals
         all calls and reads no other results. Else ``FARCALL_SEALED``, else ``sealed`` in ``config.toml``, else "off".
     :param authorizer: a ``globus_sdk`` authorizer, which provides the credentials instead of ``token``.
     :param do_version_check: request the version of the API now, which fails if it cannot be reached.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SealMode = Literal["off", "offered", "required"]
 _MODES: Final[tuple[SealMode, ...]] = ("off", "offered", "required")
-_SECRET_VARIABLE: Final = "FARCALL_SEALING_SECRET"
+_SECRET_VARIABLE: Final = "FARCALL_SEALING_SECRET"  # noqa: S105 - a name
 _SEALED: Final = (b"fs\n", b"bs\n")
 
 
@@ -211,12 +211,10 @@ class Sealer:
         if bytes(data[:3]) in _SEALED:
             return self._open(data, "result", task_id)
         if must or self.mode == "required":
-            raise ResultRefused(
-                f"the result of task {task_id} is not sealed",
-                hint="It may not be from the endpoint. Read results of calls that were not sealed with sealed='offered'."
-                if not must
-                else "It is not from the endpoint, which seals the answers of sealed calls.",
-            )
+            hint = "It is not from the endpoint, which seals the answers of sealed calls."
+            if not must:
+                hint = "If the call was not sealed, read its result with sealed='offered'."
+            raise ResultRefused(f"the result of task {task_id} is not sealed", hint=hint)
         return data
 
     def _opened_record(self, text: object, part: str, task_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class Eavesdropper:
         self._heard: list[bytes] = []
         self._stopped = threading.Event()
         self._queue = redis.Redis.from_url(tier.state.queue_url)
-        self._monitor = self._queue.monitor()
+        self._monitor = self._queue.monitor()  # type: ignore[no-untyped-call]
         self._monitor.__enter__()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -208,6 +209,8 @@ def test_calls_wait_for_an_endpoint_that_rotates_its_key_and_not_for_a_new_ident
     sealing_endpoint.stop()
     (sealing_endpoint.directory / "sealing.secret").unlink()
     sealing_endpoint.start()
-    with farcall.Client(cloud.api_url, cloud.tokens["ada"], sealed="required") as later:
-        with pytest.raises(EndpointKeyChanged, match=fingerprint.replace("+", r"\+")):
-            later.run(3, endpoint_id=there, function_id=function_id)
+    with (
+        farcall.Client(cloud.api_url, cloud.tokens["ada"], sealed="required") as later,
+        pytest.raises(EndpointKeyChanged, match=re.escape(fingerprint)),
+    ):
+        later.run(3, endpoint_id=there, function_id=function_id)

@@ -82,7 +82,7 @@ def test_a_call_may_be_bound_to_the_id_of_a_function() -> None:
 
 
 @pytest.mark.parametrize("place", [{"endpoint_id": "e2"}, {"function_hash": "cd" * 32}, {"task_id": "t2"}])
-def test_a_call_is_opened_nowhere_else(place: dict[str, str]) -> None:
+def test_a_call_is_opened_nowhere_else(place: dict[str, Any]) -> None:
     with pytest.raises(SealInvalid, match="another endpoint, function or task"):
         opened(sealed(), **place)
 
@@ -169,14 +169,14 @@ def test_a_key_is_accepted_only_with_the_signature_of_its_identity_for_this_endp
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"identity": "AAAA", "keys": []}', b'{"identity": "?", "keys": []}'])
 def test_a_damaged_file_of_keys_is_an_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):
         SealingSecrets.from_bytes(data)
 
 
 def test_secrets_of_users_are_text() -> None:
     assert decode_secret(encode_secret(USER) + "\n") == USER
     for text in ("", "AAAA", "?"):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError):
             decode_secret(text)
 
 
