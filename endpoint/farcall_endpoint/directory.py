@@ -252,7 +252,7 @@ class EndpointDirectory:
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"{path} cannot be read: {error}.",
-                hint="Restore it from a backup. Without it, the endpoint gets a new identity that its users must accept.",
+                hint="Restore it from a backup. Without it, the endpoint gets an identity that users must accept.",
             ) from error
 
     def make_sealing(self, *, rotate: bool = False) -> SealingSecrets:

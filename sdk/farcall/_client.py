@@ -151,7 +151,7 @@ class Client(SourceCode):
         from farcall._endpoints import EndpointCache
         from farcall._functions import as_serializer
         from farcall._http import Http
-        from farcall._sealing import Sealer, seal_mode
+        from farcall._sealing import Sealer, default_mode
         from farcall._trust import ResultPolicy, allowed_strategies, trusted_endpoints
 
         self.api_url: str = settings.api_url
@@ -163,7 +163,7 @@ class Client(SourceCode):
         policy = ResultPolicy(
             endpoints, allowed=allowed_strategies(allowed_deserializers), trusted=trusted_endpoints(trust)
         )
-        sealer = Sealer(endpoints, mode=seal_mode(sealed))
+        sealer = Sealer(endpoints, mode=default_mode(sealed))
         self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(endpoints), policy, sealer)
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy

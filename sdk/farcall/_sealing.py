@@ -7,9 +7,10 @@ keys of all answers are derived, is ``sealing.secret`` there, or ``FARCALL_SEALI
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -39,12 +40,23 @@ _SECRET_VARIABLE: Final = "FARCALL_SEALING_SECRET"  # noqa: S105 - a name
 _SEALED: Final = (b"fs\n", b"bs\n")
 
 
-def seal_mode(given: str | None, *, environ: Mapping[str, str] = os.environ) -> SealMode:
-    """The mode that is given, else that of ``FARCALL_SEALED``, else ``sealed`` in ``config.toml``, else "off".
+def default_mode(given: str | None, *, environ: Mapping[str, str] = os.environ) -> Callable[[], SealMode]:
+    """Provides the mode that is given, else that of ``FARCALL_SEALED``, else ``sealed`` in ``config.toml``, which is
+    read when it is needed, else "off".
 
     :raises ConfigurationError: if there is no such mode.
     """
-    found = given or from_environment("sealed", environ) or read_settings(find_home(environ)).get("sealed") or "off"
+    if found := given or from_environment("sealed", environ):
+        mode = seal_mode(found)
+        return lambda: mode
+    return functools.cache(lambda: seal_mode(read_settings(find_home(environ)).get("sealed") or "off"))
+
+
+def seal_mode(found: str) -> SealMode:
+    """The mode of this name.
+
+    :raises ConfigurationError: if there is none.
+    """
     for mode in _MODES:
         if found == mode:
             return mode
@@ -88,8 +100,8 @@ class KnownEndpoints:
         shows = f"shows the identity {found}" if found else "offers no sealing key any more"
         raise EndpointKeyChanged(
             f"endpoint {endpoint_id} {shows}; this user knows it with {known}",
-            hint="Somebody may want to read your calls. Ask the endpoint's owner for the output of `farcall-endpoint "
-            f"fingerprint`; if the change is right, run `farcall endpoints fingerprint {endpoint_id} --accept`.",
+            hint="Another party may want to read your calls. Ask the endpoint's owner for the output of "
+            f"`farcall-endpoint fingerprint`; if the change is right, run `farcall endpoints fingerprint {endpoint_id} --accept`.",
         )
 
     def forget(self, endpoint_id: str) -> None:
@@ -113,18 +125,18 @@ class KnownEndpoints:
 class Sealer:
     """Seals calls and opens answers. May be used from any thread.
 
-    :param mode: of calls that do not have their own; "required" also refuses results that are not sealed.
+    :param mode: provides that of calls that do not have their own; "required" also refuses results that are not sealed.
     """
 
     def __init__(
         self,
         endpoints: EndpointCache,
         *,
-        mode: SealMode,
+        mode: Callable[[], SealMode],
         home: Path | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self.mode: SealMode = mode
+        self._mode = mode
         self._endpoints = endpoints
         self._environ = environ
         self._home = find_home(environ) if home is None else home
@@ -132,6 +144,11 @@ class Sealer:
         self._lock = threading.Lock()
         self._secret: bytes | None = None
         self._checked: dict[str, tuple[Mapping[str, Any], SealingKey]] = {}
+
+    @property
+    def mode(self) -> SealMode:
+        """The mode of calls that do not have their own."""
+        return self._mode()
 
     def seal(self, payload: bytes, *, mode: SealMode | None, endpoint_id: str, function: str, task_id: str) -> bytes:
         """A call as it is sent: sealed, or as it is if the mode is "off", or "offered" and the endpoint has no key.

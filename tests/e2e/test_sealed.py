@@ -162,12 +162,12 @@ def test_stores_and_api_never_see_sealed_contents(
         assert info.state is TaskState.DEAD_LETTERED
         assert isinstance(info.exception, farcall.TaskDeadLettered)
         assert secret in (info.exception.record.stdout_tail or "")
-    monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "stranger"))
-    with farcall.Client(cloud.api_url, cloud.tokens["ada"]) as stranger:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "other"))
+    with farcall.Client(cloud.api_url, cloud.tokens["ada"]) as other:
         with pytest.raises(SealInvalid, match="no secret"):
-            stranger.get_result(task_id)
+            other.get_result(task_id)
         monkeypatch.setenv("FARCALL_SEALING_SECRET", (tmp_path / "user" / "sealing.secret").read_text())
-        assert stranger.get_result(task_id) == [secret]
+        assert other.get_result(task_id) == [secret]
     assert (tmp_path / "user" / "sealing.secret").stat().st_mode & 0o777 == 0o600
 
     # What an unsealed call leaves is found, what a sealed one leaves is not.

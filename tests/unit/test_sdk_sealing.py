@@ -11,7 +11,7 @@ import pytest
 
 import farcall
 from farcall._endpoints import EndpointCache
-from farcall._sealing import Sealer, SealMode, seal_mode
+from farcall._sealing import Sealer, SealMode, default_mode
 from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
@@ -50,7 +50,7 @@ class Lab:
 
     def sealer(self, mode: SealMode = "offered") -> Sealer:
         endpoints = EndpointCache(self.api, clock=lambda: self.now)  # type: ignore[arg-type]
-        return Sealer(endpoints, mode=mode, home=self.home, environ=self.environ)
+        return Sealer(endpoints, mode=lambda: mode, home=self.home, environ=self.environ)
 
 
 @pytest.fixture
@@ -82,12 +82,12 @@ def test_modes(lab: Lab) -> None:
     assert seal(lab.sealer("off")) == b"call"
     assert seal(lab.sealer("off"), mode="offered") != b"call"
     assert seal(lab.sealer("required"), mode="off") == b"call"
-    stranger = Lab(lab.home / "other")
-    stranger.api.sealing = None
-    assert seal(stranger.sealer()) == b"call"
+    other = Lab(lab.home / "other")
+    other.api.sealing = None
+    assert seal(other.sealer()) == b"call"
     with pytest.raises(EndpointIncompatible, match="opens no sealed calls"):
-        seal(stranger.sealer("required"))
-    assert not stranger.home.exists()
+        seal(other.sealer("required"))
+    assert not other.home.exists()
 
 
 def test_a_failed_request_for_the_key_does_not_send_the_call_open(lab: Lab) -> None:
@@ -210,13 +210,13 @@ def test_answers_of_other_parts_and_users_are_not_opened(lab: Lab) -> None:
 
 def test_the_mode_of_a_client_comes_from_argument_environment_and_file(tmp_path: Path) -> None:
     environ = {"FARCALL_HOME": str(tmp_path)}
-    assert seal_mode(None, environ=environ) == "off"
+    assert default_mode(None, environ=environ)() == "off"
     (tmp_path / "config.toml").write_text('[default]\nsealed = "required"\n')
-    assert seal_mode(None, environ=environ) == "required"
-    assert seal_mode(None, environ={**environ, "FARCALL_SEALED": "offered"}) == "offered"
-    assert seal_mode("off", environ=environ) == "off"
+    assert default_mode(None, environ=environ)() == "required"
+    assert default_mode(None, environ={**environ, "FARCALL_SEALED": "offered"})() == "offered"
+    assert default_mode("off", environ=environ)() == "off"
     with pytest.raises(ConfigurationError, match="sealed is 'on'"):
-        seal_mode("on", environ=environ)
+        default_mode("on", environ=environ)
 
 
 def test_an_executor_has_a_mode_of_its_own() -> None:

@@ -17,7 +17,7 @@ import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
 from farcall_common.event_log import EventLog, UserBytes
-from farcall_common.sealing import CALL_LIFETIME_S
+from farcall_common.sealing import CALL_LIFETIME_S, CLOCK_TOLERANCE_S
 from farcall_common.sockets import KEY_REFUSED
 from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
@@ -253,7 +253,7 @@ class Agent:
                 _logger.debug("the status cannot be written: %s", error)
         if now >= self._forget_calls_at:
             self._forget_calls_at = now + _FORGET_PERIOD_S
-            self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S)
+            self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S - CLOCK_TOLERANCE_S)
         if now >= self._write_logs_at:
             self._write_logs(now)
 
