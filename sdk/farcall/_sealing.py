@@ -101,7 +101,8 @@ class KnownEndpoints:
         raise EndpointKeyChanged(
             f"endpoint {endpoint_id} {shows}; this user knows it with {known}",
             hint="Another party may want to read your calls. Ask the endpoint's owner for the output of "
-            f"`farcall-endpoint fingerprint`; if the change is right, run `farcall endpoints fingerprint {endpoint_id} --accept`.",
+            "`farcall-endpoint fingerprint`; if the change is right, run "
+            f"`farcall endpoints fingerprint {endpoint_id} --accept`.",
         )
 
     def forget(self, endpoint_id: str) -> None:
