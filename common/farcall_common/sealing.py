@@ -8,11 +8,12 @@ derived from the user's secret and the id of the task, so that another process o
 
     buffer  = "fs" newline Base64(sealed)      small ones, which travel as text
             | "bs" newline sealed              larger ones, which travel through the blob store
-    call    = version (1 byte) | kind of function (1) | key id (8) | epoch seconds (8) | HPKE(answer key | arguments)
+    call    = version (1 byte) | kind of function (1) | key id (8) | epoch seconds (8)
+            | HPKE(answer key | content key) | AES-256-GCM with the content key
     answer  = nonce (12) | AES-256-GCM
 
 Bodies are in memory as a whole wherever they are handled (10 MiB at most), so that each is one AEAD message: none can
-be truncated or reordered.
+be truncated or reordered. HPKE wraps a key, not the call, because it copies; the body is encrypted in place.
 """
 
 from __future__ import annotations
@@ -51,11 +52,14 @@ _BY_ID, _BY_HASH = 0, 1
 _HEAD: Final = struct.Struct(">BB8sQ")
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
+_FIRST_NONCE: Final = bytes(_NONCE_BYTES)
+"""Of a key that encrypts once."""
+_WRAPPED_BYTES: Final = 32 + 2 * SECRET_BYTES + _TAG_BYTES
 _TEXT, _BINARY = b"fs\n", b"bs\n"
 _PREFIX_BYTES: Final = 3
 _SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
-Piece = bytes | bytearray | memoryview
+Piece = bytes | memoryview
 
 
 class Answer(enum.StrEnum):
@@ -222,8 +226,10 @@ def seal_call(
     kind = _BY_HASH if _is_hash(function) else _BY_ID
     head = _HEAD.pack(_VERSION, kind, _key_id(public), int(time.time() if now is None else now))
     info = _call_info(head, endpoint_id, function, task_id)
-    body = _SUITE.encrypt(key + bytes(call), X25519PublicKey.from_public_bytes(public), info)
-    return _framed(head + body, max_text_bytes=max_text_bytes)
+    content_key = os.urandom(SECRET_BYTES)
+    wrapped = _SUITE.encrypt(key + content_key, X25519PublicKey.from_public_bytes(public), info)
+    sealed = _encrypted(call, content_key, _FIRST_NONCE, None, head=head + wrapped, max_text_bytes=max_text_bytes)
+    return bytes(sealed)  # for the HTTP client
 
 
 def open_call(
@@ -241,7 +247,7 @@ def open_call(
     :raises SealInvalid: if it was changed, was sealed for another endpoint, function or task, or its time is over.
     """
     sealed = _unframed(buffer)
-    if len(sealed) < _HEAD.size:
+    if len(sealed) < _HEAD.size + _WRAPPED_BYTES + _TAG_BYTES:
         raise SealInvalid("The sealed call is truncated.")
     head = bytes(sealed[: _HEAD.size])
     version, kind, key_id, sealed_at = _HEAD.unpack(head)
@@ -256,31 +262,22 @@ def open_call(
         raise SealInvalid("The call was sealed with a key that the endpoint does not have.", hint=_AGAIN)
     info = _call_info(head, endpoint_id, function_hash if kind == _BY_HASH else function_id, task_id)
     try:
-        opened = memoryview(_SUITE.decrypt(sealed[_HEAD.size :], private, info))
+        keys = _SUITE.decrypt(sealed[_HEAD.size : _HEAD.size + _WRAPPED_BYTES], private, info)
+        call = _decrypted(sealed[_HEAD.size + _WRAPPED_BYTES :], keys[SECRET_BYTES:], _FIRST_NONCE, None)
     except (InvalidTag, ValueError) as error:
         raise SealInvalid(
             "The sealed call was changed, or was sealed for another endpoint, function or task.", hint=_AGAIN
         ) from error
-    if len(opened) < SECRET_BYTES:
-        raise SealInvalid("The sealed call has no key for its answer.")
-    return opened[SECRET_BYTES:], bytes(opened[:SECRET_BYTES])
+    return call, keys[:SECRET_BYTES]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def seal_answer(body: Piece, key: bytes, *, part: Answer, task_id: str, max_text_bytes: int) -> bytes | memoryview:
+def seal_answer(body: Piece, key: bytes, *, part: Answer, task_id: str, max_text_bytes: int) -> Piece:
     """The buffer of an answer, as text if that takes at most ``max_text_bytes``."""
     nonce = os.urandom(_NONCE_BYTES)
-    aad = _answer_aad(part, task_id)
-    if _text_bytes(_NONCE_BYTES + len(body) + _TAG_BYTES) <= max_text_bytes:
-        return _TEXT + base64.b64encode(nonce + AESGCM(key).encrypt(nonce, bytes(body), aad))
-    # In place: a large result is copied once.
-    start = _PREFIX_BYTES + _NONCE_BYTES
-    sealed = memoryview(bytearray(start + len(body) + _TAG_BYTES))
-    sealed[:start] = _BINARY + nonce
-    AESGCM(key).encrypt_into(nonce, body, aad, sealed[start:])
-    return sealed.toreadonly()
+    return _encrypted(body, key, nonce, _answer_aad(part, task_id), head=nonce, max_text_bytes=max_text_bytes)
 
 
 def open_answer(buffer: Piece, key: bytes, *, part: Answer, task_id: str) -> memoryview:
@@ -288,21 +285,17 @@ def open_answer(buffer: Piece, key: bytes, *, part: Answer, task_id: str) -> mem
 
     :raises SealInvalid: if it was changed, belongs to another task, or was sealed with another key.
     """
-    sealed = memoryview(_unframed(buffer))
-    size = len(sealed) - _NONCE_BYTES - _TAG_BYTES
-    if size < 0:
+    sealed = _unframed(buffer)
+    if len(sealed) < _NONCE_BYTES + _TAG_BYTES:
         raise SealInvalid(f"The sealed {part} of task {task_id} is truncated.")
-    opened = memoryview(bytearray(size))
-    nonce = bytes(sealed[:_NONCE_BYTES])
     try:
-        AESGCM(key).decrypt_into(nonce, sealed[_NONCE_BYTES:], _answer_aad(part, task_id), opened)
+        return _decrypted(sealed[_NONCE_BYTES:], key, bytes(sealed[:_NONCE_BYTES]), _answer_aad(part, task_id))
     except InvalidTag as error:
         raise SealInvalid(
             f"The {part} of task {task_id} cannot be opened: it was changed, or sealed with another secret.",
             hint="Read it with the secret of the user who submitted the task: sealing.secret in FARCALL_HOME, or "
             "FARCALL_SEALING_SECRET.",
         ) from error
-    return opened
 
 
 def is_sealed(buffer: Piece | None) -> bool:
@@ -347,13 +340,30 @@ def _text_bytes(size: int) -> int:
     return _PREFIX_BYTES + 4 * ((size + 2) // 3)
 
 
-def _framed(sealed: bytes, *, max_text_bytes: int) -> bytes:
-    if _text_bytes(len(sealed)) <= max_text_bytes:
-        return _TEXT + base64.b64encode(sealed)
-    return _BINARY + sealed
+def _encrypted(body: Piece, key: bytes, nonce: bytes, aad: bytes | None, *, head: bytes, max_text_bytes: int) -> Piece:
+    """A head and a body behind it, encrypted: as text if that takes at most ``max_text_bytes``. A large body is copied
+    once."""
+    size = len(head) + len(body) + _TAG_BYTES
+    if _text_bytes(size) <= max_text_bytes:
+        return _TEXT + base64.b64encode(head + AESGCM(key).encrypt(nonce, bytes(body), aad))
+    sealed = memoryview(bytearray(_PREFIX_BYTES + size))
+    start = _PREFIX_BYTES + len(head)
+    sealed[:start] = _BINARY + head
+    AESGCM(key).encrypt_into(nonce, body, aad, sealed[start:])
+    return sealed.toreadonly()
 
 
-def _unframed(buffer: Piece) -> Piece:
+def _decrypted(sealed: Piece, key: bytes, nonce: bytes, aad: bytes | None) -> memoryview:
+    """A body in memory of its own.
+
+    :raises InvalidTag: if it was changed, or has another key.
+    """
+    opened = memoryview(bytearray(len(sealed) - _TAG_BYTES))
+    AESGCM(key).decrypt_into(nonce, sealed, aad, opened)
+    return opened
+
+
+def _unframed(buffer: Piece) -> memoryview:
     prefix = bytes(buffer[:_PREFIX_BYTES])
     if prefix == _BINARY:
         return memoryview(buffer)[_PREFIX_BYTES:]
@@ -366,7 +376,7 @@ def _unframed(buffer: Piece) -> Piece:
         raise SealInvalid("The sealed bytes are damaged.") from error
     if base64.b64encode(sealed) != text:  # one form of each seal: unused bits are zero
         raise SealInvalid("The sealed bytes are damaged.")
-    return sealed
+    return memoryview(sealed)
 
 
 def _encode(data: bytes) -> str:

@@ -165,7 +165,8 @@ class ResultFactory:
             body = bodies[finished.result]
             assert body is not None
             result.body, result.size_bytes = body, len(body)
-            if result.size_bytes > self._max_inline_bytes:
+            # Of a sealed call the bytes that are hashed are those of the seal.
+            if result.size_bytes > self._max_inline_bytes and not task.answer_key:
                 result.sha256 = hashlib.sha256(body).hexdigest()
         return result
 
