@@ -14,7 +14,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -95,6 +95,9 @@ bench-cloud-scale: setup
 bench-memoization: setup
 	@$(RUN) benchmarks.memoization
 
+bench-sealed: setup
+	@$(RUN) benchmarks.sealed
+
 # Installs each peer into an environment of its own, below benchmarks/engine.
 bench-engine: setup
 	@PATH="$(dir $(abspath $(UV))):$$PATH" $(RUN) benchmarks.engine
@@ -144,6 +147,7 @@ test-chaos-short: setup
 # Attacks: on a shared endpoint under each level of isolation, on the API by all callers, on protocol, tokens and results.
 test-security: setup
 	$(PYTEST) tests/unit/test_isolation.py tests/unit/test_sdk_trust.py tests/unit/test_plain_text.py \
+	  tests/unit/test_sealing.py tests/unit/test_sdk_sealing.py tests/integration/test_sealed_calls.py \
 	  tests/unit/test_lambdas_a[btu]*.py tests/unit/test_lambdas_route_access.py \
 	  tests/unit/test_lambdas_tokens.py tests/unit/test_lambdas_signed_caller.py tests/unit/test_forwarder_fuzz.py \
 	  tests/integration/test_shared_endpoint.py tests/integration/test_api_attacks.py tests/integration/test_api_fuzz.py \

@@ -23,6 +23,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "api": api.as_table,
     "memoization": memoization.as_table,
     "memoization_full": memoization.as_table,
+    "sealed": figure_table,
     "serialization": serialization.as_tables,
     "sdk": sdk.as_tables,
     "start": start.as_table,

@@ -27,6 +27,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "token": "FARCALL_TOKEN",
     "endpoint": "FARCALL_ENDPOINT",
     "trust": "FARCALL_TRUST",
+    "sealed": "FARCALL_SEALED",
 }
 #: Variables with a client's id and secret: ours first, then those of Globus Compute.
 CLIENT_VARIABLES: Final = (

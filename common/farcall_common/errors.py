@@ -31,7 +31,9 @@
     ├── QueueDataLost             the queue lost an endpoint's data; restore it from the database
     ├── SerializationError        a value cannot be turned into bytes
     ├── DeserializationError      bytes cannot be turned into a value
-    │   └── ResultRefused         reading the result could run code that the reader did not ask for
+    │   ├── ResultRefused         reading the result could run code that the reader did not ask for
+    │   └── SealInvalid           sealed bytes cannot be opened
+    ├── EndpointKeyChanged        an endpoint shows another identity than it had
     ├── ConfigurationError        a setting is missing or wrong
     └── TaskError                 the outcome of a task without a result
         ├── TaskPending           (not an outcome: the task has not ended yet)
@@ -39,6 +41,8 @@
         │   ├── TaskDeadLettered  each attempt killed its worker or manager; none is left
         │   ├── NodesUnavailable  the endpoint's scheduler provides no nodes
         │   ├── ResultTooLarge    the result is over the size limit
+        │   ├── EndpointRequiresSealed  the endpoint runs sealed calls only
+        │   ├── SealedCallRefused the endpoint cannot open the sealed call, or has opened it before
         │   └── WaitedTooLong     the endpoint did not start the task within the maximum wait
         ├── TaskCancelled
         │   ├── RightWithdrawn    the right to use the endpoint or the function was withdrawn while the task was open
@@ -82,6 +86,7 @@ class ErrorRecord:
     task's output, and which attempt on which endpoint it was. ``retry_after_s`` is how long to wait, in seconds.
     ``builtin_type`` is the nearest built-in class of the remote exception (see :func:`builtin_type_of`), and
     ``exception_data`` the exception itself, as a buffer that only the client opens (see :mod:`farcall_common.payload`).
+    ``sealed`` is the whole record of a sealed call, which only its submitter opens (:mod:`farcall_common.sealing`).
     """
 
     code: str
@@ -100,6 +105,7 @@ class ErrorRecord:
     reasons: tuple[str, ...] | None = None
     builtin_type: str | None = None
     exception_data: str | None = None
+    sealed: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are not set are left out."""
@@ -439,6 +445,19 @@ class ResultRefused(DeserializationError):
     code = "RESULT_REFUSED"
 
 
+class SealInvalid(DeserializationError):
+    """Sealed bytes were changed, belong elsewhere, or are sealed with another key."""
+
+    code = "SEAL_INVALID"
+
+
+class EndpointKeyChanged(FarcallError):
+    """An endpoint shows another identity than this user has seen, or none any more."""
+
+    code = "ENDPOINT_KEY_CHANGED"
+    fault = Fault.PEER
+
+
 class ConfigurationError(FarcallError):
     code = "CONFIGURATION"
     fault = Fault.CALLER
@@ -499,6 +518,18 @@ class NodesUnavailable(TaskFailed):
 class ResultTooLarge(TaskFailed):
     code = "RESULT_TOO_LARGE"
     default_hint = "Write large data to a file or object store, and return its location."
+
+
+class EndpointRequiresSealed(TaskFailed):
+    code = "ENDPOINT_REQUIRES_SEALED"
+    fault = Fault.CALLER
+    default_hint = "Seal the call: Client(sealed='offered'), or FARCALL_SEALED=offered."
+
+
+class SealedCallRefused(TaskFailed):
+    code = "SEALED_CALL_REFUSED"
+    fault = Fault.CALLER
+    default_hint = "Submit the call again."
 
 
 class WaitedTooLong(TaskFailed):

@@ -277,6 +277,21 @@ def delete(
         _out.print(f"Deleted [bold]{name}[/]")
 
 
+@app.command()
+def fingerprint(
+    context: typer.Context,
+    name: Name = "default",
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Make a new sealing key first; the agent takes it at its next start.")
+    ] = False,
+) -> None:
+    """Show the identity to which calls of an endpoint are sealed, for its users to compare."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        _out.print(directory.make_sealing(rotate=rotate).fingerprint, soft_wrap=True, highlight=False)
+
+
 @app.command("revoke-credential")
 def revoke_credential(
     context: typer.Context,

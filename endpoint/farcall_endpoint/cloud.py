@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import msgspec
@@ -23,6 +23,9 @@ from farcall_common.http_errors import error_from_response
 from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
 from farcall_common.worker_share import WorkerShare
+
+if TYPE_CHECKING:
+    from farcall_common.sealing import SealingKey
 
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
 
@@ -66,8 +69,10 @@ class Cloud:
         spool_id: str,
         capabilities: Capabilities,
         worker_share: WorkerShare,
+        sealing: SealingKey | None = None,
     ) -> ConnectAnswer:
-        """Request forwarders and a ticket, and register the key as the endpoint's.
+        """Request forwarders and a ticket, and register the key as the endpoint's. ``sealing``: the public key to which
+        clients seal calls; None takes a former one away.
 
         :raises EndpointUnknown: if the endpoint does not exist.
         :raises FarcallError: the error in the API's answer, or Unavailable.
@@ -80,6 +85,7 @@ class Cloud:
             "serializers": list(capabilities.serializers),
             "platform": capabilities.platform,
             "worker_share": msgspec.to_builtins(worker_share),
+            **({} if sealing is None else {"sealing": sealing.to_json()}),
         }
         with _parsing("a connect request"):
             try:

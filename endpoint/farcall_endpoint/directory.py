@@ -8,6 +8,7 @@
         curve.public        its CURVE key pair in Z85 (the secret one readable by its owner alone)
         curve.secret
         credential.secret   its credential for that API, which can connect it and do nothing else
+        sealing.secret      its identity, and the keys with which it opens sealed calls
         spool.sqlite3       tasks and results
         spool.bodies/       those of their bodies that are large
         endpoint.log        log of the agent; rotated files are endpoint.log.1, .2, ...
@@ -35,9 +36,10 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -45,6 +47,9 @@ from farcall_common.credentials import Credentials, from_environment, read_setti
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
 from farcall_common.files import write_whole
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
+
+if TYPE_CHECKING:
+    from farcall_common.sealing import SealingSecrets
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _START_TOLERANCE_S: Final = 2.0
@@ -231,6 +236,41 @@ class EndpointDirectory:
         data = _read_json(self.path / "endpoint.json") or {}
         _write(self.path / "credential.secret", credential.token)
         _write(self.path / "endpoint.json", json.dumps({**data, "api_url": credential.api_url}))
+
+    def read_sealing(self) -> SealingSecrets | None:
+        """The keys for sealed calls; None if there are none yet.
+
+        :raises ConfigurationError: if other users may read them, or they cannot be read.
+        """
+        from farcall_common.sealing import SealingSecrets  # here, because it would slow every other command down
+
+        path = self.path / "sealing.secret"
+        try:
+            return SealingSecrets.from_bytes(_read_secret(path).encode())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"{path} cannot be read: {error}.",
+                hint="Restore it from a backup. Without it, the endpoint gets an identity that users must accept.",
+            ) from error
+
+    def make_sealing(self, *, rotate: bool = False) -> SealingSecrets:
+        """The keys for sealed calls, made if there are none; with a new sealing key if they are to ``rotate``.
+
+        :raises ConfigurationError: as :meth:`read_sealing`, and if they cannot be written.
+        """
+        from farcall_common.sealing import SealingSecrets
+
+        found, now = self.read_sealing(), time.time()
+        if found is not None and not rotate:
+            return found
+        made = SealingSecrets.new(now=now) if found is None else found.rotated(now=now)
+        try:
+            _write(self.path / "sealing.secret", made.to_bytes().decode())
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be written to: {error.strerror}.") from error
+        return made
 
     def find_login(self, *, home: Path, environ: Mapping[str, str]) -> Credentials | None:
         """The login of the endpoint's owner; None if there is none, and the endpoint has a credential.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from farcall_common.errors import (
+    EndpointRequiresSealed,
     ErrorRecord,
     Fault,
     FunctionNotPermitted,
     FunctionNotSigned,
     NodesUnavailable,
     ResultTooLarge,
+    SealedCallRefused,
 )
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 
@@ -59,6 +61,18 @@ function_not_signed = Outcome(
     FunctionNotSigned.fault,
     "This endpoint runs signed functions only. {}",
     FunctionNotSigned.default_hint,
+)
+sealed_required = Outcome(
+    EndpointRequiresSealed.code,
+    Fault.CALLER,
+    "This endpoint runs sealed calls only, and the call is not sealed.",
+    EndpointRequiresSealed.default_hint,
+)
+sealed_not_opened = Outcome(
+    SealedCallRefused.code,
+    Fault.CALLER,
+    "The endpoint does not open the sealed call: {}",
+    SealedCallRefused.default_hint,
 )
 isolation_missing = Outcome(
     "ISOLATION_MISSING",

@@ -22,6 +22,7 @@ from farcall._functions import (
     sorted_kwargs,
 )
 from farcall._future import Origin
+from farcall._sealing import SealMode
 from farcall._tracing import traceparent
 from farcall_common.errors import ProtocolError
 from farcall_common.limits import MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
@@ -46,6 +47,8 @@ class SubmitContext:
     options: TaskOptions
     #: Whether futures raise the function's own exception (see :attr:`Executor.raise_original`).
     raise_original: bool = False
+    #: Whether calls are sealed; None: as the client says.
+    sealed: SealMode | None = None
 
     @functools.cached_property
     def origin(self) -> Origin | None:
@@ -205,7 +208,8 @@ class Batch:
         return task_id
 
     def prepare(self) -> dict[str, Any]:
-        """The batch as the body of one submit, with every payload inline, for programs that send it themselves."""
+        """The batch as the body of one submit, with every payload inline, for programs that send it themselves. Its
+        calls are not sealed."""
         tasks: dict[str, list[str]] = {}
         ids: dict[str, list[str]] = {}
         for task_id, function_id, call in self._calls:
@@ -213,13 +217,19 @@ class Batch:
             ids.setdefault(function_id, []).append(task_id)
         return {"task_group_id": self.task_group_id, **self._options.to_json(), "tasks": tasks, "task_ids": ids}
 
-    def prepared(self, blobs: Blobs, *, parallel: int) -> Iterator[PreparedTask]:
-        """The calls ready to be sent, large payloads uploaded (``parallel`` at a time)."""
-        large = {task_id: call.payload for task_id, _, call in self._calls if len(call.payload) > INLINE_BYTES}
+    def prepared(
+        self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, parallel: int
+    ) -> Iterator[PreparedTask]:
+        """The calls ready to be sent, large payloads uploaded (``parallel`` at a time).
+
+        :param seal: returns the payload of a function id and a task id as it is sent.
+        """
+        payloads = {task_id: seal(call.payload, function_id, task_id) for task_id, function_id, call in self._calls}
+        large = {task_id: payload for task_id, payload in payloads.items() if len(payload) > INLINE_BYTES}
         with ThreadPoolExecutor(parallel, thread_name_prefix="farcall-upload") as pool:
             refs = dict(zip(large, pool.map(blobs.upload, large.values()), strict=True))
-        for task_id, function_id, call in self._calls:
-            encoded = encode_payload(refs.get(task_id, call.payload))
+        for task_id, function_id, _ in self._calls:
+            encoded = encode_payload(refs.get(task_id, payloads[task_id]))
             yield PreparedTask(task_id, function_id, encoded, self._spans.get(task_id))
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from farcall._api import Api, Blobs
     from farcall._batch import Batch
     from farcall._compatibility import CompatibilityChecker
+    from farcall._sealing import Sealer, SealMode
     from farcall._settings import Authorizer
     from farcall._trust import ResultPolicy
     from farcall_common.payload import Serializer
@@ -88,6 +89,7 @@ class Connection:
     blobs: Blobs
     compatibility: CompatibilityChecker
     policy: ResultPolicy
+    sealer: Sealer
 
 
 class Client(SourceCode, Sharing):
@@ -108,6 +110,9 @@ class Client(SourceCode, Sharing):
     :param trust: ids of endpoints of other owners that may answer with pickles, which run code here when they are read;
         ``"*"`` trusts every endpoint. Else ``FARCALL_TRUST``, else ``trust`` in ``config.toml``. Results of other
         endpoints that are not yours are read if they are plain data.
+    :param sealed: whether the cloud can read arguments, results, errors and output: "off" sends them as they are,
+        "offered" seals calls to endpoints that open sealed calls, so that only those can read them, "required" seals
+        all calls and reads no other results. Else ``FARCALL_SEALED``, else ``sealed`` in ``config.toml``, else "off".
     :param authorizer: a ``globus_sdk`` authorizer, which provides the credentials instead of ``token``.
     :param do_version_check: request the version of the API now, which fails if it cannot be reached.
     :param environment: only None; use ``api_url``.
@@ -131,6 +136,7 @@ class Client(SourceCode, Sharing):
         data_serialization_strategy: object = None,
         allowed_deserializers: Iterable[object] | None = None,
         trust: Iterable[str | uuid.UUID] | None = None,
+        sealed: SealMode | None = None,
         authorizer: Authorizer | None = None,
         do_version_check: bool = False,
         environment: str | None = None,
@@ -152,6 +158,7 @@ class Client(SourceCode, Sharing):
         from farcall._endpoints import EndpointCache
         from farcall._functions import as_serializer
         from farcall._http import Http
+        from farcall._sealing import Sealer, default_mode
         from farcall._trust import ResultPolicy, allowed_strategies, trusted_endpoints
 
         self.api_url: str = settings.api_url
@@ -163,7 +170,8 @@ class Client(SourceCode, Sharing):
         policy = ResultPolicy(
             endpoints, allowed=allowed_strategies(allowed_deserializers), trusted=trusted_endpoints(trust)
         )
-        self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(endpoints), policy)
+        sealer = Sealer(endpoints, mode=default_mode(sealed))
+        self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(endpoints), policy, sealer)
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
         )
@@ -290,7 +298,13 @@ class Client(SourceCode, Sharing):
             compatibility.check(endpoint_id, requirements, what=f"an argument of {function_id}")
         options = compatibility.with_binary_results(endpoint_id, options_of(batch))
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
-        for chunk in chunks(batch.prepared(self._connection.blobs, parallel=_PARALLEL_TRANSFERS)):
+
+        def seal(payload: bytes, function_id: str, task_id: str) -> bytes:
+            return self._connection.sealer.seal(
+                payload, mode=None, endpoint_id=endpoint_id, function=function_id, task_id=task_id
+            )
+
+        for chunk in chunks(batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
             check_answer(part, ids)
@@ -418,7 +432,8 @@ class Client(SourceCode, Sharing):
 
     def retry(self, task_id: str | uuid.UUID) -> str:
         """Run a task that has ended again: the same function, arguments, endpoint and options. Returns the id of the
-        new task; the old one stays as it ended.
+        new task; the old one stays as it ended. A sealed call cannot be repeated by the cloud: the endpoint refuses
+        it, and it has to be submitted again.
 
         :raises TaskUnknown: if you have no such task.
         :raises Conflict: while it has not ended, and when its arguments are not kept any more.
@@ -813,11 +828,17 @@ class Client(SourceCode, Sharing):
         result, data = result_from_json(task)
         connection = self._connection
         reader = ResultReader(
-            self._api, connection.blobs, connection.policy, allowed=as_serializer(self.fx_serializer).allowed
+            self._api,
+            connection.blobs,
+            connection.policy,
+            connection.sealer,
+            allowed=as_serializer(self.fx_serializer).allowed,
         )
         value, exception = None, None
         try:
-            value = reader.read(result, data, origin_from_json(task))
+            origin = origin_from_json(task)
+            result, opened = reader.opened(result, data, origin)
+            value = reader.read(result, opened, origin)
         except FarcallError as error:
             exception = error
         return TaskInfo(

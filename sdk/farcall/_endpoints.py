@@ -27,11 +27,13 @@ class EndpointRuntime:
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """``owned``: whether the API says that the endpoint is the caller's; None if it did not answer."""
+    """``owned``: whether the API says that the endpoint is the caller's; None if it did not answer. ``sealing``: its
+    public key for sealed calls, as the API reports it."""
 
     until: float = 0.0
     runtime: EndpointRuntime = EndpointRuntime()
     owned: bool | None = None
+    sealing: Mapping[str, Any] | None = None
 
 
 class EndpointCache:
@@ -50,8 +52,24 @@ class EndpointCache:
             try:
                 known = self._request(endpoint_id, retry_timeout_s=0)
             except FarcallError:  # nothing is known; the submit reports the error
-                known = self._put(endpoint_id, known.runtime, known.owned, valid_s=_RETRY_AFTER_S)
+                known = self._put(
+                    endpoint_id, known.runtime, known.owned, sealing=known.sealing, valid_s=_RETRY_AFTER_S
+                )
         return known.runtime
+
+    def sealing(self, endpoint_id: str) -> Mapping[str, Any] | None:
+        """The public key for sealed calls that the API reports for an endpoint; None if it has none.
+
+        :raises FarcallError: if nothing is known, and the API does not answer.
+        """
+        known = self._get(endpoint_id)
+        if known.sealing is None or self._clock() >= known.until:
+            try:
+                known = self._request(endpoint_id)
+            except FarcallError:
+                if known.sealing is None:
+                    raise
+        return known.sealing
 
     def owned(self, endpoint_id: str) -> bool | None:
         """Whether an endpoint is the caller's; None if that is not known without a request."""
@@ -75,14 +93,24 @@ class EndpointCache:
 
     def _request(self, endpoint_id: str, *, retry_timeout_s: float | None = None) -> _Known:
         answer = self._api.get_endpoint(endpoint_id, retry_timeout_s=retry_timeout_s)
-        return self._put(endpoint_id, _runtime_of(answer), answer.get("owned") is True, valid_s=_CACHED_S)
+        sealing = found if isinstance(found := answer.get("sealing"), dict) else None
+        is_owned = answer.get("owned") is True
+        return self._put(endpoint_id, _runtime_of(answer), is_owned, sealing=sealing, valid_s=_CACHED_S)
 
     def _get(self, endpoint_id: str) -> _Known:
         with self._lock:
             return self._known.get(endpoint_id, _Known())
 
-    def _put(self, endpoint_id: str, runtime: EndpointRuntime, owned: bool | None, *, valid_s: float) -> _Known:
-        known = _Known(self._clock() + valid_s, runtime, owned)
+    def _put(
+        self,
+        endpoint_id: str,
+        runtime: EndpointRuntime,
+        owned: bool | None,
+        *,
+        sealing: Mapping[str, Any] | None = None,
+        valid_s: float,
+    ) -> _Known:
+        known = _Known(self._clock() + valid_s, runtime, owned, sealing)
         with self._lock:
             self._known[endpoint_id] = known
         return known

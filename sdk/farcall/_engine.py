@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import queue
@@ -348,7 +349,8 @@ class Engine:
         self._references: dict[str, str] = {}
         self._api = connection.api
         self._blobs = connection.blobs
-        self._reader = ResultReader(self._api, self._blobs, connection.policy)
+        self._sealer = connection.sealer
+        self._reader = ResultReader(self._api, self._blobs, connection.policy, connection.sealer)
         self.serializer = serializer
         self._compatibility = connection.compatibility
         self._pid = os.getpid()
@@ -522,22 +524,39 @@ class Engine:
         if size_bytes >= _COUNTED_BYTES:
             # A callback that submits runs in a thread that releases memory: it must not wait for itself.
             self._unsent.acquire(size_bytes, wait=not getattr(_thread, "is_ours", False))
-        if size_bytes > INLINE_BYTES:
-            self._uploads.submit(self._upload, task, packed.payload)
+        reserved_bytes = size_bytes if size_bytes >= _COUNTED_BYTES else 0
+        if size_bytes > INLINE_BYTES or (task.context.sealed or self._sealer.mode) != "off":
+            self._uploads.submit(self._prepare, task, packed.payload, reserved_bytes)
             return
-        task.reserved_bytes = size_bytes if size_bytes >= _COUNTED_BYTES else 0
+        task.reserved_bytes = reserved_bytes
         task.payload = encode_payload(packed.payload)
         self.sender.send(task)
 
-    def _upload(self, task: OutgoingTask, payload: bytes) -> None:
+    def _prepare(self, task: OutgoingTask, payload: bytes, reserved_bytes: int) -> None:
+        """Seal and upload, as far as the call needs it, and send."""
         try:
             if not task.cancelled:
-                task.payload = encode_payload(self._blobs.upload(payload))
+                sealed = self._seal(task, payload)
+                task.payload = encode_payload(self._blobs.upload(sealed) if len(sealed) > INLINE_BYTES else sealed)
                 self.sender.send(task)
         except BaseException as error:  # noqa: BLE001 - any error fails the future, which the caller waits for
             self._collector.fail([task.task_id], error)
         finally:
-            self._unsent.release(len(payload))
+            if reserved_bytes:
+                self._unsent.release(reserved_bytes)
+
+    def _seal(self, task: OutgoingTask, payload: bytes) -> bytes:
+        context, endpoint_id = task.context, task.context.endpoint_id or ""
+        if (context.sealed or self._sealer.mode) == "off":
+            return payload
+        # Bound to the function as the endpoint gets it.
+        task.function = self._compatibility.readable(endpoint_id, task.function)
+        sealed = self._sealer.seal(
+            payload, mode=context.sealed, endpoint_id=endpoint_id, function=task.function.key, task_id=task.task_id
+        )
+        if sealed is not payload and task.origin is not None:
+            task.origin = dataclasses.replace(task.origin, sealed=True)
+        return sealed
 
     def _send_after_inputs(self, task: OutgoingTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = task.inputs

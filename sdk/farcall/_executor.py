@@ -21,6 +21,7 @@ from farcall_common.limits import TASKS_PER_SUBMIT
 if TYPE_CHECKING:
     from farcall._batch import SubmitContext
     from farcall._engine import Engine
+    from farcall._sealing import SealMode
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
@@ -166,6 +167,18 @@ class Submitter(concurrent.futures.Executor):
     def raise_original(self, value: bool) -> None:
         self._context = dataclasses.replace(self._context, raise_original=value)
 
+    @property
+    def sealed(self) -> SealMode | None:
+        """Whether calls are sealed, so that only the endpoint can read them: "off", "offered" (if the endpoint opens
+        sealed calls) or "required"; None: as the client says (see :class:`Client`)."""
+        return self._context.sealed
+
+    @sealed.setter
+    def sealed(self, value: SealMode | None) -> None:
+        from farcall._sealing import seal_mode
+
+        self._context = dataclasses.replace(self._context, sealed=None if value is None else seal_mode(value))
+
     def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
         if "result_serializers" in changes:
             from farcall._functions import strategy_names
@@ -179,6 +192,7 @@ class Submitter(concurrent.futures.Executor):
         endpoint_id: str | uuid.UUID | None = None,
         container_id: str | EllipsisType | None = ...,
         raise_original: bool | None = None,
+        sealed: SealMode | None = None,
         **changes: Unpack[TaskOptionsDict],
     ) -> Submitter:
         """A view of this executor with other options: ``executor.options(walltime_s=60).submit(f, x)``.
@@ -196,6 +210,8 @@ class Submitter(concurrent.futures.Executor):
             view.endpoint_id = endpoint_id
         if raise_original is not None:
             view.raise_original = raise_original
+        if sealed is not None:
+            view.sealed = sealed
         if container_id is not ...:
             changes["container"] = container_id
         view._set(**changes)
@@ -316,6 +332,7 @@ class Executor(Submitter, SourceCode):
     :param container_id: former name of the option ``container``.
     :param raise_original: whether futures raise the function's own exception, not a :class:`TaskFailed` (see
         :attr:`raise_original`).
+    :param sealed: whether calls are sealed (see :attr:`sealed`).
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`num_nodes`, :attr:`ranks_per_node`,
         :attr:`num_ranks`, :attr:`keep_output`, :attr:`memoize`, :attr:`container`.
@@ -346,6 +363,7 @@ class Executor(Submitter, SourceCode):
         funcx_client: Client | None = None,
         container_id: str | None = None,
         raise_original: bool = False,
+        sealed: SealMode | None = None,
         **options: Unpack[OwnOptionsDict],
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
@@ -353,6 +371,7 @@ class Executor(Submitter, SourceCode):
         from farcall._batch import SubmitContext
         from farcall._engine import Engine
         from farcall._functions import as_serializer, strategy_names
+        from farcall._sealing import seal_mode
         from farcall_common.task_options import TaskOptions
 
         if container_id is not None:
@@ -368,6 +387,7 @@ class Executor(Submitter, SourceCode):
             as_id(task_group_id or uuid.uuid4()),
             task_options,
             raise_original,
+            None if sealed is None else seal_mode(sealed),
         )
         _check_batch_size(batch_size)
         burst = BurstLimit(api_burst_limit, api_burst_window_s)

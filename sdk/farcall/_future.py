@@ -108,10 +108,12 @@ _NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """Where a result comes from: the endpoints that may have written it, none if unknown, and the strategies that
-    its submitter asked for, none if any. Not as the endpoint reports it."""
+    its submitter asked for, none if any. Not as the endpoint reports it. ``sealed``: whether the call was sealed,
+    and so has to be the result."""
 
     endpoint_ids: tuple[str, ...]
     result_serializers: tuple[str, ...] = ()
+    sealed: bool = False
 
 
 class TaskRecord:

@@ -15,6 +15,7 @@ from farcall._api import IDS_PER_REQUEST, Api, BlobRef, Blobs
 from farcall._arguments import as_id
 from farcall._future import ComputeFuture, Origin, record_of, settle_cancelled, settle_failed
 from farcall._pacing import OutageTimer, PollSchedule
+from farcall._sealing import Sealer
 from farcall._trust import ResultPolicy
 from farcall_common.errors import (
     BlobUnknown,
@@ -116,12 +117,23 @@ def _exception_data(result: StreamResult) -> bytes | None:
 class ResultReader:
     """Reads the values of results, and downloads those that are blobs. May be used from any thread."""
 
-    def __init__(self, api: Api, blobs: Blobs, policy: ResultPolicy, *, allowed: frozenset[str] | None = None) -> None:
+    def __init__(
+        self, api: Api, blobs: Blobs, policy: ResultPolicy, sealer: Sealer, *, allowed: frozenset[str] | None = None
+    ) -> None:
         self._api = api
         self._blobs = blobs
         self._policy = policy
+        self._sealer = sealer
         #: The strategies that the serializer of the reader allows; None: all.
         self.allowed: frozenset[str] | None = allowed
+
+    def opened(self, result: StreamResult, data: Piece | None, origin: Origin) -> tuple[StreamResult, Piece | None]:
+        """A result and its inline value, opened if they are sealed: what the other methods take.
+
+        :raises SealInvalid: if a seal cannot be opened.
+        :raises ResultRefused: if the value has to be sealed and is not.
+        """
+        return self._sealer.opened(result, data, must=origin.sealed)
 
     def needs_request(self, result: StreamResult, data: Piece | None, origin: Origin) -> bool:
         """Whether :meth:`read` may block."""
@@ -146,14 +158,17 @@ class ResultReader:
             raise task_error(
                 result, load_original=lambda found: self._serializer_for(found, origin, what).deserialize(found)
             )
-        found = self._fetch(result) if data is None else data
+        found = self._fetch(result, origin) if data is None else data
         serializer = self._serializer_for(found, origin, f"the result of task {result.task_id}")
         return load_user_data(lambda: serializer.deserialize(found))
 
     def _serializer_for(self, found: Piece, origin: Origin, what: str) -> Serializer:
         return self._policy.serializer_for(found, origin, allowed=self.allowed, what=what)
 
-    def _fetch(self, result: StreamResult) -> Piece:
+    def _fetch(self, result: StreamResult, origin: Origin) -> Piece:
+        return self._sealer.opened_value(self._fetch_as_stored(result), result.task_id, must=origin.sealed)
+
+    def _fetch_as_stored(self, result: StreamResult) -> Piece:
         found = self._download(result.result_blob)
         if found is not None:
             return found
@@ -284,20 +299,26 @@ class Collector:
             return  # settled by the other thread, or cancelled
         record = record_of(future)
         origin = record.origin or polled or Origin(())
-        future.attempt, future.details, record.timings = result.attempt, result.details, result.timings
+        future.attempt, record.timings = result.attempt, result.timings
         record.received_at = time.time()
         try:
+            try:
+                result, opened = self._reader.opened(result, data, origin)
+            except FarcallError as error:
+                settle_failed(future, error.with_traceback(None))
+                return
+            future.details = result.details
             if result.state is TaskState.CANCELLED:
                 settle_cancelled(future)
-            elif self._reader.needs_request(result, data, origin):
-                self._fetch(future, result, data, origin)
+            elif self._reader.needs_request(result, opened, origin):
+                self._fetch(future, result, opened, origin)
             else:
-                self._set_result(future, result, data, origin)
+                self._set_result(future, result, opened, origin)
         except BaseException as error:  # a defect of ours: it ends this thread, and the future is out of the table
             settle_failed(future, error)
             raise
 
-    def _set_result(self, future: ComputeFuture[Any], result: StreamResult, data: bytes | None, origin: Origin) -> None:
+    def _set_result(self, future: ComputeFuture[Any], result: StreamResult, data: Piece | None, origin: Origin) -> None:
         try:
             value = self._reader.read(result, data, origin)
         except FarcallError as error:
@@ -308,7 +329,7 @@ class Collector:
         except InvalidStateError:
             _logger.debug("task %s: cancelled here before its result arrived", future.task_id)
 
-    def _fetch(self, future: ComputeFuture[Any], result: StreamResult, data: bytes | None, origin: Origin) -> None:
+    def _fetch(self, future: ComputeFuture[Any], result: StreamResult, data: Piece | None, origin: Origin) -> None:
         with self._lock:
             if self._downloads is None:
                 self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="farcall-download")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from farcall_common import wire
+from farcall_common.event_log import UserBytes
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.ssh_signatures import AllowedSigners, Signer, public_blob, sign, statement
 from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
 from farcall_endpoint.agent.scheduling import RoundRobinPolicy
 from farcall_endpoint.agent.signatures import SignatureCheck
-from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
+from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, StoredResult, Task, TaskResult
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
 from tests.support.agent import CoreDriver, Turn
@@ -36,6 +40,7 @@ def make_core(
     weights: dict[str, int] | None = None,
     allowed_functions: Sequence[str] | None = None,
     signatures: SignatureCheck | None = None,
+    seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
 ) -> CoreDriver:
     core = AgentCore(
         endpoint_id="e",
@@ -47,6 +52,7 @@ def make_core(
         weights=weights,
         allowed_functions=allowed_functions,
         signatures=signatures,
+        seal=seal,
     )
     return CoreDriver(core)
 
@@ -722,3 +728,53 @@ def test_tasks_in_the_spool_need_a_signature_after_a_restart(signature: str) -> 
     core.restore([SpooledTask(1, spec("a"), 1, 0.0)], [HASH], [function(signature)] if signature else [])
     codes = [code for code, _ in errors_of(core.decide(now=0.0))]
     assert codes == ([] if signature == SIGNATURE else ["FUNCTION_NOT_SIGNED"])
+
+
+def test_answers_of_sealed_calls_are_sealed_also_after_a_restart_and_by_whatever_ends_the_task() -> None:
+    def seal(task: Task, result: TaskResult) -> TaskResult:
+        return dataclasses.replace(result, error={"code": "X", "sealed": task.answer_key.decode()})
+
+    core = make_core(seal=seal)
+    core.manager_registered("m", slots=2)
+    core.opened()
+    call = OpenedCall(b"key")
+    core.add(ev.TasksReceived((spec("a"),), UserBytes([b"p"]), (FUNCTION,), UserBytes([BODY]), {"a": call}))
+    [accepted] = core.decide(now=0.0).accepted
+    assert accepted.answer_key == b"key"
+    core.progress("m", Progress(died=(Died("a", "boom"),)))
+    core.decide(now=1.0)
+
+    spooled = SpooledTask(1, spec("a", max_attempts=1), 1, 0.0, starts=1, answer_key=b"key")
+    again = make_core(seal=seal)
+    again.restore([spooled], [HASH])
+    [ended] = again.decide(now=0.0).finished
+    assert ended.result is not None
+    assert ended.result.error == {"code": "X", "sealed": "key"}
+
+
+def test_a_call_that_is_refused_by_its_seal_fails_and_is_not_run() -> None:
+    core = connected()
+    refused = OpenedCall(error=outcomes.sealed_required().to_json())
+    blob = wire.BlobLocation(blob_key="b", size_bytes=1, sha256="0")
+    tasks = (spec("a"), spec("b", payload=None, payload_blob=blob))
+    core.add(ev.TasksReceived(tasks, UserBytes([b"", None]), (FUNCTION,), UserBytes([BODY]), {"a": refused}))
+    turn = core.decide(now=0.0)
+    [failed], [fetched] = turn.finished, turn.fetches
+    assert failed.result is not None
+    assert failed.result.error is not None
+    assert failed.result.error["code"] == "ENDPOINT_REQUIRES_SEALED"
+    core.add(ev.PayloadFetched("b", fetched.seq, UserBytes([b""]), refused))
+    turn = core.decide(now=0.0)
+    assert [task.task_id for task in turn.finished] == ["b"]
+    assert not turn.orders
+
+
+def test_the_log_has_no_keys_of_answers() -> None:
+    call = OpenedCall(b"hush")
+    events: list[ev.Event] = [
+        ev.TasksReceived((spec("a"),), UserBytes([b"p"]), opened={"a": call}),
+        ev.PayloadFetched("a", 1, UserBytes([b"p"]), call),
+        ev.Restored([SpooledTask(1, spec("a"), 1, 0.0, answer_key=b"hush")], [HASH]),
+    ]
+    for event in events:
+        assert "hush" not in repr(ev.for_log(event))

@@ -43,6 +43,38 @@ def test_a_task_keeps_its_submitter() -> None:
     assert [loaded.spec.submitter for loaded in load(spool)[0]] == ["alice"]
 
 
+def test_a_sealed_call_keeps_its_key_until_its_result_and_is_known_after_that(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    held, ended, fetched = make_task(1), make_task(2), make_task(3, payload=None)
+    held.answer_key, ended.answer_key = b"k1", b"k2"
+    with contextlib.closing(Spool(path)) as spool:
+        spool.commit(WriteSpool(accepted=[held, ended, fetched, make_task(4)]))
+        assert [spool.was_opened(f"t{seq}") for seq in range(1, 6)] == [True, True, False, False, False]
+        fetched.payload, fetched.answer_key = b"p", b"k3"
+        spool.commit(WriteSpool(fetched=[fetched], finished=[finish(ended)]))
+    with contextlib.closing(Spool(path)) as spool:
+        assert [task.answer_key for task in load(spool)[0]] == [b"k1", b"", b"k3", b""]
+        spool.commit(WriteSpool(forgotten=[2], dropped=[1], finished=[finish(fetched)]))
+        assert [spool.was_opened(f"t{seq}") for seq in (1, 2, 3)] == [True, True, True]
+        spool.forget_calls(before=held.at)
+        assert spool.was_opened("t2")
+        spool.forget_calls(before=held.at + 1)
+        assert [spool.was_opened(f"t{seq}") for seq in (1, 2, 3)] == [False, False, False]
+
+
+def test_a_sealed_call_whose_arguments_a_power_cut_took_may_be_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    task = make_task(1, payload=b"x" * 100_000)
+    task.answer_key = b"k"
+    with contextlib.closing(Spool(path)) as spool:
+        spool.commit(WriteSpool(accepted=[task]))
+    shutil.rmtree(path.with_suffix(".bodies"))
+    with contextlib.closing(Spool(path)) as spool:
+        [found] = load(spool)[0]
+        assert found.stage is Stage.FETCHING
+        assert not spool.was_opened("t1")
+
+
 def finish(task: Task, body: bytes | None = b"r") -> Task:
     task.stage = Stage.FINISHED
     task.result = TaskResult(TaskState.SUCCESS, size_bytes=len(body or b""), started_at=1.0, ended_at=2.0, body=body)

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from farcall_common.errors import Fenced
+from farcall_common.sealing import SealingSecrets
 from farcall_common.store.model import ForwarderInfo, PeerKey, PeerKind
 from farcall_common.worker_share import WorkerShare
 from farcall_lambdas.services.connect import rank
@@ -312,3 +313,15 @@ def test_a_third_key_replaces_the_oldest(lab: Lab) -> None:
     assert [each["public_key"] for each in keys_of(lab).body["keys"]] == [OTHER_KEY, THIRD_KEY]
     assert KEY not in lab.queue.find_peers([KEY])
     assert lab.connect().status == 200, "an agent that still has it connects again"
+
+
+def test_the_sealing_key_of_an_endpoint_is_shown_until_its_agent_offers_none(lab: Lab) -> None:
+    lab.announce(forwarder(1))
+    key = SealingSecrets.new(now=1.0).public(endpoint_id=lab.endpoint_id).to_json()
+    shown = f"/v2/endpoints/{lab.endpoint_id}"
+    for field in key:
+        assert lab.connect(sealing={**key, field: "?"}).status == 422
+    assert lab.connect(python_version="3.12", sealing=key).status == 200
+    assert lab.api.call("GET", shown).body["sealing"] == key
+    assert lab.connect(python_version="3.12").status == 200
+    assert "sealing" not in lab.api.call("GET", shown).body

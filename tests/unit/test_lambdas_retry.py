@@ -85,6 +85,16 @@ def test_dead_letter_lists_the_outcome_of_each_attempt(lab: Lab) -> None:
     assert [letter["task_id"] for letter in lab.letters()] == [task_id]
 
 
+def test_a_sealed_call_is_not_retried(lab: Lab) -> None:
+    [inline] = lab.submit(tasks={lab.function_id: ["fs\nAAAA"]})
+    lab.end(inline, TaskState.SUCCESS)
+    [by_error] = lab.submit()
+    lab.end(by_error, TaskState.FAILED, ErrorRecord("TASK_FAILED", "sealed", sealed="fs\nAAAA"))
+    for task_id in (inline, by_error):
+        answer = lab.retry(task_id)
+        assert (answer.status, answer.body["code"], answer.body["hint"]) == (409, "CONFLICT", "Submit the call again.")
+
+
 def test_endpoint_owner_sees_all_dead_letters_of_it(lab: Lab) -> None:
     [mine], [bobs] = lab.submit(), lab.submit(caller=BOB)
     lab.kill(mine)

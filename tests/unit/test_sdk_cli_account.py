@@ -108,6 +108,7 @@ def test_settings_are_shown_and_changed(farcall: Farcall, config: Path, monkeypa
         "token": ("(set)", "config.toml"),
         "endpoint": ('the "big" one', "config.toml"),
         "trust": (None, None),
+        "sealed": (None, None),
     }
     farcall("config", "unset", "endpoint")
     assert farcall("config", "get", "endpoint", "--json").exit_code == 78

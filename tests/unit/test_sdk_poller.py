@@ -33,7 +33,7 @@ class Laptop:
             TaskRecord(task_id, adopted=True), task_group_id="g", endpoint_id="e", owner=self
         )
         connection = connection_of(client)
-        reader = ResultReader(connection.api, connection.blobs, connection.policy)
+        reader = ResultReader(connection.api, connection.blobs, connection.policy, connection.sealer)
         collector = Collector(reader, on_finished=lambda: None)
         collector.add(self.future)
         self._poller = Poller(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from farcall_common.errors import ErrorRecord
@@ -31,7 +31,7 @@ from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.scheduling import Lifetime, Managers, SchedulingPolicy, TaskQueue
 from farcall_endpoint.agent.spool_space import SpoolSpace
-from farcall_endpoint.agent.tasks import Demand, ResultFactory, Stage, Task, TaskResult, refusal
+from farcall_endpoint.agent.tasks import Demand, OpenedCall, ResultFactory, Stage, Task, TaskResult, refusal
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished
 from farcall_endpoint.shared_memory import Bytes
@@ -132,6 +132,7 @@ class AgentCore:
     :param weights: by submitter, how many of its tasks run for each one of another; 1 for those not named.
     :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
     :param signatures: which functions have a signature that counts; None: functions need none.
+    :param seal: returns the result of a task as it leaves the endpoint.
     """
 
     def __init__(
@@ -151,7 +152,9 @@ class AgentCore:
         weights: Mapping[str, int] | None = None,
         allowed_functions: Collection[str] | None = None,
         signatures: SignatureCheck | None = None,
+        seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
     ) -> None:
+        self._seal = seal
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
         self._policy = policy
         self.slots_hint = slots_hint
@@ -273,7 +276,7 @@ class AgentCore:
             case ev.ResultUploaded():
                 self._on_uploaded(event)
             case ev.UploadFailed():
-                task = self._find(event.task_id, event.seq)
+                task = self.find(event.task_id, event.seq)
                 if task is not None:
                     self._upload_failed(task, event.reason, retryable=event.retryable, now=now)
             case ev.NodesChanged():
@@ -431,19 +434,20 @@ class AgentCore:
         for spec, payload in zip(event.tasks, event.payloads.bodies, strict=True):
             held = self._tasks.get(spec.task_id)
             if held is None:
-                self._accept(spec, payload, now)
+                self._accept(spec, payload, event.opened.get(spec.task_id), now)
             else:
                 self._redeliver(held, spec.attempt)
 
-    def _accept(self, spec: TaskSpec, payload: Bytes | None, now: float) -> None:
+    def _accept(self, spec: TaskSpec, payload: Bytes | None, opened: OpenedCall | None, now: float) -> None:
         """Accept one task. ``payload`` is None if it must be fetched first."""
         turn = self._turn
         stage = Stage.QUEUED if payload is not None else Stage.FETCHING
-        task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload)
+        answer_key = opened.answer_key if opened else b""
+        task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
         self._tasks[task.task_id] = task
         turn.accepted.append(task)
         turn.acknowledged.append(task)
-        if (refused := self._refusal(spec, now)) is not None:
+        if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
             self._finish(task, self._results.failed(task, refused))
             return
         if stage is Stage.QUEUED:
@@ -506,20 +510,25 @@ class AgentCore:
 
     # -- blobs ---------------------------------------------------------------------------------------------------------
 
-    def _find(self, task_id: str, seq: int) -> Task | None:
+    def find(self, task_id: str, seq: int) -> Task | None:
+        """A task that the spool holds under this number."""
         task = self._tasks.get(task_id)
         return task if task is not None and task.seq == seq else None
 
     def _on_payload(self, event: ev.PayloadFetched) -> None:
-        task = self._find(event.task_id, event.seq)
+        task = self.find(event.task_id, event.seq)
         if task is not None and task.stage is Stage.FETCHING:
+            if (refused := _refused(event.opened)) is not None:
+                self._finish(task, self._results.failed(task, refused))
+                return
             [task.payload] = event.payload.bodies
+            task.answer_key = event.opened.answer_key if event.opened else b""
             task.stage = Stage.QUEUED
             self._turn.fetched.append(task)
             self._queue.add(task)
 
     def _on_fetch_failed(self, event: ev.FetchFailed) -> None:
-        task = self._find(event.task_id, event.seq)
+        task = self.find(event.task_id, event.seq)
         if task is not None and task.stage is Stage.FETCHING:
             self._finish(task, self._results.failed(task, outcomes.payload_unavailable(event.reason)))
 
@@ -534,7 +543,7 @@ class AgentCore:
             self._upload_failed(task, record.message, retryable=record.retryable, now=now)
 
     def _on_uploaded(self, event: ev.ResultUploaded) -> None:
-        task = self._find(event.task_id, event.seq)
+        task = self.find(event.task_id, event.seq)
         if task is not None and task.result is not None:
             task.result.blob = event.location
             self._report_result(task)
@@ -667,7 +676,8 @@ class AgentCore:
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _finish(self, task: Task, result: TaskResult) -> None:
-        task.result, task.stage, task.payload, task.manager_id = result, Stage.FINISHED, None, None
+        task.result, task.stage = self._seal(task, result), Stage.FINISHED
+        task.payload, task.manager_id = None, None
         self._held_results += 1
         self.finished_tasks += 1
         self._turn.finished.append(task)
@@ -680,3 +690,7 @@ class AgentCore:
             self._turn.upload_requests.append(task)
         else:
             self._turn.results.append(task)
+
+
+def _refused(opened: OpenedCall | None) -> ErrorRecord | None:
+    return ErrorRecord.from_json(opened.error) if opened is not None and opened.error is not None else None

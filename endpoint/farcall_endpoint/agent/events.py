@@ -9,7 +9,7 @@ import msgspec
 
 from farcall_common.event_log import UserBytes, without_texts
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskRef, TaskSpec
-from farcall_endpoint.agent.tasks import SpooledTask
+from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask
 from farcall_endpoint.protocol import Progress
 
 
@@ -47,12 +47,14 @@ class SessionClosed(Event, frozen=True):
 
 
 class TasksReceived(Event, frozen=True):
-    """Tasks to run, with their ``payloads``, and functions whose ``bodies`` have the right hash, each in order."""
+    """Tasks to run, with their ``payloads``, and functions whose ``bodies`` have the right hash, each in order.
+    ``opened``: the sealed calls among them, and those that are refused, by task."""
 
     tasks: Sequence[TaskSpec]
     payloads: UserBytes
     functions: Sequence[FunctionSpec] = ()
     bodies: UserBytes = msgspec.field(default_factory=UserBytes)
+    opened: Mapping[str, OpenedCall] = {}
 
 
 class CancelRequested(Event, frozen=True):
@@ -77,11 +79,12 @@ class BlobGranted(Event, frozen=True):
 
 
 class PayloadFetched(Event, frozen=True):
-    """A payload was downloaded and verified."""
+    """A payload was downloaded and verified. ``opened``: if it was sealed, or is refused."""
 
     task_id: str
     seq: int
     payload: UserBytes
+    opened: OpenedCall | None = None
 
 
 class FetchFailed(Event, frozen=True):
@@ -178,7 +181,11 @@ def for_log(event: Event) -> tuple[Event, int]:
         case TasksReceived(tasks=tasks):
             masked = [_masked(spec) for spec in tasks]
             logged = TasksReceived(
-                masked, event.payloads.without_bytes(), event.functions, event.bodies.without_bytes()
+                masked,
+                event.payloads.without_bytes(),
+                event.functions,
+                event.bodies.without_bytes(),
+                {task_id: _without_key(opened) for task_id, opened in event.opened.items()},
             )
             return logged, len(tasks)
         case ManagerProgress(progress=progress):
@@ -189,7 +196,8 @@ def for_log(event: Event) -> tuple[Event, int]:
         case BlobGranted(grant=grant):
             return BlobGranted(msgspec.structs.replace(grant, upload_url="", headers={})), 1
         case PayloadFetched():
-            return msgspec.structs.replace(event, payload=event.payload.without_bytes()), 1
+            opened = event.opened and _without_key(event.opened)
+            return msgspec.structs.replace(event, payload=event.payload.without_bytes(), opened=opened), 1
         case ResultUploaded(location=location):
             return msgspec.structs.replace(event, location=msgspec.structs.replace(location, url=None)), 1
         case Restored(tasks=restored):
@@ -200,6 +208,10 @@ def for_log(event: Event) -> tuple[Event, int]:
             return event, len(task_ids)
         case _:
             return event, 0
+
+
+def _without_key(opened: OpenedCall) -> OpenedCall:
+    return msgspec.structs.replace(opened, answer_key=b"")
 
 
 def _masked(spec: TaskSpec) -> TaskSpec:
@@ -222,7 +234,7 @@ def _copy(task: SpooledTask) -> SpooledTask:
     result = task.result
     if result is not None:
         result = msgspec.structs.replace(result, error=_code_of(result.error), details=None)
-    return msgspec.structs.replace(task, spec=_masked(task.spec), result=result)
+    return msgspec.structs.replace(task, spec=_masked(task.spec), result=result, answer_key=b"")
 
 
 def _code_of(error: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ from farcall_endpoint.agent.fleet import Fleet, Limits
 from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
+from farcall_endpoint.agent.sealing import CallOpener, seal_result
 from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
@@ -91,6 +92,8 @@ def run_agent(
         endpoint_id = directory.read_endpoint_id() or _register(directory, config, access)
         signatures = _signature_check(directory, config)
         able = capabilities(signed_functions=signatures is not None)
+        secrets = None if config.sealed == "off" else directory.make_sealing()
+        sealing = None if secrets is None else secrets.public(endpoint_id=endpoint_id)
         poller = zmq.Poller()
         seed = random.getrandbits(32)
         core = _core(config, endpoint_id, slots, seed=seed, signatures=signatures)
@@ -101,6 +104,9 @@ def run_agent(
             core=core,
             connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random(seed)),  # noqa: S311
             spool=spool,
+            opener=CallOpener(
+                secrets, endpoint_id=endpoint_id, is_required=config.sealed == "required", was_opened=spool.was_opened
+            ),
             uplink=Uplink(context, keys, poller),
             fleet=_fleet(
                 directory,
@@ -124,6 +130,7 @@ def run_agent(
                 spool_id=spool.spool_id,
                 capabilities=able,
                 worker_share=config.engine.worker_share,
+                sealing=sealing,
             ),
             clock=Clock(),
             on_connected=on_connected,
@@ -192,6 +199,7 @@ def _core(
         weights=config.fair_share,
         allowed_functions=config.allowed_functions,
         signatures=signatures,
+        seal=seal_result,
     )
 
 

@@ -19,6 +19,7 @@ from farcall_common.wire import (
     TaskRef,
     TaskResults,
     TasksAccepted,
+    TaskSpec,
     TaskState,
     TaskTransition,
     TaskTransitions,
@@ -26,8 +27,9 @@ from farcall_common.wire import (
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.events import TasksReceived
-from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_endpoint.agent.tasks import OpenedCall, Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.shared_memory import Bytes
 
 
 class CreditWindow:
@@ -150,14 +152,26 @@ _MAX_BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
-def tasks_received(message: RunTasks, frames: Sequence[bytes]) -> TasksReceived:
+OpenCall = Callable[[TaskSpec, Bytes], tuple[Bytes, OpenedCall | None]]
+"""Returns the arguments of a task, and what is known of their seal."""
+
+
+def tasks_received(message: RunTasks, frames: Sequence[bytes], open_call: OpenCall | None = None) -> TasksReceived:
     """The event of a message. Functions with the wrong hash are left out: their tasks fail for want of them."""
     functions = [
         each for each in message.functions if hashlib.sha256(frames[each.body]).hexdigest() == each.function_hash
     ]
-    payloads = [None if spec.payload is None else frames[spec.payload] for spec in message.tasks]
+    payloads: list[Bytes | None] = []
+    opened: dict[str, OpenedCall] = {}
+    for spec in message.tasks:
+        payload: Bytes | None = None if spec.payload is None else frames[spec.payload]
+        if payload is not None and open_call is not None:
+            payload, call = open_call(spec, payload)
+            if call is not None:
+                opened[spec.task_id] = call
+        payloads.append(payload)
     bodies = UserBytes([frames[function.body] for function in functions])
-    return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies)
+    return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies, opened)
 
 
 def messages_of(action: Action, *, body: Callable[[Task], bytes]) -> Iterator[Envelope]:

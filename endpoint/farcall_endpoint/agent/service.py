@@ -17,6 +17,7 @@ import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
 from farcall_common.event_log import EventLog, UserBytes
+from farcall_common.sealing import CALL_LIFETIME_S, CLOCK_TOLERANCE_S
 from farcall_common.sockets import KEY_REFUSED
 from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
@@ -44,6 +45,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.agent.reports import messages_of, tasks_received
+from farcall_endpoint.agent.sealing import CallOpener
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Background, Transfers
@@ -55,6 +57,7 @@ _logger = logging.getLogger(__name__)
 _STATUS_PERIOD_S: Final = 1.0
 _LOGS_PERIOD_S: Final = 10.0
 _LAST_REPORTS_S: Final = 5.0
+_FORGET_PERIOD_S: Final = 3600.0
 _RESERVE: Final = 16
 """Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
 _MOST_NODES: Final = 100
@@ -114,6 +117,7 @@ class Agent:
         core: AgentCore,
         connection: c.Connection,
         spool: Spool,
+        opener: CallOpener,
         uplink: Uplink,
         fleet: Fleet,
         poller: zmq.Poller,
@@ -136,6 +140,7 @@ class Agent:
         self._events: list[ev.Event] = []  # of this turn
         self._connection = connection
         self._spool = spool
+        self._opener = opener
         self._uplink = uplink
         self._fleet = fleet
         self._on_owner = on_owner
@@ -150,7 +155,7 @@ class Agent:
             transfers=transfers,
             clock=clock,
             send=self._send,
-            emit=self._events.append,
+            emit=self._on_blob,
             memory_bytes=transfer_memory_bytes,
         )
         self._on_connected = on_connected
@@ -162,6 +167,7 @@ class Agent:
         self._core_log = EventLog[ev.Event, float](ev.for_log, about={"slots": core.slots_hint, "seed": seed})
         self._connection_log = EventLog[c.Event, float](c.for_log, about={"heartbeat_s": heartbeat_s, "seed": seed})
         self._write_logs_at = 0.0
+        self._forget_calls_at = 0.0
         self._instance_id = new_id()
         self._reported_generation = 0
         self._nodes = ev.NodesChanged("", "")
@@ -245,6 +251,9 @@ class Agent:
                 self._on_status(self._status())
             except OSError as error:  # no reason to stop
                 _logger.debug("the status cannot be written: %s", error)
+        if now >= self._forget_calls_at:
+            self._forget_calls_at = now + _FORGET_PERIOD_S
+            self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S - CLOCK_TOLERANCE_S)
         if now >= self._write_logs_at:
             self._write_logs(now)
 
@@ -428,7 +437,7 @@ class Agent:
     def _deliver(self, envelope: Envelope) -> None:
         match envelope.message:
             case RunTasks() as message:
-                self._events.append(tasks_received(message, envelope.frames))
+                self._events.append(tasks_received(message, envelope.frames, self._opener.open))
             case CancelTasks(task_ids=task_ids):
                 self._events.append(ev.CancelRequested(task_ids))
             case ResultsRecorded(tasks=refs):
@@ -439,6 +448,12 @@ class Agent:
                 self._blobs.received(message, envelope.frames)
             case message:
                 raise TypeError(f"no rule for {type(message).__name__}")
+
+    def _on_blob(self, event: ev.Event) -> None:
+        if isinstance(event, ev.PayloadFetched) and (task := self._core.find(event.task_id, event.seq)) is not None:
+            payload, opened = self._opener.open(task.spec, event.payload.bodies[0] or b"")
+            event = ev.PayloadFetched(event.task_id, event.seq, UserBytes([payload]), opened)
+        self._events.append(event)
 
     def _send(self, message: Message, frames: tuple[bytes, ...] = ()) -> None:
         self._connect(c.Sent(message))

@@ -53,9 +53,13 @@ CREATE TABLE IF NOT EXISTS results (
     seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, at REAL NOT NULL, spec BLOB NOT NULL, end BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS bodies (seq INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL, file TEXT, body BLOB);
+CREATE TABLE IF NOT EXISTS sealed_calls (
+    task_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, at REAL NOT NULL, answer_key BLOB
+) WITHOUT ROWID;
 """
 """A body is the payload of an unfinished task, the result of a finished one; NULL if it is a file. A task without
-one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none."""
+one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none. Sealed
+calls are kept after their task, so that none is run again; their keys until the result is here, which is sealed."""
 _BEGIN_TAKE_OVER: Final = """
 BEGIN IMMEDIATE;
 ALTER TABLE tasks RENAME TO former_tasks;
@@ -227,6 +231,10 @@ class Spool:
         if self._forget(self._forgotten):
             self._forgotten.clear()
         tasks: list[SpooledTask] = []
+        answer_keys = dict(
+            self._database.execute("SELECT task_id, answer_key FROM sealed_calls WHERE answer_key NOTNULL")
+        )
+        calls_gone: list[tuple[str]] = []  # to be opened again
         gone: list[tuple[int]] = []  # bodies
         dropped: list[tuple[int]] = []  # tasks and results that are useless without theirs
         self._names.clear()
@@ -238,13 +246,15 @@ class Spool:
             is_fetched = size_bytes is not None
             if file and not self._is_whole(file, size_bytes, blob.sha256 if blob and was_cut else ""):
                 gone.append((seq,))
+                calls_gone.append((spec.task_id,))
                 if starts:
                     dropped.append((seq,))
                     continue
                 is_fetched = False
             elif file:
                 self._names[_payload_of(seq)] = file
-            tasks.append(SpooledTask(seq, spec, attempt, at, starts, is_fetched))
+            answer_key = answer_keys.get(spec.task_id, b"")
+            tasks.append(SpooledTask(seq, spec, attempt, at, starts, is_fetched, answer_key=answer_key))
         query = "SELECT seq, attempt, at, spec, end, size_bytes, file FROM results LEFT JOIN bodies USING (seq)"
         for seq, attempt, at, encoded, stored, size_bytes, file in self._database.execute(query).fetchall():
             result = _decode_result(stored)
@@ -265,6 +275,7 @@ class Spool:
                 len(dropped),
             )
         self._tidy("DELETE FROM bodies WHERE seq = ?", gone)
+        self._tidy("DELETE FROM sealed_calls WHERE task_id = ?", calls_gone)
         self._tidy("DELETE FROM tasks WHERE seq = ?", dropped)
         self._forget(dropped)
         if was_cut:
@@ -275,6 +286,15 @@ class Spool:
                     (self._files / stray).unlink()
         self._drop_unused_functions(tasks)
         return tasks, {row[0] for row in self._database.execute("SELECT hash FROM functions")}
+
+    def was_opened(self, task_id: str) -> bool:
+        """Whether the sealed call of this task was accepted before."""
+        return bool(self._database.execute("SELECT 1 FROM sealed_calls WHERE task_id = ?", (task_id,)).fetchone())
+
+    def forget_calls(self, *, before: float) -> None:
+        """Forget sealed calls that were accepted before an epoch second: the endpoint opens them no more."""
+        ended = "(answer_key IS NULL OR seq NOT IN (SELECT seq FROM tasks))"
+        self._tidy(f"DELETE FROM sealed_calls WHERE at < ? AND {ended}", [(before,)])  # noqa: S608
 
     def payload(self, task: Task) -> Frame:
         """The arguments of an unfinished task."""
@@ -383,6 +403,10 @@ class Spool:
             many("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", results)
             if bodiless := [(task.seq,) for task in d.finished if task.result is not None and task.result.body is None]:
                 many("DELETE FROM bodies WHERE seq = ?", bodiless)
+        if sealed := [(t.task_id, t.seq, t.at, t.answer_key) for t in (*d.accepted, *d.fetched) if t.answer_key]:
+            many("INSERT OR REPLACE INTO sealed_calls VALUES (?, ?, ?, ?)", sealed)
+        if answered := [(task.task_id,) for task in d.finished if task.answer_key]:
+            many("UPDATE sealed_calls SET answer_key = NULL WHERE task_id = ?", answered)
         bodies = [
             (seq, len(body), *((self._names[which], None) if self._is_file(body) else (None, body)))
             for seq, which, body in _bodies(d)

@@ -42,6 +42,14 @@ class StoredResult(msgspec.Struct, frozen=True, array_like=True):
     details: dict[str, Any] | None = None
 
 
+class OpenedCall(msgspec.Struct, frozen=True):
+    """What is known of a call once it was opened: the key of its answers, empty if it was not sealed; or the error of
+    a call that is refused."""
+
+    answer_key: bytes = b""
+    error: dict[str, Any] | None = None
+
+
 @dataclasses.dataclass(slots=True)
 class TaskResult:
     """The result of a task. ``body`` is in memory until the spool has it.
@@ -77,6 +85,7 @@ class Task:
     attempts failed, as far as this agent has seen them. ``losses_shared`` counts the managers that it was lost with
     together with tasks of other submitters, and that ``starts`` leaves out. ``payload`` is None while only the spool
     has it. ``state`` was entered ``at`` (epoch seconds), ``reported`` is the last state that was reported to the cloud.
+    ``answer_key`` seals the answers of a sealed call; empty if it was not sealed.
     """
 
     seq: int
@@ -94,6 +103,7 @@ class Task:
     manager_id: str | None = None
     cancelling: bool = False
     result: TaskResult | None = None
+    answer_key: bytes = b""
 
     @property
     def task_id(self) -> str:
@@ -124,11 +134,12 @@ class SpooledTask(msgspec.Struct, frozen=True):
     starts: int = 0
     is_fetched: bool = True
     result: StoredResult | None = None
+    answer_key: bytes = b""
 
     def to_task(self) -> Task:
         """The task as a core continues with it."""
         stage = Stage.QUEUED if self.is_fetched else Stage.FETCHING
-        task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts)
+        task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts, answer_key=self.answer_key)
         if self.result is not None:
             task.stage, task.result = Stage.FINISHED, TaskResult(**msgspec.structs.asdict(self.result))
         return task
@@ -156,7 +167,8 @@ class ResultFactory:
             body = bodies[finished.result]
             assert body is not None
             result.body, result.size_bytes = body, len(body)
-            if result.size_bytes > self._max_inline_bytes:
+            # Of a sealed call the bytes that are hashed are those of the seal.
+            if result.size_bytes > self._max_inline_bytes and not task.answer_key:
                 result.sha256 = hashlib.sha256(body).hexdigest()
         return result
 

@@ -263,6 +263,13 @@ class Config(Section, frozen=True, kw_only=True):
             "SIGNERS; relative to the endpoint's directory; default: functions need no signature."
         ),
     ] = None
+    sealed: Annotated[
+        Literal["off", "offered", "required"],
+        msgspec.Meta(
+            description="Sealed calls, which only this endpoint can open, and answers that only their submitters can "
+            "open: off opens none, offered opens them, required runs no other calls."
+        ),
+    ] = "off"
     fair_share: Annotated[
         dict[Annotated[str, msgspec.Meta(min_length=1)], Annotated[int, msgspec.Meta(ge=1, le=1000)]],
         msgspec.Meta(

@@ -92,9 +92,12 @@ def dead_lettered(result: TaskResult) -> TaskResult:
     The error keeps its message. The hint says how to retry or discard the dead letter.
     """
     assert result.error is not None
+    again = f"`farcall tasks retry {result.task_id}` runs it again as a new task"
+    if result.error.sealed is not None:
+        again = "submit the sealed call again: it runs as this task only"
     hint = (
-        f"{result.error.hint} When the cause is gone, `farcall tasks retry {result.task_id}` runs it again as a new "
-        f"task; `farcall tasks discard {result.task_id}` forgets its arguments."
+        f"{result.error.hint} When the cause is gone, {again}; `farcall tasks discard {result.task_id}` forgets its "
+        "arguments."
     )
     error = dataclasses.replace(result.error, code=TaskDeadLettered.code, hint=hint.lstrip())
     # The reporter is the forwarder for every dead letter: it alone applies this rule.

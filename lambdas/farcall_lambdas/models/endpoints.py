@@ -26,6 +26,9 @@ from farcall_lambdas.models.fields import (
 #: Key in an endpoint's metadata that only a connect writes: the workers, as the agent reported them.
 RUNTIME: Final = "runtime"
 
+#: A key of 32 bytes or a signature of 64, in Base64.
+PublicBytes = Annotated[str, Field(max_length=88, pattern="^[A-Za-z0-9+/]{43,86}={1,2}$")]
+
 
 class _EndpointFields(Shape):
     display_name: Title | None = None
@@ -129,9 +132,28 @@ class EndpointRuntime(Shape):
             return None
 
 
+class SealingKeyShape(Shape):
+    """The public key to which clients seal calls of an endpoint, signed by the endpoint's identity. Bytes are Base64;
+    ``created_at`` is in epoch seconds."""
+
+    identity: PublicBytes
+    key: PublicBytes
+    created_at: Annotated[int, Field(ge=0, lt=2**53)]
+    signature: PublicBytes
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, Any]) -> SealingKeyShape | None:
+        """The key in an endpoint's metadata; None without one that can be read."""
+        reported = metadata.get(RUNTIME)
+        try:
+            return cls.model_validate(reported.get("sealing") if isinstance(reported, Mapping) else None)
+        except ValidationError:
+            return None
+
+
 class EndpointAnswer(Shape):
     """An endpoint, mostly as its agent registered it. ``owned``: whether it is the caller's. ``runtime`` is left out
-    for one that never connected."""
+    for one that never connected, ``sealing`` for one that opens no sealed calls."""
 
     uuid: str
     name: str
@@ -150,6 +172,7 @@ class EndpointAnswer(Shape):
     sdk_version: str | None
     subscription_uuid: str | None
     runtime: Maybe[EndpointRuntime] = None
+    sealing: Maybe[SealingKeyShape] = None
 
 
 class EndpointDetails(Shape):
@@ -218,6 +241,7 @@ class Connect(Shape):
     serializers: Strategies | None = None
     platform: Annotated[Text, Field(max_length=200)] = ""
     worker_share: WorkerShareShape | None = None
+    sealing: SealingKeyShape | None = None
 
 
 class OpenStream(Shape):

@@ -25,6 +25,7 @@ from farcall_lambdas.models.endpoints import (
     QueueInfo,
     RegisterEndpoint,
     ResultQueueInfo,
+    SealingKeyShape,
     StreamAnswer,
     UpdateEndpoint,
 )
@@ -87,6 +88,7 @@ def get_endpoint(endpoint_id: Id, call: CurrentCall) -> EndpointAnswer:
         sdk_version=_text(reported.get("sdk_version")),
         subscription_uuid=_text(reported.get("subscription_uuid")),
         runtime=EndpointRuntime.read(reported),
+        sealing=SealingKeyShape.read(reported),
     )
 
 

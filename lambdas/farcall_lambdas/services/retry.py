@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from farcall_common.errors import Conflict, InvalidRequest
 from farcall_common.store.model import Task
 from farcall_common.wire.ids import new_task_id
@@ -11,6 +13,9 @@ from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.submit import SubmitService, Submitted
+
+#: How a sealed call begins that travels as text (see :mod:`farcall_common.sealing`).
+_SEALED: Final = b"fs\n"
 
 
 class RetryService(Service):
@@ -26,13 +31,18 @@ class RetryService(Service):
         and options. Repeating it with the same ``as_task_id`` is harmless.
 
         :raises TaskUnknown: if the caller has no such task.
-        :raises Conflict: while it is not finished, and when its arguments have been deleted.
+        :raises Conflict: while it is not finished, when its arguments have been deleted, and for a sealed call.
         :raises FarcallError: as a submit does.
         """
         task = self._results.task(identity, task_id)
         if not task.state.is_terminal:
             hint = "Only a finished task can be retried: wait for it, or cancel it."
             raise Conflict(f"Task {task_id} is {task.state}.", hint=hint)
+        if _is_sealed(task):
+            raise Conflict(
+                f"Task {task_id} is a sealed call, which its endpoint runs as this task only.",
+                hint="Submit the call again.",
+            )
         if as_task_id == task_id:
             raise InvalidRequest(
                 "The new task has the id of the finished one.", hint="Choose a new id for the new task."
@@ -72,6 +82,11 @@ class RetryService(Service):
             f"The arguments of task {task.task_id} have been deleted.",
             hint="Submit the function again with its arguments.",
         )
+
+
+def _is_sealed(task: Task) -> bool:
+    """Whether a call is sealed, as far as it shows here: the endpoint refuses the retry of any that is."""
+    return (task.payload or b"").startswith(_SEALED) or (task.error is not None and task.error.sealed is not None)
 
 
 def _has_payload(task: Task) -> bool:

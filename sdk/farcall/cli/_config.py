@@ -27,6 +27,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "token": "your API token",
     "endpoint": "default endpoint: a name or an id",
     "trust": "ids of endpoints of others whose pickled results are read",
+    "sealed": "whether calls are sealed: off, offered or required",
 }
 
 

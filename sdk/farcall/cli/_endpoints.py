@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from farcall import Client
+from farcall._client import connection_of
 from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
@@ -176,6 +177,29 @@ def revoke_key(
         client.revoke_endpoint_key(resolve_endpoint(client, endpoint), public_key)
     if as_json:
         show_json({"revoked": public_key})
+
+
+@app.command()
+def fingerprint(
+    context: typer.Context,
+    endpoint: EndpointArgument,
+    accept: Annotated[bool, typer.Option("--accept", help="Trust this identity from now on.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the identity to which calls of an endpoint are sealed: as the API reports it, and as you know it."""
+    with connected(context) as client:
+        endpoint_id = resolve_endpoint(client, endpoint)
+        sealer = connection_of(client).sealer
+        found = sealer.fingerprint(endpoint_id)
+    if accept and found is None:
+        sealer.known.forget(endpoint_id)
+    elif accept and found is not None:
+        sealer.known.put(endpoint_id, found)
+    known = sealer.known.get(endpoint_id)
+    if as_json:
+        show_json({"endpoint_id": endpoint_id, "reported": found, "known": known})
+    else:
+        show_fields({"reported": found or "opens no sealed calls", "known": known or "not used yet"})
 
 
 @app.command("rm")

@@ -14,6 +14,7 @@ import msgspec
 from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload import Serializer
+from farcall_common.sealing import is_sealed
 from farcall_common.task_options import TaskOptions
 from tests.support.endpoint.fake_http import ENDPOINT_ID, FakeHttp
 from tests.support.scripted_router import ScriptedRouter
@@ -93,16 +94,15 @@ class FakeCloud(ScriptedRouter):
         given = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
         tasks = []
         for payload in payloads:
-            task_id = wire.new_task_id()
+            task_id = str(options.pop("task_id", None) or wire.new_task_id())
             blob = self._store(payload) if len(payload) > MAX_INLINE_BYTES else None
             spec = wire.TaskSpec(
                 task_id=task_id,
                 attempt=0,
-                function_id=wire.new_id(),
                 function_hash=function_hash,
                 options=TaskOptions(**given),
                 payload_blob=blob,
-                **{"submitter": self.submitter, **options},
+                **{"submitter": self.submitter, "function_id": wire.new_id(), **options},
             )
             tasks.append(_Task(spec, payload))
 
@@ -279,7 +279,9 @@ class FakeCloud(ScriptedRouter):
             elif spec.result_blob is not None:
                 buffer = self.http.blobs[spec.result_blob.blob_key]
                 assert hashlib.sha256(buffer).hexdigest() == spec.result_blob.sha256
-            value = None if buffer is None else self.serializer.deserialize(buffer)
+            value: object = buffer
+            if buffer is not None and not is_sealed(buffer):
+                value = self.serializer.deserialize(buffer)
             self._ended[spec.task_id] = Ended(spec.state, value, spec.error or {}, spec)
         if self.recording:
             refs = tuple(wire.TaskRef(task_id=spec.task_id, attempt=spec.attempt) for spec in specs)
