@@ -33,7 +33,7 @@ def grantee_of(text: str | uuid.UUID) -> Json:
         pass
     if "@" not in text:
         raise InvalidRequest(
-            f"{text!r} is no one with whom anything can be shared",
+            f"{text!r} is not a grantee",
             hint="Give user@lab.org, the id of an identity, group:ID, team:ID or name:NAME.",
         )
     return {"kind": "name", "id": text}

@@ -208,7 +208,7 @@ def test_what_was_shared_with_a_deleted_team_is_withdrawn(api: MemoryApi) -> Non
     assert api.call("GET", f"/v3/endpoints/{lab.endpoint_id}/shares").body == {"shares": []}
 
 
-def test_nothing_is_shared_with_a_team_of_strangers(api: MemoryApi) -> None:
+def test_nothing_is_shared_with_a_team_of_others(api: MemoryApi) -> None:
     team_id = api.call("POST", "/v3/teams", {"name": "optics"}, caller=CAROL).body["team_id"]
     share = {"grantee": {"kind": "team", "id": team_id}, "right": "use"}
     assert api.call("PUT", f"/v3/endpoints/{api.endpoint()}/shares", share).status == 404

@@ -29,7 +29,7 @@ class Member(Shape):
 
 
 class Grantee(Shape):
-    """With whom an object is shared: an ``identity`` by its id, a verified ``name``, a ``group`` of the identity
+    """Grantee of a share: an ``identity`` by its id, a verified ``name``, a ``group`` of the identity
     provider, or a ``team`` of this deployment by its id."""
 
     kind: Literal["identity", "name", "group", "team"]

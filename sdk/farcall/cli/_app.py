@@ -28,7 +28,7 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "containers": Deferred("farcall.cli._containers:app", "Environments for your tasks."),
     "endpoints": Deferred("farcall.cli._endpoints:app", "Endpoints that you may use."),
     "shared": Deferred("farcall.cli._sharing:shared", "Endpoints and functions that others share with you."),
-    "teams": Deferred("farcall.cli._sharing:teams", "Teams with whom you share endpoints and functions."),
+    "teams": Deferred("farcall.cli._sharing:teams", "Teams, to share endpoints and functions with."),
     "tokens": Deferred("farcall.cli._tokens:tokens", "Tokens for programs, which permit some operations."),
     "accounts": Deferred("farcall.cli._tokens:accounts", "Your service accounts: identities for programs."),
     "audit": Deferred("farcall.cli._account:audit", "Audit log."),

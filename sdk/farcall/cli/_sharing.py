@@ -116,7 +116,7 @@ def shared(context: typer.Context, as_json: AsJson = False) -> None:
     show_table(["kind", "id", "name", "right", "until", "note"], rows, empty="Nothing is shared with you.")
 
 
-teams = typer.Typer(help="Teams with whom you share endpoints and functions.", no_args_is_help=True)
+teams = typer.Typer(help="Teams, to share endpoints and functions with.", no_args_is_help=True)
 
 
 @teams.command("ls")
