@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from farcall_common.errors import InvalidRequest, NotFound
@@ -57,6 +58,7 @@ class Sharing:
         *,
         until: dt.datetime | float | None = None,
         note: str = "",
+        allowance: Mapping[str, float] | None = None,
     ) -> Json:
         """Give someone a right to an endpoint that you manage, in place of what that grantee had. Returns the share.
 
@@ -65,9 +67,13 @@ class Sharing:
         :param grantee: ``user@lab.org`` as the identity provider has verified it, the UUID of an identity,
             ``group:ID`` or ``team:ID``.
         :param until: when the right ends, and open tasks that need it are cancelled; else when it is taken back.
+        :param allowance: limits of each person who uses the endpoint by this share: ``max_running`` and ``max_waiting``
+            tasks, ``max_walltime_s`` of one, ``core_hours_per_month`` and ``gpu_hours_per_month`` (UTC), ``weight`` of
+            turns (1 to 1000). Of several shares the most generous limit counts; a public endpoint has none.
         :raises Forbidden: if you may not; only owners name managers.
         """
-        return self._api.put_share("endpoints", str(endpoint_id), _share(grantee, right, until, note))
+        share = _share(grantee, right, until, note) | {"allowance": dict(allowance or {})}
+        return self._api.put_share("endpoints", str(endpoint_id), share)
 
     def share_function(
         self,

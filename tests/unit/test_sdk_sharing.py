@@ -107,6 +107,18 @@ def test_commands_say_what_sharing_means_and_show_what_is_shared(api: MemoryApi)
     assert "which share" in farcall(api, "endpoints", "unshare", "laptop", exit_code=65)
 
 
+def test_a_share_limits_what_each_person_uses(api: MemoryApi) -> None:
+    endpoint_id = api.endpoint()
+    command = ("endpoints", "share", "laptop", "--with", "bob@example.org")
+    share = farcall(api, *command, "--limit", "max_running=4", "--limit", "core_hours_per_month=0.5", "--json")
+    assert share["allowance"] == {"max_running": 4, "core_hours_per_month": 0.5}
+    assert client_of(api, ALICE).get_endpoint_shares(endpoint_id) == [share]
+    for wrong in ("max_running", "max_running=many", "max_running=0", "cores=3"):
+        assert "INVALID_REQUEST" in farcall(api, *command, "--limit", wrong, exit_code=65)
+    refused = ("functions", "share", api.function(), "--with", "bob@example.org", "--limit", "weight=2")
+    farcall(api, *refused, exit_code=65)
+
+
 def test_commands_share_functions_with_teams(api: MemoryApi) -> None:
     function_id = api.function()
     assert farcall(api, "teams", "create", "optics", "bob@example.org", "carol@example.org", "--json")["team_id"]

@@ -19,6 +19,15 @@ Who = Annotated[
     typer.Option("--with", metavar="WHO", help="user@lab.org, the id of an identity, group:ID or team:NAME."),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME|ID")]
+Limits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=N",
+        help="Of each person on an endpoint, repeatable: max_running, max_waiting, max_walltime_s, "
+        "core_hours_per_month, gpu_hours_per_month, weight.",
+    ),
+]
 Team = Annotated[str, typer.Argument(metavar="TEAM", help="Its name or id.")]
 Person = Annotated[str, typer.Argument(metavar="PERSON", help="user@lab.org, or the id of an identity.")]
 
@@ -54,12 +63,18 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
             str | None, typer.Option(metavar="WHEN", help="The end: a date, a time, or from now like 12h, 30d, 8w.")
         ] = None,
         note: Annotated[str, typer.Option(help="For people.")] = "",
+        limits: Limits = None,
         as_json: AsJson = False,
     ) -> None:
+        if limits and of.kind != "endpoint":
+            raise InvalidRequest("only shares of endpoints have limits", hint="Leave out --limit.")
         ends_at = moment(until, ahead=True)
+        allowance = {"allowance": _allowance(limits)} if limits else {}
         with connected(context) as client:
             grantee = _with_team_id(client, who)
-            made = of.share(client, of.resolve(client, name), grantee, right.value, until=ends_at, note=note)
+            made = of.share(
+                client, of.resolve(client, name), grantee, right.value, until=ends_at, note=note, **allowance
+            )
         if as_json:
             show_json(made)
         else:
@@ -187,6 +202,19 @@ def delete(context: typer.Context, team: Team, as_json: AsJson = False) -> None:
         client.delete_team(team_id)
     if as_json:
         show_json({"deleted": team_id})
+
+
+def _allowance(limits: list[str]) -> dict[str, float]:
+    """:raises InvalidRequest: for anything but names with numbers."""
+    found: dict[str, float] = {}
+    for limit in limits:
+        name, _, number = limit.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise InvalidRequest(f"{limit!r} is not a limit", hint="Like --limit max_running=4.") from None
+        found[name] = int(value) if value.is_integer() else value
+    return found
 
 
 def _team_id(client: Client, name: str) -> str:
