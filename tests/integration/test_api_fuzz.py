@@ -182,6 +182,9 @@ def _world(stores: Stores) -> World:
     submitted = call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: ["4\n00\nx"]}})
     token_id = call("POST", "/v3/tokens", {"name": "ci", "scopes": ["tasks:read"]})["token_id"]
     account_id = call("POST", "/v3/accounts", {"name": "robot"})["account_id"]
+    team_id = call("POST", "/v3/teams", {"name": "optics"})["team_id"]
+    share = {"grantee": {"kind": "name", "id": "grace@lab.org"}, "right": "use"}
+    share_id = call("PUT", f"/v3/endpoints/{endpoint_id}/shares", share)["share_id"]
     return World(
         application,
         {
@@ -196,6 +199,8 @@ def _world(stores: Stores) -> World:
             "task_group_id": submitted["task_group_id"],
             "token_id": token_id,
             "account_id": account_id,
+            "team_id": team_id,
+            "share_id": share_id,
         },
     )
 
