@@ -171,6 +171,16 @@ def test_tasks_are_cancelled_after_their_submitter_has_left_the_group(api: Memor
     assert lab.code() == "RIGHT_WITHDRAWN"
 
 
+def test_a_lost_group_is_noticed_by_a_process_that_knew_its_member_before(api: MemoryApi) -> None:
+    without = dataclasses.replace(BOB_OF_LAB, verified=frozenset({"name bob@example.org"}))
+    other, private = MemoryApi(stores=api.stores, clock=api.clock), f"/v2/endpoints/{api.endpoint()}"
+    assert other.call("GET", private, caller=without).status == 403
+    lab = Shared(api, "group lab-7")
+    api.clock.now += 61
+    assert other.call("GET", private, caller=without).status == 403
+    assert lab.code() == "RIGHT_WITHDRAWN"
+
+
 def test_tasks_are_kept_while_the_groups_of_their_submitter_are_not_known(api: MemoryApi) -> None:
     lab = Shared(api, "group lab-7")
     unknown = dataclasses.replace(BOB, verified=frozenset({"name bob@example.org", SOME_GROUPS}))

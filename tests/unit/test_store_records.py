@@ -689,11 +689,17 @@ class RecordsSuite:
         assert records.shares.find_rights(["e1", "e2", "e3", "gone"], bob) == {"e1": Right.USE, "e2": Right.USE}
         assert records.shares.find_rights(["e1"], ["identity bob"]) == {"e1": Right.SEE}
         assert records.shares.find_rights(["e1"], []) == {}
-        assert records.shares.get_principals("bob") == {"identity bob"}
-        assert records.shares.put_person("bob", bob) == frozenset()
-        assert records.shares.get_principals("bob") == set(bob)
-        assert records.shares.put_person("bob", bob[:1]) == {"group lab", "name bob@x.org"}
-        assert records.shares.get_principals("bob") == {"identity bob"}
+
+    def test_a_person_has_the_principals_that_were_recorded_and_groups_only_for_a_time(self, records: Records) -> None:
+        bob = ["identity bob", "group lab", "name bob@x.org"]
+        shares = records.shares
+        assert shares.get_principals("bob", groups_since=LONG_AGO) == {"identity bob"}
+        assert shares.put_person("bob", bob) == frozenset()
+        assert shares.get_principals("bob", groups_since=LONG_AGO) == set(bob)
+        later = now() + dt.timedelta(hours=1)
+        assert shares.get_principals("bob", groups_since=later) == {"identity bob", "name bob@x.org"}
+        assert shares.put_person("bob", bob[:1]) == {"group lab", "name bob@x.org"}
+        assert shares.get_principals("bob", groups_since=LONG_AGO) == {"identity bob"}
 
     def test_allowances_are_those_of_open_shares_that_let_a_person_use(self, records: Records) -> None:
         for share in (

@@ -254,8 +254,9 @@ class Shares(Audited, Protocol):
     def find_allowances(self, object_id: str, principals: Collection[str]) -> Sequence[Mapping[str, Any]]:
         """The allowances of the shares that let a person use an object."""
 
-    def get_principals(self, identity_id: str) -> frozenset[str]:
-        """The principals of an identity that :meth:`put_person` recorded last, and the identity itself."""
+    def get_principals(self, identity_id: str, *, groups_since: dt.datetime) -> frozenset[str]:
+        """The principals of an identity that :meth:`put_person` recorded last, and the identity itself. Without groups
+        if that was before ``groups_since``."""
 
     def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
         """Shares that give a person rights, with their objects, newest first. One object may be there many times."""

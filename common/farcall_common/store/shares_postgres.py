@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -110,10 +111,14 @@ class PostgresShares(PostgresPort):
         )
         return [row["allowance"] for row in rows]
 
-    def get_principals(self, identity_id: str) -> frozenset[str]:
-        query = "SELECT principals FROM person WHERE identity_id = %(identity_id)s"
-        rows = self._database.rows(query, {"identity_id": identity_id}, by_keys=True)
-        return frozenset({f"identity {identity_id}", *(rows[0]["principals"] if rows else ())})
+    def get_principals(self, identity_id: str, *, groups_since: dt.datetime) -> frozenset[str]:
+        query = """
+            SELECT principal FROM person, unnest(principals) AS principal
+            WHERE identity_id = %(identity_id)s AND (seen_at >= %(groups_since)s OR principal NOT LIKE 'group %%')
+        """
+        parameters = {"identity_id": identity_id, "groups_since": groups_since}
+        rows = self._database.rows(query, parameters, by_keys=True)
+        return frozenset({f"identity {identity_id}", *(row["principal"] for row in rows)})
 
     def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
         rows = self._database.rows(_FIND_OBJECTS, {"principals": sorted(principals), "limit": limit})

@@ -17,9 +17,13 @@ from farcall_common.store.model import Endpoint, Function, ObjectKind, Right, Ta
 from farcall_common.store.ports import Records
 from farcall_lambdas.allowed_users import SOME_GROUPS
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.recent import Recent
 
-#: People whose principals a process remembers.
-_PEOPLE: Final = 10_000
+#: How long a recorded person is not recorded again, in seconds: other processes may have recorded a change.
+_RECORDED_S: Final = 60.0
+
+#: How long groups of a person who sends no requests are believed, in seconds.
+GROUPS_KEPT_S: Final = 30 * 86_400.0
 
 _OTHER_TOKEN: Final = "Use a token without this limit."  # noqa: S105 - a hint
 _VERBS: Final = {Right.SEE: "see", Right.USE: "use", Right.MANAGE: "manage"}
@@ -37,7 +41,7 @@ class Access:
     def __init__(self, records: Records, *, clock: Callable[[], float]) -> None:
         self._records = records
         self._clock = clock
-        self._people: dict[str, frozenset[str]] = {}
+        self._recorded: Recent[str, frozenset[str]] = Recent(clock, good_s=_RECORDED_S)
 
     def endpoint(self, identity: Identity, endpoint_id: str, right: Right = Right.USE) -> Endpoint:
         """An endpoint to which the caller has a right.
@@ -145,19 +149,22 @@ class Access:
         """The principals of a caller now. A token has the names and groups that its maker had; those of its identity
         count that were last recorded."""
         if identity.token_id:
-            return self._records.shares.get_principals(identity.identity_id)
+            return self.recorded_principals(identity.identity_id)
         self.note_person(identity)
         return principals(identity)
+
+    def recorded_principals(self, identity_id: str) -> frozenset[str]:
+        """The principals of an identity that were last recorded; groups only for a time."""
+        since = dt.datetime.fromtimestamp(self._clock() - GROUPS_KEPT_S, dt.UTC)
+        return self._records.shares.get_principals(identity_id, groups_since=since)
 
     def note_person(self, identity: Identity) -> None:
         """Record by which names and groups the caller is known: open tasks and tokens have the rights of these."""
         found = principals(identity)
-        if self._people.get(identity.identity_id) == found or SOME_GROUPS in identity.verified:
+        if self._recorded.get(identity.identity_id) == found or SOME_GROUPS in identity.verified:
             return
         lost = self._records.shares.put_person(identity.identity_id, found)
-        if len(self._people) >= _PEOPLE:
-            self._people.clear()
-        self._people[identity.identity_id] = found
+        self._recorded.set(identity.identity_id, found)
         self._withdraw(identity, lost)
 
     def _withdraw(self, identity: Identity, lost: Set[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import calendar
 import contextlib
 import datetime as dt
-import threading
 from collections.abc import Set
 from typing import Final
 
@@ -14,12 +13,12 @@ from farcall_common.store.allowance import Allowance, most_generous
 from farcall_common.store.model import Endpoint, RunningLimit
 from farcall_common.task_options import TaskOptions
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.recent import Recent
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.limits import QUEUE_RETRY_S
 
-#: How long used hours, and limits that were set, are remembered, in seconds; and of how many callers.
+#: How long used hours, and limits that were set, are remembered, in seconds.
 _GOOD_S: Final = 60.0
-_CALLERS: Final = 4096
 
 
 class AllowanceService(Service):
@@ -28,11 +27,10 @@ class AllowanceService(Service):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._lock = threading.Lock()
-        #: Core-hours and GPU-hours of this month, and until when they are valid.
-        self._used: dict[tuple[str, str], tuple[float, float, float]] = {}
-        #: What is recorded, and until when that is trusted.
-        self._limits: dict[tuple[str, str], tuple[RunningLimit, float]] = {}
+        #: Core-hours and GPU-hours of this month, by endpoint and caller.
+        self._used: Recent[tuple[str, str], tuple[float, float]] = Recent(context.clock, good_s=_GOOD_S)
+        #: Limits that are recorded, likewise.
+        self._limits: Recent[tuple[str, str], RunningLimit] = Recent(context.clock, good_s=_GOOD_S)
 
     def of(self, identity: Identity, endpoint: Endpoint) -> Allowance:
         """The allowance of a caller."""
@@ -48,7 +46,7 @@ class AllowanceService(Service):
         if kind == "identity":
             identities.add(grantee_id)
         for identity_id in sorted(identities):
-            self.set(endpoint_id, identity_id, self._of(endpoint_id, self._stores.shares.get_principals(identity_id)))
+            self.set(endpoint_id, identity_id, self._of(endpoint_id, self._access.recorded_principals(identity_id)))
 
     def _of(self, endpoint_id: str, principals: Set[str]) -> Allowance:
         return most_generous(map(Allowance.stored, self._stores.shares.find_allowances(endpoint_id, principals)))
@@ -98,17 +96,13 @@ class AllowanceService(Service):
         """Bring the caller's limit in the queue up to date, before tasks are queued."""
         if identity.owns(endpoint.owner_id):
             return
-        key, limit, now = (endpoint.endpoint_id, identity.identity_id), allowance.running_limit, self._clock()
-        known, good_until = self._limits.get(key, (None, 0.0))
-        if known == limit and now < good_until:
+        key, limit = (endpoint.endpoint_id, identity.identity_id), allowance.running_limit
+        if self._limits.get(key) == limit:
             return
         recorded = self._stores.endpoints.find_running_limits([endpoint.endpoint_id])[endpoint.endpoint_id]
         if recorded.get(identity.identity_id, RunningLimit()) != limit:
             self.set(endpoint.endpoint_id, identity.identity_id, allowance)
-        with self._lock:
-            if len(self._limits) >= _CALLERS:
-                self._limits.clear()
-            self._limits[key] = (limit, now + _GOOD_S)
+        self._limits.set(key, limit)
 
     def set(self, endpoint_id: str, identity_id: str, allowance: Allowance) -> None:
         """Record a person's limit and set it in the queue: to call when an allowance changes. The reconciler sets it
@@ -132,19 +126,14 @@ class AllowanceService(Service):
                 )
 
     def _used_hours(self, identity: Identity, endpoint_id: str) -> tuple[float, float]:
-        key, now = (endpoint_id, identity.identity_id), self._clock()
-        core_hours, gpu_hours, good_until = self._used.get(key, (0.0, 0.0, 0.0))
-        if now >= good_until:
+        def read(_: tuple[str, str]) -> tuple[float, float]:
             since, until = _month_of(self._now())
             found = self._stores.usage.read_usage(
                 (), since=since, until=until, owner_ids=identity.identity_set, endpoint_id=endpoint_id
             )
-            core_hours, gpu_hours = (found[0].core_s / 3600, found[0].gpu_s / 3600) if found else (0.0, 0.0)
-            with self._lock:
-                if len(self._used) >= _CALLERS:
-                    self._used.clear()
-                self._used[key] = (core_hours, gpu_hours, now + _GOOD_S)
-        return core_hours, gpu_hours
+            return (found[0].core_s / 3600, found[0].gpu_s / 3600) if found else (0.0, 0.0)
+
+        return self._used.get_or_read((endpoint_id, identity.identity_id), read)
 
 
 def _month_of(now: dt.datetime) -> tuple[dt.date, dt.date]:

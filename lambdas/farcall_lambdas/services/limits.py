@@ -23,6 +23,7 @@ from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, QueueMemory, TokensTaken
 from farcall_common.store.ports import Queue, Records
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.recent import Recent
 from farcall_lambdas.settings import ApiSettings
 
 #: Retry-After for a full queue, in seconds.
@@ -224,12 +225,10 @@ class Room:
         self._queue = stores.queue
         self._endpoints = stores.endpoints
         self._settings = settings
-        self._clock = clock
-        self._lock = threading.Lock()
-        #: Tasks that wait for all endpoints of an owner, and until when the number is valid.
-        self._waiting: dict[str, tuple[int, float]] = {}
+        #: Tasks that wait for all endpoints of an owner.
+        self._waiting: Recent[str, int] = Recent(clock, good_s=_WAITING_GOOD_S)
         #: The same for an endpoint, from the last enqueue of this process.
-        self._depths: dict[str, tuple[int, float]] = {}
+        self._depths: Recent[str, int] = Recent(clock, good_s=_WAITING_GOOD_S)
 
     def check(self, endpoint: Endpoint, count: int, *, submitter_id: str) -> None:
         """Whether ``count`` more tasks of a submitter may wait for an endpoint.
@@ -242,8 +241,8 @@ class Room:
         room = self._settings.max_queue_depth
         if count > room:
             raise TooManyTasks(f"{count} tasks in one request; {room} may wait for an endpoint.")
-        depth, good_until = self._depths.get(endpoint.endpoint_id, (0, 0.0))
-        if depth + count <= min(_SHORT_QUEUE, room // _SHORT_PART) and self._clock() < good_until:
+        known = self._depths.get(endpoint.endpoint_id)
+        if known is not None and known + count <= min(_SHORT_QUEUE, room // _SHORT_PART):
             return
         try:
             depth, own = self._queue.depth_of(endpoint.endpoint_id, submitter_id)
@@ -265,24 +264,14 @@ class Room:
 
     def note(self, endpoint_id: str, depth: int) -> None:
         """Remember how many tasks wait for an endpoint now."""
-        with self._lock:
-            if len(self._depths) >= _CALLERS:
-                self._depths.clear()
-            self._depths[endpoint_id] = (depth, self._clock() + _WAITING_GOOD_S)
+        self._depths.set(endpoint_id, depth)
 
     def _of_owner(self, owner_id: str) -> int:
-        now = self._clock()
-        with self._lock:
-            waiting, good_until = self._waiting.get(owner_id, (0, 0.0))
-        if now < good_until:
-            return waiting
+        return self._waiting.get_or_read(owner_id, self._read_waiting)
+
+    def _read_waiting(self, owner_id: str) -> int:
         endpoints = self._endpoints.list_endpoints(owner_id, limit=self._settings.max_endpoints)
-        waiting = self._queue.depth([endpoint.endpoint_id for endpoint in endpoints])
-        with self._lock:
-            if len(self._waiting) >= _CALLERS:
-                self._waiting.clear()
-            self._waiting[owner_id] = (waiting, now + _WAITING_GOOD_S)
-        return waiting
+        return self._queue.depth([endpoint.endpoint_id for endpoint in endpoints])
 
 
 @dataclasses.dataclass

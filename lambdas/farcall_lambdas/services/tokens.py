@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 from farcall_common.errors import (
     Conflict,
@@ -26,12 +24,12 @@ from farcall_lambdas.allowed_users import BY_GROUP
 from farcall_lambdas.identity import Identity, TokenGrant
 from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.models.tokens import CreateToken
+from farcall_lambdas.recent import Recent
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.endpoints import EndpointService
 
 #: How long a record is used without reading it again: after this time, a revoked token is refused.
 _GOOD_S: Final = 10.0
-_RECORDS: Final = 1000
 _DAY_S: Final = 86_400
 _EXPIRES_IN_S: Final = 90 * _DAY_S
 #: A token keeps the groups that its maker had: not for longer than this, if one of them admits the maker.
@@ -39,32 +37,6 @@ _MAX_BY_GROUP_S: Final = 30 * _DAY_S
 #: How old ``last_used_at`` may be.
 _USE_NOTED_S: Final = 3600.0
 _NEW_TOKEN: Final = "Make another token: `farcall tokens create`."  # noqa: S105 - a hint
-
-R = TypeVar("R")
-
-
-class _Recent(Generic[R]):
-    """Records that were read less than ``_GOOD_S`` ago."""
-
-    def __init__(self, read: Callable[[str], R], clock: Callable[[], float]) -> None:
-        self._read = read
-        self._clock = clock
-        self._known: OrderedDict[str, tuple[R, float]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, record_id: str) -> R:
-        now = self._clock()
-        with self._lock:
-            known = self._known.get(record_id)
-        if known is not None and 0 <= now - known[1] < _GOOD_S:
-            return known[0]
-        record = self._read(record_id)
-        with self._lock:
-            self._known[record_id] = (record, now)
-            self._known.move_to_end(record_id)
-            while len(self._known) > _RECORDS:
-                self._known.popitem(last=False)
-        return record
 
 
 class TokenService(Service):
@@ -76,21 +48,22 @@ class TokenService(Service):
         super().__init__(context)
         self._endpoints = endpoints
         self._credentials = credentials
-        self._recent_tokens = _Recent(self._read_used, context.clock)
-        self._recent_accounts = _Recent(context.stores.tokens.get_account, context.clock)
+        self._tokens: Recent[str, ApiToken | None] = Recent(context.clock, good_s=_GOOD_S)
+        self._accounts: Recent[str, ServiceAccount | None] = Recent(context.clock, good_s=_GOOD_S)
 
     def admit(self, identity: Identity) -> Identity:
         """The caller, with what the caller's token permits.
 
         :raises Unauthenticated: with a token that was revoked or has expired, or if the service account was deleted.
         """
-        if identity.creator is not None and self._recent_accounts.get(identity.identity_id) is None:
+        store = self._stores.tokens
+        if identity.creator is not None and self._accounts.get_or_read(identity.identity_id, store.get_account) is None:
             raise Unauthenticated(
                 "The service account was deleted.", hint="Make another one: `farcall accounts create`."
             )
         if not identity.token_id:
             return identity
-        token = self._recent_tokens.get(identity.token_id)
+        token = self._tokens.get_or_read(identity.token_id, self._read_used)
         if token is None or token.revoked_at is not None or token.identity_id != identity.identity_id:
             raise Unauthenticated("The token was revoked.", hint=_NEW_TOKEN)
         if token.expires_at <= self._now():

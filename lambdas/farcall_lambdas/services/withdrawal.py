@@ -134,8 +134,8 @@ class WithdrawalService(Service):
             after = page[-1].task_id
 
     def _may_use(self, object_id: str, identity_id: str) -> bool:
-        shares = self._stores.shares
-        return shares.find_rights([object_id], shares.get_principals(identity_id)).get(object_id, 0) >= Right.USE
+        found = self._stores.shares.find_rights([object_id], self._access.recorded_principals(identity_id))
+        return found.get(object_id, 0) >= Right.USE
 
 
 def _refused_by_endpoint(

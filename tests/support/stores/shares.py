@@ -21,7 +21,7 @@ class FakeShares(FakeEndpoints):
         self._shares: dict[tuple[str, str], Share] = {}
         self._teams: dict[str, Team] = {}
         self._members: dict[tuple[str, str], TeamMember] = {}
-        self._persons: dict[str, frozenset[str]] = {}
+        self._persons: dict[str, tuple[frozenset[str], float]] = {}
 
     def delete_endpoint(self, endpoint_id: str) -> bool:
         self._forget(endpoint_id)
@@ -83,9 +83,13 @@ class FakeShares(FakeEndpoints):
         found = self._open_shares(principals)
         return [each.allowance for each in found if each.object_id == object_id and each.right >= Right.USE]
 
-    def get_principals(self, identity_id: str) -> frozenset[str]:
+    def get_principals(self, identity_id: str, *, groups_since: dt.datetime) -> frozenset[str]:
         with self._call():
-            return self._persons.get(identity_id, frozenset()) | {f"identity {identity_id}"}
+            principals, seen_at = self._persons.get(identity_id, (frozenset(), 0.0))
+            is_new = seen_at >= groups_since.timestamp()
+            return frozenset(
+                {f"identity {identity_id}", *(each for each in principals if is_new or not each.startswith("group "))}
+            )
 
     def find_objects(self, principals: Collection[str], *, limit: int = 1000) -> Sequence[SharedObject]:
         found = []
@@ -107,9 +111,9 @@ class FakeShares(FakeEndpoints):
 
     def put_person(self, identity_id: str, principals: Collection[str]) -> frozenset[str]:
         with self._call():
-            former = self._persons.get(identity_id, frozenset())
-            self._persons[identity_id] = frozenset(principals)
-            return former - self._persons[identity_id]
+            former, _ = self._persons.get(identity_id, (frozenset(), 0.0))
+            self._persons[identity_id] = frozenset(principals), self._clock()
+            return former - frozenset(principals)
 
     # teams
 
