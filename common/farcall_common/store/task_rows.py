@@ -153,22 +153,28 @@ MOVE_TASKS: Final = f"""
     FROM {_unnest(_TRANSITION)} WHERE task.task_id = new.task_id
 """
 
-#: Seconds of the last attempt: by the worker's clock; if its worker was stopped or died, from the agent's report that
-#: it runs. That of a lost task is not known. No more than since the submit, whatever clocks say.
-_WALL_S: Final = f"""greatest(0, least(extract(epoch FROM at - submitted_at)::float8, coalesce(
-    (timings -> 'ended_at')::float8 - (timings -> 'started_at')::float8,
-    CASE WHEN state <> '{TaskState.LOST}' THEN extract(epoch FROM at - (
+#: Seconds of an attempt by its worker's clock.
+_TIMED_S: Final = "(timings -> 'ended_at')::float8 - (timings -> 'started_at')::float8"
+
+#: Those of a task whose worker was stopped or died, from the agent's report that it runs. Of a lost task they are not
+#: known.
+_STOPPED_S: Final = f"""CASE WHEN state <> '{TaskState.LOST}' THEN extract(epoch FROM at - (
         SELECT max(running.at) FROM task_event AS running
         WHERE running.task_id = ended.task_id AND running.state = '{TaskState.RUNNING}'
-    ))::float8 END, 0)))"""
+    ))::float8 END"""
 
 #: Whole nodes that a task of MPI ranks has; NULL for others.
 _NODES: Final = """coalesce((options ->> 'num_nodes')::float8,
     ceil((options ->> 'num_ranks')::float8 / (options ->> 'ranks_per_node')::float8))"""
 
-#: Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
-#: ids, so that two batches that share some never wait for each other in a circle.
-END_TASKS: Final = f"""
+
+def _end_tasks(run_s: str) -> str:
+    """The statement that ends tasks, with the seconds that one ran: no more than since its submit, whatever clocks say.
+
+    Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
+    ids, so that two batches that share some never wait for each other in a circle.
+    """
+    return f"""
     WITH open AS (
         SELECT task_id FROM task WHERE task_id = ANY(%(task_id)b) AND finished_at IS NULL
         ORDER BY task_id FOR NO KEY UPDATE
@@ -184,7 +190,7 @@ END_TASKS: Final = f"""
             task.options
     ), spent AS (
         SELECT (at AT TIME ZONE 'UTC')::date AS day, owner_id, function_id, ended.endpoint_id, state, share,
-            {_WALL_S} AS wall_s, {_NODES} AS nodes
+            greatest(0, least(extract(epoch FROM at - submitted_at)::float8, {run_s})) AS wall_s, {_NODES} AS nodes
         FROM ended LEFT JOIN (
             SELECT endpoint_id, worker_share AS share FROM endpoint
             WHERE endpoint_id = ANY(%(endpoint_id)b) OFFSET 0
@@ -205,6 +211,10 @@ END_TASKS: Final = f"""
     SELECT task_id, endpoint_id, task_group_id, owner_id FROM ended
 """
 
+
+#: For results with the times of their worker, which is most: the plan is made each time, and half as long for these.
+END_TIMED_TASKS: Final = _end_tasks(_TIMED_S)
+END_TASKS: Final = _end_tasks(f"coalesce({_TIMED_S}, {_STOPPED_S}, 0)")
 
 #: Found by the index ``task_ended``. All parts see the tables as they were before: a group is empty when it has no task
 #: but those that go.

@@ -190,7 +190,9 @@ class PostgresTasks(PostgresPort):
         reported: dict[tuple[str, str], TaskResult] = {}
         for result in results:
             reported.setdefault((result.task_id, result.endpoint_id), result)
-        ended = self._database.rows(task_rows.END_TASKS, task_rows.end_columns(list(reported.values()), at=at))
+        are_timed = all(each.timings.keys() >= {"started_at", "ended_at"} for each in reported.values())
+        statement = task_rows.END_TIMED_TASKS if are_timed else task_rows.END_TASKS
+        ended = self._database.rows(statement, task_rows.end_columns(list(reported.values()), at=at))
         return {
             row["task_id"]: transitions.completed(
                 reported[row["task_id"], row["endpoint_id"]],
