@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Final
 
 from farcall_common.errors import ConfigurationError, FarcallError, UserNotAllowed
-from farcall_lambdas.identity import Identity
+from farcall_lambdas.identity import Identity, same_case
 
 #: Among the identities: everybody whose token the identity provider accepts.
 EVERYONE: Final = "*"
@@ -43,7 +43,7 @@ class AllowedUsers:
 
     def __post_init__(self) -> None:
         for field in ("identities", "domains", "admins"):
-            object.__setattr__(self, field, frozenset(each.lower() for each in getattr(self, field)))
+            object.__setattr__(self, field, frozenset(map(same_case, getattr(self, field))))
         if EVERYONE in self.domains | self.groups | self.admins:
             raise ConfigurationError(f"{EVERYONE!r}, everyone, is possible only among the allowed identities.")
 
@@ -86,9 +86,9 @@ class AllowedUsers:
 
         :raises UserNotAllowed: if it may not.
         """
-        known_names = {name.lower() for name in names if name}
-        known = known_names | {each.lower() for each in identity.identity_set}
-        own_domains = {domain.lower() for domain in domains}
+        known_names = {same_case(name) for name in names if name}
+        known = known_names | set(map(same_case, identity.identity_set))
+        own_domains = set(map(same_case, domains))
         known_domains = own_domains | {name.rpartition("@")[2] for name in known_names if "@" in name}
         is_admin = bool(known & self.admins)
         allowed = (

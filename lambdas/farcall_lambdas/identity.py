@@ -142,6 +142,11 @@ class Identity:
         )
 
 
+def same_case(name: str) -> str:
+    """A name or a domain as it is compared. Only ASCII has small letters that no other character becomes."""
+    return name.lower() if name.isascii() else name
+
+
 class IdentityProvider(Protocol):
     """Authenticates bearer tokens."""
 

@@ -212,7 +212,8 @@ class Sealer:
             # The cloud knows better how a task ended, and what to do about it.
             said = {name: value for name in ("code", "hint") if (value := result.error.get(name))}
             changes["error"] = opened | said
-        elif must and result.error is not None:  # from the cloud, or an endpoint that could not open the call
+        elif result.error is not None and (must or self.mode == "required"):
+            # From the cloud, or an endpoint that could not open the call.
             changes["error"] = {**result.error, "exception_data": None}
         if text := result.details.get("sealed"):
             rest = {name: value for name, value in result.details.items() if name != "sealed"}

@@ -738,7 +738,7 @@ def test_answers_of_sealed_calls_are_sealed_also_after_a_restart_and_by_whatever
     core.manager_registered("m", slots=2)
     core.opened()
     call = OpenedCall(b"key")
-    core.add(ev.TasksReceived((spec("a"),), UserBytes([b"p"]), (FUNCTION,), UserBytes([BODY]), {"a": call}))
+    core.add(ev.TasksReceived((spec("a"),), UserBytes([b"p"]), (FUNCTION,), UserBytes([BODY]), [call]))
     [accepted] = core.decide(now=0.0).accepted
     assert accepted.answer_key == b"key"
     core.progress("m", Progress(died=(Died("a", "boom"),)))
@@ -757,7 +757,7 @@ def test_a_call_that_is_refused_by_its_seal_fails_and_is_not_run() -> None:
     refused = OpenedCall(error=outcomes.sealed_required().to_json())
     blob = wire.BlobLocation(blob_key="b", size_bytes=1, sha256="0")
     tasks = (spec("a"), spec("b", payload=None, payload_blob=blob))
-    core.add(ev.TasksReceived(tasks, UserBytes([b"", None]), (FUNCTION,), UserBytes([BODY]), {"a": refused}))
+    core.add(ev.TasksReceived(tasks, UserBytes([b"", None]), (FUNCTION,), UserBytes([BODY]), [refused, None]))
     turn = core.decide(now=0.0)
     [failed], [fetched] = turn.finished, turn.fetches
     assert failed.result is not None
@@ -772,7 +772,7 @@ def test_a_call_that_is_refused_by_its_seal_fails_and_is_not_run() -> None:
 def test_the_log_has_no_keys_of_answers() -> None:
     call = OpenedCall(b"hush")
     events: list[ev.Event] = [
-        ev.TasksReceived((spec("a"),), UserBytes([b"p"]), opened={"a": call}),
+        ev.TasksReceived((spec("a"),), UserBytes([b"p"]), opened=[call]),
         ev.PayloadFetched("a", 1, UserBytes([b"p"]), call),
         ev.Restored([SpooledTask(1, spec("a"), 1, 0.0, answer_key=b"hush")], [HASH]),
     ]

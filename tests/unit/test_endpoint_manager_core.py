@@ -261,6 +261,19 @@ def test_tasks_for_the_same_worker_share_a_packet(batching: bool, packets: int) 
     assert rig.workers[0].ahead == list("abcdef")
 
 
+@pytest.mark.parametrize(("hidden_s", "started_at", "ended_at"), [(0.05, 0.0, 1.0), (30.0, 1000.0, 1031.0)])
+def test_times_that_the_code_of_a_task_hides_are_those_of_the_manager(
+    hidden_s: float, started_at: float, ended_at: float
+) -> None:
+    rig = started()
+    rig.jobs("a")
+    rig.read()
+    rig.now += 1.0 + hidden_s
+    rig.done(duration_s=1.0)
+    [finished] = rig.progress().finished
+    assert (finished.started_at, finished.ended_at) == pytest.approx((started_at, ended_at))
+
+
 def test_large_payloads_travel_alone_and_few_at_a_time() -> None:
     rig = started(prefetch=100)
     jobs = [Job(TaskOrder(str(number), 1, "h", 0), b"body", bytes(1_000_000)) for number in range(9)]

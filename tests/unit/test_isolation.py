@@ -37,6 +37,7 @@ def test_other_submitters_get_what_programs_need(name: str) -> None:
     [
         *("AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "SLURM_JWT", "FARCALL_TOKEN", "FARCALL_CLIENT_SECRET", "HOME"),
         *("FARCALL_FLEET_SECRET_KEY", "GITHUB_TOKEN", "CONDA_TOKEN", "KRB5CCNAME", "http_proxy", "MY_KEY"),
+        *("NVIDIA_API_KEY", "CONDA_AUTH", "PYTHON_REGISTRY_PASS"),
     ],
 )
 def test_other_submitters_get_nothing_else(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from typing import Any
 
@@ -13,6 +14,7 @@ from farcall_common.store.allowance import Allowance, most_generous
 from farcall_common.store.model import EndpointStatus, Presence, RunningLimit, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_common.worker_share import WorkerShare
+from farcall_lambdas.allowed_users import SOME_GROUPS
 from farcall_lambdas.identity import Identity
 from tests.support.memory_api import ALICE, BOB, Answer, MemoryApi
 from tests.support.stores import FakeQueue, single
@@ -133,6 +135,38 @@ def test_waiting_tasks_are_limited() -> None:
     assert lab.lease() == 3
     lab.submitted(3)
     assert lab.submit(4).body["code"] == "ALLOWANCE_EXCEEDED"  # waiting would not help
+
+
+def test_submits_at_the_same_time_do_not_pass_the_limit_of_waiting_tasks() -> None:
+    lab = Lab(max_waiting=5)
+    add_tasks = lab.api.stores.tasks.add_tasks
+    others: list[Answer] = []
+
+    def add_while_another_is_under_way(*args: Any, **kwargs: Any) -> Any:
+        if not others:
+            others.append(Answer(0, None, {}))
+            others[0] = lab.submit(3)
+        return add_tasks(*args, **kwargs)
+
+    lab.api.stores.tasks.add_tasks = add_while_another_is_under_way  # type: ignore[method-assign]
+    lab.submitted(3)
+    assert (others[0].status, others[0].body["code"]) == (429, "QUEUE_FULL")
+    lab.submitted(2)
+
+
+def test_limits_stay_while_the_groups_of_a_person_are_not_recorded() -> None:
+    lab = Lab()
+    lab.share(max_running=9)
+    path = f"endpoints/{lab.endpoint_id}"
+    [share] = lab.api.call("GET", f"/v3/{path}/shares").body["shares"]
+    assert lab.api.call("DELETE", f"/v3/{path}/shares/{share['share_id']}").status == 200
+    lab.api.share(path, "group lab-7", allowance={"max_running": 2})
+    unsure = dataclasses.replace(BOB, verified=frozenset({"group lab-7", SOME_GROUPS}))
+    lab.submitted(10, caller=unsure)
+    assert lab.lease() == 2
+    lab.api.share(path, "name carol@example.org")
+    lab.api.application.services.reconciler.run()
+    assert lab.lease() == 0
 
 
 @pytest.mark.parametrize("limits", [{"core_hours_per_month": 8}, {"gpu_hours_per_month": 2}])

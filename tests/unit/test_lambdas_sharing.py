@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from farcall_lambdas.allowed_users import SOME_GROUPS
+from farcall_lambdas.allowed_users import SOME_GROUPS, AllowedUsers
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
-from tests.support.memory_api import ALICE, BOB, MemoryApi
+from tests.support.memory_api import ALICE, BOB, MemoryApi, admitted
 
 #: What a provider has verified about Bob.
 BOB_OF_LAB = dataclasses.replace(BOB, verified=frozenset({"name bob@example.org", "group lab-7", "domain example.org"}))
@@ -101,6 +101,61 @@ def test_people_see_what_is_shared_with_them(api: MemoryApi) -> None:
     assert api.call("GET", "/v3/shared", caller=CAROL).body == {"shared": []}
     assert api.call("DELETE", f"/v2/endpoints/{endpoint_id}").status == 200
     assert len(api.call("GET", "/v3/shared", caller=BOB_OF_LAB).body["shared"]) == 1
+
+
+def test_what_is_shared_with_a_group_is_not_listed_for_a_token_of_a_former_member(api: MemoryApi) -> None:
+    secret = api.token(caller=BOB_OF_LAB)
+    of_token = admitted(secret, AllowedUsers.everyone())
+    endpoint_id = api.endpoint()
+    api.share(f"endpoints/{endpoint_id}", "group lab-7", "use")
+    assert len(api.call("GET", "/v3/shared", caller=of_token).body["shared"]) == 1
+    left = dataclasses.replace(BOB_OF_LAB, verified=frozenset({"name bob@example.org"}))
+    assert api.call("GET", f"/v2/endpoints/{endpoint_id}", caller=left).status == 403
+    assert api.call("GET", "/v3/shared", caller=of_token).body["shared"] == []
+    assert api.call("GET", "/v2/endpoints?role=any", caller=of_token).body == []
+
+
+def test_the_end_of_a_share_that_a_manager_gave_is_in_the_audit_of_the_owner(api: MemoryApi) -> None:
+    endpoint_id = api.endpoint()
+    api.share(f"endpoints/{endpoint_id}", BOB, "manage")
+    api.share(f"endpoints/{endpoint_id}", CAROL, "use", caller=BOB, ends_at=api.clock.now + 10)
+    api.clock.now += 11
+    Services.over(api.stores, ApiSettings(), clock=api.clock).reconciler.run()
+    assert "share.end" in {each["action"] for each in api.call("GET", "/v3/audit").body["entries"]}
+
+
+def test_tasks_of_an_identity_that_is_linked_with_the_owner_keep_their_right(api: MemoryApi) -> None:
+    other_id = "a11ce000-0000-4000-8000-0000000000ff"
+    both = dataclasses.replace(ALICE, identity_id=other_id, identity_set=frozenset({other_id, ALICE.identity_id}))
+    endpoint_id, function_id = api.endpoint(), api.function()
+    submitted = api.call("POST", f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: ["p"]}}, caller=both)
+    [task_id] = submitted.body["tasks"][function_id]
+    api.share(f"endpoints/{endpoint_id}", BOB, "use", ends_at=api.clock.now + 10)
+    api.clock.now += 11
+    Services.over(api.stores, ApiSettings(), clock=api.clock).reconciler.run()
+    assert api.call("GET", f"/v2/tasks/{task_id}", caller=both).body["status"] == "received"
+
+
+def test_a_function_with_managers_is_allowed_at_an_endpoint_by_version_only(api: MemoryApi) -> None:
+    function_id, endpoint_id = api.function(), api.endpoint()
+    path, manager = f"/v3/endpoints/{endpoint_id}", {"grantee": {"kind": "identity", "id": BOB.identity_id}}
+    assert api.call("PUT", path, {"allowed_functions": [function_id]}).status == 200
+    refused = api.call("PUT", f"/v3/functions/{function_id}/shares", {**manager, "right": "manage"})
+    assert (refused.status, endpoint_id in refused.body["message"]) == (400, True)
+    assert api.call("PUT", path, {"allowed_functions": [f"{function_id}@1"]}).status == 200
+    api.share(f"functions/{function_id}", BOB, "manage")
+    refused = api.call("PUT", path, {"allowed_functions": [function_id]})
+    assert (refused.status, "managers" in refused.body["message"]) == (400, True)
+
+
+def test_a_member_leaves_a_team_of_another(api: MemoryApi) -> None:
+    team_id = api.call("POST", "/v3/teams", {"name": "optics"}).body["team_id"]
+    path = f"/v3/teams/{team_id}/members"
+    for each in (BOB, CAROL):
+        assert api.call("PUT", path, {"kind": "identity", "id": each.identity_id}).status == 200
+    assert api.call("DELETE", f"{path}?kind=identity&id={CAROL.identity_id}", caller=BOB).status == 403
+    assert api.call("DELETE", f"{path}?kind=identity&id={BOB.identity_id}", caller=BOB).status == 200
+    assert api.call("GET", path, caller=BOB).status == 404
 
 
 class Shared:

@@ -188,7 +188,8 @@ def test_errors_and_details_are_opened(lab: Lab) -> None:
 def test_an_error_that_is_not_sealed_brings_no_pickle(lab: Lab) -> None:
     forged = {"code": "TASK_FAILED", "message": "m", "exception_data": "01\nforged"}
     failed = result(state=TaskState.FAILED, error=forged)
-    assert (lab.sealer().opened(failed, None, must=True)[0].error or {})["exception_data"] is None
+    for sealer, must in ((lab.sealer(), True), (lab.sealer("required"), False)):
+        assert (sealer.opened(failed, None, must=must)[0].error or {})["exception_data"] is None
     assert lab.sealer().opened(failed, None, must=False)[0] == failed
 
 

@@ -32,6 +32,7 @@ from farcall_common.sealing import (
 )
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.agent.reports import tasks_received
 from farcall_endpoint.agent.sealing import CallOpener, seal_result
 from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
 from farcall_forwarder.core.untrusted import clean_details, clean_error
@@ -240,6 +241,12 @@ def test_the_agent_refuses_what_it_may_not_run() -> None:
     assert code_of(sealed(), opener(had=True)) == "SEALED_CALL_REFUSED"
     for change in ({"task_id": "t2"}, {"function_hash": "cd" * 32}):
         assert code_of(sealed(), opener(), msgspec.structs.replace(SPEC, **change)) == "SEALED_CALL_REFUSED"
+
+
+def test_a_call_that_a_message_puts_before_a_sealed_one_does_not_get_its_answer_key() -> None:
+    plain = msgspec.structs.replace(SPEC, payload=1)
+    event = tasks_received(wire.RunTasks(tasks=(plain, SPEC)), (sealed(), CALL), opener().open)
+    assert [call and call.answer_key for call in event.opened] == [None, KEY]
 
 
 def task(*, answer_key: bytes = KEY) -> Task:

@@ -332,6 +332,19 @@ class QueueSuite:
         assert lease(queue, fence, limit=2) == ["alice-4", "bob-5"]
         assert queue.depth(["e1"]) == 7
 
+    def test_room_is_reserved_for_tasks_that_are_queued_later(self, queue: Queue) -> None:
+        queue.enqueue(backlog("alice", 3))
+        assert queue.reserve("e1", "alice", 4, most=10) is None
+        assert queue.reserve("e1", "alice", 4, most=10) == 7
+        assert queue.reserve("e1", "alice", 3, most=10) is None
+        assert queue.reserve("e1", "bob", 10, most=10) is None
+        assert queue.reserve("e2", "alice", 10, most=10) is None
+        queue.free("e1", "alice", 4)
+        assert queue.reserve("e1", "alice", 5, most=10) == 6
+        queue.free("e1", "alice", 9)
+        assert queue.reserve("e1", "alice", 8, most=10) == 3
+        assert queue.reserve("e1", "alice", 7, most=10) is None
+
     def test_a_cancelled_task_leaves_the_others_their_turns(self, queue: Queue) -> None:
         fence = own(queue)
         queue.enqueue([*backlog("alice", 3), *backlog("bob", 2)])

@@ -244,7 +244,9 @@ class Shares(Audited, Protocol):
     def list_shares(self, object_id: str, *, limit: int = 1000) -> Sequence[Share]:
         """Shares of an object, the oldest first; with those that have ended, and were not deleted yet."""
 
-    def delete_share(self, object_id: str, share_id: str) -> bool: ...
+    def delete_share(self, object_id: str, share_id: str, *, if_ended: bool = False) -> bool:
+        """Delete a share; ``if_ended``: only if its time has ended."""
+
     def list_ended_shares(self, *, limit: int = 100) -> Sequence[Share]:
         """Shares whose time has ended, those that ended first before others."""
 
@@ -271,7 +273,7 @@ class Shares(Audited, Protocol):
     def add_team(self, team: Team) -> None: ...
     def get_team(self, team_id: str) -> Team | None: ...
     def list_teams(self, owner_id: str, principals: Collection[str], *, limit: int = 1000) -> Sequence[Team]:
-        """Teams that belong to an owner, or of which a person is a member, by name."""
+        """Teams that belong to an owner, then others of which a person is a member, by name."""
 
     def delete_team(self, team_id: str) -> bool:
         """Delete a team with its members, and what is shared with it."""
@@ -678,6 +680,13 @@ class Queue(Registry, Protocol):
 
     def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
         """How many tasks wait for an endpoint, and how many of them this owner submitted."""
+
+    def reserve(self, endpoint_id: str, owner_id: str, count: int, *, most: int) -> int | None:
+        """Reserve room for tasks that this owner will queue, if no more than ``most`` wait then, with those for which
+        room is reserved already; else the number of these. It is valid until :meth:`free`, or for a minute."""
+
+    def free(self, endpoint_id: str, owner_id: str, count: int) -> None:
+        """The tasks are queued, or will not be."""
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""

@@ -7,6 +7,7 @@ key                       type    content                                       
 ========================  ======  =====================================================================  =========
 ``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch; deleted                         if deleted
 ``q:{endpoint}:<owner>``  list    waiting task ids of one submitter                                      none
+``n:{endpoint}:<owner>``  string  for how many more tasks of a submitter room is reserved                  a minute
 ``r:{endpoint}``          zset    submitters with waiting tasks, in the order of their turns              none
 ``h:{endpoint}``          hash    leased tasks by submitter                                              none
 ``w:{endpoint}``          hash    weights of submitters                                                  none
@@ -356,6 +357,17 @@ class ValkeyQueue(ValkeyRegistry):
         with mapped():
             waiting, own = pipeline.execute()
         return int(waiting or 0), int(own)
+
+    def reserve(self, endpoint_id: str, owner_id: str, count: int, *, most: int) -> int | None:
+        waiting = int(self._reserve(endpoint_id, owner_id, count, most))
+        return None if waiting < 0 else waiting
+
+    def free(self, endpoint_id: str, owner_id: str, count: int) -> None:
+        self._reserve(endpoint_id, owner_id, -count, 0)
+
+    def _reserve(self, endpoint_id: str, owner_id: str, count: int, most: int) -> Any:
+        keys = [f"{name}:{{{endpoint_id}}}:{owner_id}" for name in ("n", "q")]
+        return self._scripts.run_on("reserve", keys, count, most)
 
     def bytes_of(self, owner_id: str) -> int:
         with mapped():

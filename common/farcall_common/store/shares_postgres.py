@@ -81,9 +81,12 @@ class PostgresShares(PostgresPort):
         """
         return [_share(row) for row in self._database.rows(query, {"object_id": object_id, "limit": limit})]
 
-    def delete_share(self, object_id: str, share_id: str) -> bool:
-        query = "DELETE FROM share WHERE share_id = %(share_id)s AND object_id = %(object_id)s"
-        return self._database.run(query, {"share_id": share_id, "object_id": object_id}) > 0
+    def delete_share(self, object_id: str, share_id: str, *, if_ended: bool = False) -> bool:
+        query = """
+            DELETE FROM share WHERE share_id = %(share_id)s AND object_id = %(object_id)s
+                AND (NOT %(if_ended)s OR ends_at <= now())
+        """
+        return self._database.run(query, {"share_id": share_id, "object_id": object_id, "if_ended": if_ended}) > 0
 
     def list_ended_shares(self, *, limit: int = 100) -> Sequence[Share]:
         query = f"SELECT {_SHARE} FROM share WHERE ends_at <= now() ORDER BY ends_at, share_id LIMIT %(limit)s"
@@ -152,7 +155,7 @@ class PostgresShares(PostgresPort):
         query = """
             SELECT team_id, owner_id, name, created_at FROM team WHERE owner_id = %(owner_id)s
                 OR team_id IN (SELECT team_id FROM team_member WHERE member = ANY(%(principals)s))
-            ORDER BY name, team_id LIMIT %(limit)s
+            ORDER BY owner_id <> %(owner_id)s, name, team_id LIMIT %(limit)s
         """
         values = {"owner_id": owner_id, "principals": sorted(principals), "limit": limit}
         return [Team(**row) for row in self._database.rows(query, values)]

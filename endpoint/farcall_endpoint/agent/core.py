@@ -431,10 +431,11 @@ class AgentCore:
             if self._check_signature(function, now) or is_new:
                 self._functions.add(function.function_hash)
                 self._turn.functions.append((function, bytes(body or b"")))
-        for spec, payload in zip(event.tasks, event.payloads.bodies, strict=True):
+        seals = event.opened or (None,) * len(event.tasks)
+        for spec, payload, opened in zip(event.tasks, event.payloads.bodies, seals, strict=True):
             held = self._tasks.get(spec.task_id)
             if held is None:
-                self._accept(spec, payload, event.opened.get(spec.task_id), now)
+                self._accept(spec, payload, opened, now)
             else:
                 self._redeliver(held, spec.attempt)
 

@@ -48,13 +48,14 @@ class SessionClosed(Event, frozen=True):
 
 class TasksReceived(Event, frozen=True):
     """Tasks to run, with their ``payloads``, and functions whose ``bodies`` have the right hash, each in order.
-    ``opened``: the sealed calls among them, and those that are refused, by task."""
+    ``opened``: what is known of the seal of each task; empty if none has one. Not by id: a message may name a task
+    twice."""
 
     tasks: Sequence[TaskSpec]
     payloads: UserBytes
     functions: Sequence[FunctionSpec] = ()
     bodies: UserBytes = msgspec.field(default_factory=UserBytes)
-    opened: Mapping[str, OpenedCall] = {}
+    opened: Sequence[OpenedCall | None] = ()
 
 
 class CancelRequested(Event, frozen=True):
@@ -185,7 +186,7 @@ def for_log(event: Event) -> tuple[Event, int]:
                 event.payloads.without_bytes(),
                 event.functions,
                 event.bodies.without_bytes(),
-                {task_id: _without_key(opened) for task_id, opened in event.opened.items()},
+                [_without_key(opened) for opened in event.opened],
             )
             return logged, len(tasks)
         case ManagerProgress(progress=progress):
@@ -196,8 +197,8 @@ def for_log(event: Event) -> tuple[Event, int]:
         case BlobGranted(grant=grant):
             return BlobGranted(msgspec.structs.replace(grant, upload_url="", headers={})), 1
         case PayloadFetched():
-            opened = event.opened and _without_key(event.opened)
-            return msgspec.structs.replace(event, payload=event.payload.without_bytes(), opened=opened), 1
+            payload = event.payload.without_bytes()
+            return msgspec.structs.replace(event, payload=payload, opened=_without_key(event.opened)), 1
         case ResultUploaded(location=location):
             return msgspec.structs.replace(event, location=msgspec.structs.replace(location, url=None)), 1
         case Restored(tasks=restored):
@@ -210,8 +211,8 @@ def for_log(event: Event) -> tuple[Event, int]:
             return event, 0
 
 
-def _without_key(opened: OpenedCall) -> OpenedCall:
-    return msgspec.structs.replace(opened, answer_key=b"")
+def _without_key(opened: OpenedCall | None) -> OpenedCall | None:
+    return opened and msgspec.structs.replace(opened, answer_key=b"")
 
 
 def _masked(spec: TaskSpec) -> TaskSpec:

@@ -162,14 +162,14 @@ def tasks_received(message: RunTasks, frames: Sequence[bytes], open_call: OpenCa
         each for each in message.functions if hashlib.sha256(frames[each.body]).hexdigest() == each.function_hash
     ]
     payloads: list[Bytes | None] = []
-    opened: dict[str, OpenedCall] = {}
+    opened: list[OpenedCall | None] = []
     for spec in message.tasks:
         payload: Bytes | None = None if spec.payload is None else frames[spec.payload]
+        call = None
         if payload is not None and open_call is not None:
             payload, call = open_call(spec, payload)
-            if call is not None:
-                opened[spec.task_id] = call
         payloads.append(payload)
+        opened.append(call)
     bodies = UserBytes([frames[function.body] for function in functions])
     return TasksReceived(message.tasks, UserBytes(payloads), functions, bodies, opened)
 

@@ -21,7 +21,10 @@ PASSED: Final = (
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "ROCR_*", "ROCM_*", "HIP_*", "ZE_*", "XLA_*", "FARCALL_*", "COVERAGE_*"),
 )
 """Variables that tasks of submitters other than the owner get."""
-_REFUSED: Final = ("*_JWT", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*CREDENTIAL*", "FARCALL_FLEET_*")
+_REFUSED: Final = (
+    *("*_JWT", "*_PAT", "*TOKEN*", "*SECRET*", "*PASS*", "*CREDENTIAL*", "*KEY*", "*AUTH*"),
+    "FARCALL_FLEET_*",
+)
 """Exceptions to :data:`PASSED`: ``SLURM_JWT``, for example, lets its holder submit jobs."""
 
 

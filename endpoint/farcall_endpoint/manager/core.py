@@ -54,6 +54,8 @@ from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run, Sync
 
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; a shorter one only by its result."""
+_UNSEEN_S: Final = 0.1
+"""A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
 _OVERDUE_S: Final = 0.01
 """When a task runs for so long, the tasks behind it are recalled."""
 _REPORT_PERIOD_S: Final = 1.0
@@ -168,7 +170,7 @@ class ManagerCore:
     def handle(self, events: Iterable[Event], now: Instant) -> list[Action]:
         """Handle events in order, and what is due; the actions to perform."""
         for event in events:
-            self._handle(event, now.mono)
+            self._handle(event, now)
         self._handle_deadlines(now)
         self._report(now.mono)
         if self.is_over and not self._left:
@@ -204,13 +206,14 @@ class ManagerCore:
         ]
         return [head for head in heads if has_limits(head[1])]
 
-    def _handle(self, event: Event, now: float) -> None:
+    def _handle(self, event: Event, instant: Instant) -> None:
+        now = instant.mono
         match event:
             case PacketsReceived(worker_id=worker_id, packets=packets):
                 worker = self._workers[worker_id]
                 for packet, body in packets:
                     if isinstance(packet, Done):
-                        self._task_done(worker, packet, body, now)
+                        self._task_done(worker, packet, body, instant)
                     elif isinstance(packet, Begun):
                         if worker.runs(packet.task_id) and worker.begun is None:  # a task may forge a second one
                             worker.begun = packet
@@ -281,7 +284,7 @@ class ManagerCore:
         self._start_backoff.reset()
         self._problem = ""
 
-    def _task_done(self, worker: _Worker, done: Done, result: Frame, now: float) -> None:
+    def _task_done(self, worker: _Worker, done: Done, result: Frame, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
             self._kill(worker, "the result of a task that it does not run")
             return
@@ -291,18 +294,21 @@ class ManagerCore:
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
         worker.unread_bytes -= _unread_bytes(job)
-        worker.since, worker.head_reported, worker.overdue, worker.begun = now, False, False, None
+        started_at, ended_at = done.started_at, done.ended_at
+        if (measured_s := now.mono - worker.since) - (ended_at - started_at) > _UNSEEN_S:
+            started_at, ended_at = now.epoch - measured_s, now.epoch
+        worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
-        self._prefetch.observe(done.ended_at - done.started_at)
+        self._prefetch.observe(ended_at - started_at)
         state = TaskState.SUCCESS if done.error is None else TaskState.FAILED
         self._finish(
             job,
             state,
             done.error,
             result=result,
-            started_at=done.started_at,
-            ended_at=done.ended_at,
+            started_at=started_at,
+            ended_at=ended_at,
             details=done.details,
         )
         if self._stop_at is not None and not worker.recalling:

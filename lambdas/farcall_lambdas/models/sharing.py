@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from farcall_common.store.model import ObjectKind, Right, Share, SharedObject, Team, TeamMember
+from farcall_lambdas.identity import same_case
 from farcall_lambdas.models.fields import Instant, Maybe, Shape, SmallJsonObject, Text, Title
 
 GivenRight = Literal["see", "use", "manage"]
@@ -48,7 +49,7 @@ class Grantee(Shape):
 
 
 def _text(kind: str, id_: str) -> str:
-    return f"{kind} {id_.lower() if kind == 'name' else id_}"
+    return f"{kind} {same_case(id_) if kind == 'name' else id_}"
 
 
 class PutShare(Shape):

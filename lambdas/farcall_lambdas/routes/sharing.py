@@ -106,7 +106,11 @@ def add_member(team_id: Id, body: Member, call: CurrentCall) -> Removed:
     return Removed()
 
 
-@router.delete("/v3/teams/<team_id>/members", summary="Remove a member from a team of yours", tags=["sharing"])
+@router.delete(
+    "/v3/teams/<team_id>/members",
+    summary="Remove a member from a team of yours, or yourself from one of others",
+    tags=["sharing"],
+)
 def remove_member(
     team_id: Id,
     call: CurrentCall,

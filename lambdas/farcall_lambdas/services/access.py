@@ -123,7 +123,10 @@ class Access:
                 raise Forbidden(f"The token is not for {kind} {object_id}.", hint=_OTHER_TOKEN).of(
                     identity.token_id, owner_id=identity.identity_id
                 )
-            if not (identity.owns(each.owner_id) or (each.public and right <= Right.USE)):
+            if identity.owns(each.owner_id):
+                if identity.identity_id != each.owner_id and not identity.token_id:
+                    self.note_person(identity)  # so that it is known which identities are linked
+            elif not (each.public and right <= Right.USE):
                 owners[object_id] = each.owner_id
         if not owners:
             return

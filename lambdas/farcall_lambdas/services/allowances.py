@@ -5,7 +5,7 @@ from __future__ import annotations
 import calendar
 import contextlib
 import datetime as dt
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from farcall_common.errors import AllowanceExceeded, QueueFull, Unavailable
@@ -36,7 +36,7 @@ class AllowanceService(Service):
         """The allowance of a caller."""
         if identity.owns(endpoint.owner_id) or endpoint.public:
             return Allowance()
-        return self._of(endpoint.endpoint_id, self._access.principals_of(identity))
+        return most_generous(self._find(endpoint.endpoint_id, self._access.principals_of(identity)))
 
     def renew(self, endpoint_id: str, grantee: str) -> None:
         """Bring the limits in the queue up to date, after a share with ``grantee`` has changed. Others than those that
@@ -46,10 +46,12 @@ class AllowanceService(Service):
         if kind == "identity":
             identities.add(grantee_id)
         for identity_id in sorted(identities):
-            self.set(endpoint_id, identity_id, self._of(endpoint_id, self._access.recorded_principals(identity_id)))
+            # Limits of a person without shares stay: open tasks are being cancelled, or the groups are not recorded.
+            if found := self._find(endpoint_id, self._access.recorded_principals(identity_id)):
+                self.set(endpoint_id, identity_id, most_generous(found))
 
-    def _of(self, endpoint_id: str, principals: Set[str]) -> Allowance:
-        return most_generous(map(Allowance.stored, self._stores.shares.find_allowances(endpoint_id, principals)))
+    def _find(self, endpoint_id: str, principals: Set[str]) -> Sequence[Allowance]:
+        return [Allowance.stored(each) for each in self._stores.shares.find_allowances(endpoint_id, principals)]
 
     def limited(self, allowance: Allowance, options: TaskOptions) -> TaskOptions:
         """The options of tasks, with the walltime of the allowance if they have none.
@@ -66,31 +68,39 @@ class AllowanceService(Service):
             hint="Submit with a shorter walltime_s, or ask the endpoint's owner for more.",
         )
 
-    def check(self, identity: Identity, endpoint: Endpoint, allowance: Allowance, count: int) -> None:
-        """Whether the caller may submit ``count`` more tasks.
+    @contextlib.contextmanager
+    def room_for(self, identity: Identity, endpoint: Endpoint, allowance: Allowance, count: int) -> Iterator[None]:
+        """Room for ``count`` more tasks of the caller, which are queued meanwhile.
 
         :raises AllowanceExceeded: if the hours of this month are used up, or for more tasks than may ever wait.
         :raises QueueFull: if too many of the caller's tasks wait now.
         """
-        if not count:
-            return
-        self._check_hours(identity, endpoint, allowance)
         most = allowance.max_waiting
-        if most is None:
+        if count:
+            self._check_hours(identity, endpoint, allowance)
+        if not count or most is None:
+            yield
             return
         if count > most:
             raise AllowanceExceeded(
                 f"{count} tasks in one request; your allowance on this endpoint is {most} waiting tasks.",
                 hint="Submit fewer tasks at once.",
             )
+        queue, of = self._stores.queue, (endpoint.endpoint_id, identity.identity_id)
+        waiting = None
         with contextlib.suppress(Unavailable):  # tasks that are accepted now are queued when the queue is back
-            _, own = self._stores.queue.depth_of(endpoint.endpoint_id, identity.identity_id)
-            if own + count > most:
-                raise QueueFull(
-                    f"{own} of your tasks wait for endpoint {endpoint.endpoint_id}; {count} more exceed your allowance "
-                    f"of {most}.",
-                    retry_after_s=QUEUE_RETRY_S,
-                )
+            waiting = queue.reserve(*of, count, most=most)
+        if waiting is not None:
+            raise QueueFull(
+                f"{waiting} of your tasks wait for endpoint {endpoint.endpoint_id}; {count} more exceed your allowance "
+                f"of {most}.",
+                retry_after_s=QUEUE_RETRY_S,
+            )
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Unavailable):
+                queue.free(*of, count)
 
     def limit_queue(self, identity: Identity, endpoint: Endpoint, allowance: Allowance) -> None:
         """Bring the caller's limit in the queue up to date, before tasks are queued."""

@@ -25,7 +25,6 @@ from farcall_lambdas.models.endpoints import (
     UpdateEndpoint,
 )
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
-from farcall_lambdas.services.access import principals
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.cancel import Cancellation, CancelService
 from farcall_lambdas.services.deletion import end_tasks
@@ -153,7 +152,9 @@ class EndpointService(Service):
         as fit an answer."""
         shared = None
         if role == "any":
-            shared = {each.share.object_id for each in self._stores.shares.find_objects(principals(identity))}
+            shared = {
+                each.share.object_id for each in self._stores.shares.find_objects(self._access.principals_of(identity))
+            }
         found = self._stores.endpoints.list_endpoints(identity.identity_id, shared=shared)
         return self._fitting(found, shown=lambda each: (each.name, each.display_name))
 
@@ -254,17 +255,22 @@ class EndpointService(Service):
         """Functions that an endpoint allows must not change: another user, also a manager of the endpoint, can
         change a function at any time, also between its review and this request.
 
-        :raises InvalidRequest: for another user's function without a version.
+        :raises InvalidRequest: for a function without a version that another user owns or manages.
         """
         bare = [reference for reference in references if "@" not in reference]
         found = self._stores.functions.get_functions(bare, with_bodies=False) if bare else {}
         owners = identity.identity_set if identity.owns(owner_id) else {owner_id}
         for function_id, function in found.items():
             if function.owner_id not in owners:
-                raise InvalidRequest(
-                    f"Function {function_id} does not belong to the endpoint's owner: its own owner can change it.",
-                    hint=f"Allow a version that you have read: {function_id}@VERSION.",
-                )
+                reason = "does not belong to the endpoint's owner: its own owner can change it"
+            elif any(each.right >= Right.MANAGE for each in self._stores.shares.list_shares(function_id)):
+                reason = "has managers, who can add versions"
+            else:
+                continue
+            raise InvalidRequest(
+                f"Function {function_id} {reason}.",
+                hint=f"Allow a version that you have read: {function_id}@VERSION.",
+            )
 
 
 def end_sessions(stores: Stores, endpoint_id: str, keys: Sequence[str]) -> None:

@@ -27,7 +27,6 @@ from farcall_common.store.model import (
 )
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.services.access import principals
 from farcall_lambdas.services.allowances import AllowanceService
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.withdrawal import WithdrawalService
@@ -72,6 +71,8 @@ class SharingService(Service):
         what, _, team_id = grantee.partition(" ")
         if what == "team":
             self.team(identity, team_id)
+        if kind is ObjectKind.FUNCTION and right >= Right.MANAGE:
+            self._require_fixed(identity, object_id)
         share = Share(
             new_id(),
             kind,
@@ -133,7 +134,7 @@ class SharingService(Service):
 
     def shared_with(self, identity: Identity) -> Sequence[SharedObject]:
         """Shares that give the caller rights to objects of others, newest first; as many as fit an answer."""
-        found = self._stores.shares.find_objects(principals(identity))
+        found = self._stores.shares.find_objects(self._access.principals_of(identity))
         return self._fitting(found, shown=lambda each: (each.name, each.share.note))
 
     def end_shares(self, *, until: float) -> int:
@@ -148,10 +149,10 @@ class SharingService(Service):
                     share.granted_by,
                     "share.end",
                     share.object_id,
-                    share.granted_by,
+                    self._owner_of(share),
                     {"grantee": share.grantee, "right": share.right.word},
                 )
-                self._stores.shares.audited(done).delete_share(share.object_id, share.share_id)
+                self._stores.shares.audited(done).delete_share(share.object_id, share.share_id, if_ended=True)
                 ended += 1
         return ended
 
@@ -171,7 +172,7 @@ class SharingService(Service):
 
     def teams(self, identity: Identity) -> Sequence[Team]:
         """Teams of the caller, and those of which the caller is a member, by name; as many as fit an answer."""
-        found = self._stores.shares.list_teams(identity.identity_id, principals(identity))
+        found = self._stores.shares.list_teams(identity.identity_id, self._access.principals_of(identity))
         return self._fitting(found, shown=lambda each: each.name)
 
     def team(self, identity: Identity, team_id: str) -> Team:
@@ -201,12 +202,13 @@ class SharingService(Service):
         self._stores.shares.audited(done, quota=quota).put_member(TeamMember(team_id, member, self._now()))
 
     def remove_member(self, identity: Identity, team_id: str, member: str) -> None:
-        """Remove a member from a team of the caller. What is shared with the team is withdrawn from the member's open
-        tasks.
+        """Remove a member from a team of the caller, or the caller from a team of another. What is shared with the team
+        is withdrawn from the member's open tasks.
 
         :raises NotFound: if the team has no such member.
         """
-        team = self._own_team(identity, team_id)
+        is_self = member in self._access.principals_of(identity)
+        team = self.team(identity, team_id) if is_self else self._own_team(identity, team_id)
         if all(each.member != member for each in self._stores.shares.list_members(team_id)):
             raise NotFound(f"{member} is not in the team.", hint=f"farcall teams members {team_id} lists who is.")
         done = self._entry(identity, "team.member.remove", team_id, owner_id=team.owner_id, member=member)
@@ -220,6 +222,21 @@ class SharingService(Service):
         self._withdraw_from_team(identity, team_id)
         self._stores.shares.audited(done).delete_team(team_id)
 
+    def _require_fixed(self, identity: Identity, function_id: str) -> None:
+        """A manager adds versions of a function, which an endpoint that allows all of them would run.
+
+        :raises InvalidRequest: if an endpoint of the caller allows the function without naming a version.
+        """
+        endpoints = self._stores.endpoints
+        for owner_id in sorted(identity.identity_set):
+            for each in endpoints.list_endpoints(owner_id, limit=self._settings.max_endpoints):
+                endpoint = endpoints.get_endpoint(each.endpoint_id)
+                if endpoint is not None and function_id in (endpoint.allowed_functions or ()):
+                    raise InvalidRequest(
+                        f"Endpoint {each.endpoint_id} allows every version of the function; managers add versions.",
+                        hint=f"Let the endpoint allow {function_id}@VERSION first.",
+                    )
+
     def _own_team(self, identity: Identity, team_id: str) -> Team:
         team = self.team(identity, team_id)
         if not identity.owns(team.owner_id):
@@ -229,12 +246,21 @@ class SharingService(Service):
         return team
 
     def _is_member(self, identity: Identity, team_id: str) -> bool:
-        found = self._stores.shares.list_teams(identity.identity_id, principals(identity))
+        found = self._stores.shares.list_teams(identity.identity_id, self._access.principals_of(identity))
         return any(each.team_id == team_id for each in found)
 
     def _withdraw_from_team(self, identity: Identity, team_id: str) -> None:
         for share in self._stores.shares.list_shares_with([f"team {team_id}"]):
             self._withdraw(share, identity.identity_id)
+
+    def _owner_of(self, share: Share) -> str:
+        """The owner of a shared object."""
+        shared = (
+            self._stores.endpoints.get_endpoint(share.object_id)
+            if share.kind is ObjectKind.ENDPOINT
+            else self._stores.functions.get_functions([share.object_id], with_bodies=False).get(share.object_id)
+        )
+        return share.granted_by if shared is None else shared.owner_id
 
     def _withdraw(self, share: Share, identity_id: str) -> None:
         """Record that a share's right is withdrawn, before the change; the reconciler cancels the tasks."""

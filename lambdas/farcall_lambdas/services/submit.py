@@ -140,24 +140,24 @@ class SubmitService(Service):
         if len(tasks) > len(existing):
             self._storage.check()
         new = len(tasks) - len(existing) - len(sources)
-        self._allowances.check(identity, endpoint, allowance, new)
-        self._room.check(endpoint, new, submitter_id=identity.identity_id)
-        if new:
-            self._memory.check(identity.identity_id, _queued_bytes(tasks))
-            self._allowances.limit_queue(identity, endpoint, allowance)
-            row_bytes = sum(len(task.payload or b"") for task in tasks if task.task_id not in existing)
-            self._storage.add(identity, row_bytes=row_bytes, blob_bytes=sum(map(len, uploads.values())))
-        self._blobs.store(uploads)
-        # Tasks of a concurrent repeat are checked like those that existed before.
-        done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
-        raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done, endpoint_id=endpoint_id)
-        _check_repeats(tasks, raced)
-        known = {**existing, **raced}
-        now = self._now()
-        accepted: Sequence[Task] = tasks
-        if known or sources:
-            accepted = [known.get(task.task_id) or as_received(task, sources, now=now) for task in tasks]
-        self._queue(endpoint_id, accepted)
+        with self._allowances.room_for(identity, endpoint, allowance, new):
+            self._room.check(endpoint, new, submitter_id=identity.identity_id)
+            if new:
+                self._memory.check(identity.identity_id, _queued_bytes(tasks))
+                self._allowances.limit_queue(identity, endpoint, allowance)
+                row_bytes = sum(len(task.payload or b"") for task in tasks if task.task_id not in existing)
+                self._storage.add(identity, row_bytes=row_bytes, blob_bytes=sum(map(len, uploads.values())))
+            self._blobs.store(uploads)
+            # Tasks of a concurrent repeat are checked like those that existed before.
+            done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
+            raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done, endpoint_id=endpoint_id)
+            _check_repeats(tasks, raced)
+            known = {**existing, **raced}
+            now = self._now()
+            accepted: Sequence[Task] = tasks
+            if known or sources:
+                accepted = [known.get(task.task_id) or as_received(task, sources, now=now) for task in tasks]
+            self._queue(endpoint_id, accepted)
         # One line per submit: the metric TasksAccepted is made of it.
         count = len(tasks) - len(known)
         logger.info("tasks accepted", tasks_accepted=count, endpoint_id=endpoint_id, task_group_id=group_id)

@@ -108,14 +108,17 @@ class WithdrawalService(Service):
             return
         object_id = withdrawal.object_id
         endpoint = self._stores.endpoints.get_endpoint(object_id)
-        may_use = functools.cache(functools.partial(self._may_use, object_id))
+        function = None
+        if endpoint is None:
+            function = self._stores.functions.get_functions([object_id], with_bodies=False).get(object_id)
+        shared = endpoint or function
+        may_use = functools.cache(functools.partial(self._may_use, object_id, shared.owner_id if shared else ""))
         check: Callable[[Task], str | None]
         if endpoint is not None:
             find = functools.partial(self._stores.tasks.find_open_tasks, endpoint_id=object_id)
             check = functools.partial(_refused_by_endpoint, endpoint, withdrawal.owner_ids, may_use)
         else:
             find = functools.partial(self._stores.tasks.find_open_tasks, function_id=object_id)
-            function = self._stores.functions.get_functions([object_id], with_bodies=False).get(object_id)
             check = functools.partial(_refused_by_function, object_id, function, withdrawal.owner_ids, may_use)
         after = ""
         while page := find(after=after, limit=_PAGE):
@@ -133,9 +136,12 @@ class WithdrawalService(Service):
                 break
             after = page[-1].task_id
 
-    def _may_use(self, object_id: str, identity_id: str) -> bool:
-        found = self._stores.shares.find_rights([object_id], self._access.recorded_principals(identity_id))
-        return found.get(object_id, 0) >= Right.USE
+    def _may_use(self, object_id: str, owner_id: str, identity_id: str) -> bool:
+        """Whether an identity has a right to an object: by a share, or because it is linked with its owner."""
+        principals = self._access.recorded_principals(identity_id)
+        if f"identity {owner_id}" in principals:
+            return True
+        return self._stores.shares.find_rights([object_id], principals).get(object_id, 0) >= Right.USE
 
 
 def _refused_by_endpoint(

@@ -13,6 +13,7 @@ from farcall import Client
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, moment, show_json, show_table, show_text
 from farcall_common.errors import InvalidRequest, NotFound
+from farcall_common.wire.ids import is_uuid
 
 Who = Annotated[
     str,
@@ -89,9 +90,10 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
             show_json(found)
             return
         rows = [
-            (each["share_id"], _text(each["grantee"]), each["right"], _ends_at(each), each["note"]) for each in found
+            (each["share_id"], _text(each["grantee"]), each["right"], _ends_at(each), each["granted_by"], each["note"])
+            for each in found
         ]
-        show_table(["share", "with", "right", "until", "note"], rows, empty="It is shared with no one.")
+        show_table(["share", "with", "right", "until", "given by", "note"], rows, empty="It is shared with no one.")
 
     @app.command(help=f"Take a right to a {of.kind} back. Open tasks that need it are cancelled.")
     def unshare(
@@ -187,7 +189,7 @@ def add(context: typer.Context, team: Team, person: Person, as_json: AsJson = Fa
 
 @teams.command()
 def remove(context: typer.Context, team: Team, person: Person, as_json: AsJson = False) -> None:
-    """Remove a person from a team of yours. Open tasks that need it are cancelled."""
+    """Remove a person from a team of yours, or yourself from one of others. Open tasks that need it are cancelled."""
     with connected(context) as client:
         client.remove_team_member(_team_id(client, team), person)
     if as_json:
@@ -218,12 +220,22 @@ def _allowance(limits: list[str]) -> dict[str, float]:
 
 
 def _team_id(client: Client, name: str) -> str:
-    """:raises NotFound: if no team has that name or id.
-    :raises InvalidRequest: if several have the name.
+    """A team by its id, or one of the caller's own by its name: others choose the names of theirs, and who is in them.
+
+    :raises NotFound: if there is none.
+    :raises InvalidRequest: if several have the name, or only teams of others.
     """
-    found = [each["team_id"] for each in client.get_teams() if name in (each["name"], each["team_id"])]
-    if not found:
+    teams = client.get_teams()
+    if any(each["team_id"] == name for each in teams):
+        return name
+    own_id = client.whoami()["identity_id"]
+    named = [each for each in teams if each["name"] == name]
+    found = [each["team_id"] for each in named if each["owner_id"] == own_id]
+    if not named:
         raise NotFound(f"you are in no team {name!r}", hint="`farcall teams ls` lists your teams.")
+    if not found:
+        others = ", ".join(f"{each['team_id']} of {each['owner_id']}" for each in named[:5])
+        raise InvalidRequest(f"team {name!r} belongs to someone else", hint=f"Give an id: {others}.")
     if len(found) > 1:
         raise InvalidRequest(f"{len(found)} teams have the name {name!r}", hint=f"Give an id: {', '.join(found[:5])}.")
     return str(found[0])
@@ -231,7 +243,7 @@ def _team_id(client: Client, name: str) -> str:
 
 def _with_team_id(client: Client, who: str) -> str:
     kind, _, name = who.partition(":")
-    return f"team:{_team_id(client, name)}" if kind == "team" else who
+    return f"team:{_team_id(client, name)}" if kind == "team" and not is_uuid(name) else who
 
 
 def _text(grantee: Mapping[str, str]) -> str:

@@ -153,6 +153,7 @@ class FakeQueue(FakeRegistry):
         super().__init__(clock)
         self._lanes: dict[str, _Lane] = {}
         self._buckets: dict[str, tuple[float, float]] = {}
+        self._reserved: dict[tuple[str, str], tuple[int, float]] = {}
         self._checkpoints: dict[str, str] = {}
         #: What :meth:`memory` answers.
         self.has_memory = QueueMemory(0, 0)
@@ -164,6 +165,7 @@ class FakeQueue(FakeRegistry):
         with self._call():
             self._lanes.clear()
             self._buckets.clear()
+            self._reserved.clear()
             self._checkpoints.clear()
 
     def forget_results(self) -> None:
@@ -446,6 +448,21 @@ class FakeQueue(FakeRegistry):
         with self._call():
             waiting = self._lane(endpoint_id).waiting
             return len(waiting), len(waiting.of(owner_id))
+
+    def reserve(self, endpoint_id: str, owner_id: str, count: int, *, most: int) -> int | None:
+        with self._call():
+            reserved, until = self._reserved.get((endpoint_id, owner_id), (0, 0.0))
+            reserved = reserved if self._clock() < until else 0
+            waiting = reserved + len(self._lane(endpoint_id).waiting.of(owner_id))
+            if waiting + count > most:
+                return waiting
+            self._reserved[endpoint_id, owner_id] = reserved + count, self._clock() + 60
+            return None
+
+    def free(self, endpoint_id: str, owner_id: str, count: int) -> None:
+        with self._call():
+            reserved, until = self._reserved.get((endpoint_id, owner_id), (0, 0.0))
+            self._reserved[endpoint_id, owner_id] = max(0, reserved - count), until
 
     def bytes_of(self, owner_id: str) -> int:
         with self._call():

@@ -54,10 +54,12 @@ class FakeShares(FakeEndpoints):
             found = [each for each in self._shares.values() if each.object_id == object_id]
             return sorted(found, key=lambda each: (each.granted_at, each.share_id))[:limit]
 
-    def delete_share(self, object_id: str, share_id: str) -> bool:
+    def delete_share(self, object_id: str, share_id: str, *, if_ended: bool = False) -> bool:
         with self._call():
             found = self.get_share(object_id, share_id)
-            return found is not None and self._shares.pop((object_id, found.grantee), None) is not None
+            if found is None or (if_ended and not self._has_ended(found)):
+                return False
+            return self._shares.pop((object_id, found.grantee), None) is not None
 
     def _has_ended(self, share: Share) -> bool:
         return share.ends_at is not None and share.ends_at <= dt.datetime.fromtimestamp(self._clock(), dt.UTC)
@@ -129,7 +131,7 @@ class FakeShares(FakeEndpoints):
         with self._call():
             of = {each.team_id for each in self._members.values() if each.member in principals}
             found = [each for each in self._teams.values() if each.owner_id == owner_id or each.team_id in of]
-            return sorted(found, key=lambda each: (each.name, each.team_id))[:limit]
+            return sorted(found, key=lambda each: (each.owner_id != owner_id, each.name, each.team_id))[:limit]
 
     def delete_team(self, team_id: str) -> bool:
         with self._call():
