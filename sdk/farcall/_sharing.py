@@ -142,7 +142,7 @@ class Sharing:
         self._api.add_member(str(team_id), grantee_of(member))
 
     def remove_team_member(self, team_id: str | uuid.UUID, member: str | uuid.UUID) -> None:
-        """Remove a person from a team of yours, or yourself from one of others. Open tasks that need it are cancelled."""
+        """Remove a person from a team of yours, or yourself from another. Open tasks that need it are cancelled."""
         self._api.delete_member(str(team_id), grantee_of(member))
 
 

@@ -108,7 +108,7 @@ def add_member(team_id: Id, body: Member, call: CurrentCall) -> Removed:
 
 @router.delete(
     "/v3/teams/<team_id>/members",
-    summary="Remove a member from a team of yours, or yourself from one of others",
+    summary="Remove a member from a team of yours, or yourself from another",
     tags=["sharing"],
 )
 def remove_member(

@@ -189,7 +189,7 @@ def add(context: typer.Context, team: Team, person: Person, as_json: AsJson = Fa
 
 @teams.command()
 def remove(context: typer.Context, team: Team, person: Person, as_json: AsJson = False) -> None:
-    """Remove a person from a team of yours, or yourself from one of others. Open tasks that need it are cancelled."""
+    """Remove a person from a team of yours, or yourself from another. Open tasks that need it are cancelled."""
     with connected(context) as client:
         client.remove_team_member(_team_id(client, team), person)
     if as_json:
