@@ -12,6 +12,7 @@ import pytest
 
 import farcall
 from farcall_common.wire import TaskState
+from farcall_endpoint.manager.core import TURN_S
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from tests.waiting import WAIT_S, wait_until
@@ -99,12 +100,15 @@ def test_a_single_task_overtakes_a_backlog_of_short_ones(
 def test_a_single_task_is_next_after_running_long_ones(
     shared: str, directory: str, tmp_path: Path, client: farcall.Client, other_client: farcall.Client
 ) -> None:
-    """Both workers run tasks of a backlog that also uses up the credit. The end of one lets the single task in."""
+    """Both workers run tasks of a backlog that also uses up the credit, for longer than a turn. The end of one lets the
+    single task in."""
     released = tmp_path / "released"
     released.mkdir()
     calls: list[tuple[object, ...]] = [(directory, number, str(released)) for number in range(40)]
     backlog = _submit(client, shared, client.register_function(until_released), calls)
     wait_until(lambda: started(directory) == 2)
+    began = max(path.stat().st_mtime for path in Path(directory).iterdir())
+    wait_until(lambda: time.time() > began + TURN_S)
     count = other_client.register_function(started)
     task_id = other_client.run(directory, endpoint_id=shared, function_id=count)
     wait_until(lambda: other_client.get_task(task_id).state is TaskState.WAITING_FOR_NODES)

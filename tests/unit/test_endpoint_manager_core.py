@@ -620,6 +620,20 @@ def test_submitters_share_the_workers_of_a_node(prefetch: int) -> None:
     assert not rig.progress().died
 
 
+@pytest.mark.parametrize(("duration_s", "after"), [(0.6, "b"), (0.01, "a")])
+def test_a_task_that_would_overrun_the_turn_does_not_start_before_a_submitter_without_worker(
+    duration_s: float, after: str
+) -> None:
+    rig = SharedRig(slots=1)
+    rig.settle(jobs_of("a", 100))
+    [worker_id] = rig.workers
+    rig.read(worker_id)
+    rig.now += duration_s
+    rig.settle(jobs_of("b", 1))
+    rig.done(worker_id, duration_s=duration_s)
+    assert rig.settle() == [after]
+
+
 def test_the_odd_worker_changes_sides_once_in_a_turn() -> None:
     rig = SharedRig(slots=3)
     rig.settle(jobs_of("a", 1000))

@@ -489,8 +489,14 @@ class ManagerCore:
         if self._shared_workers:
             self._share(None, workers, now)
             return
+        is_starved = False  # whether a submitter before has no worker
         for submitter in self._queue.in_turn():
-            self._share(submitter, [worker for worker in workers if worker.submitter == submitter], now)
+            own = [worker for worker in workers if worker.submitter == submitter]
+            if is_starved:
+                own = [worker for worker in own if worker.jobs or not self._would_overrun(worker, now)]
+            self._share(submitter, own, now)
+            has_place = any(submitter in (each.submitter, each.yields_to) for each in self._workers.values())
+            is_starved = is_starved or not (has_place or len(self._workers) < self._slots)
         if self._queue:
             self._yield_workers(now)
 
@@ -573,6 +579,8 @@ class ManagerCore:
         for worker in others:
             if not worker.jobs and not self._queue.of(worker.submitter):
                 return worker
+            if not worker.jobs and not counts[submitter] and self._would_overrun(worker, now):
+                return worker
         richest = max((counts[each.submitter] for each in others), default=0)
         if richest <= counts[submitter]:
             return None
@@ -587,6 +595,10 @@ class ManagerCore:
             return worker
         self._yield_at = ends if self._yield_at is None else min(self._yield_at, ends)
         return None
+
+    def _would_overrun(self, worker: _Worker, now: float) -> bool:
+        """Whether a task of average length would end after the worker's turn."""
+        return now + (self._prefetch.mean_s or 0.0) > worker.turn_began + TURN_S
 
     def _send_jobs(self, worker: _Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""
