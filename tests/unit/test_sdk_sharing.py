@@ -113,8 +113,10 @@ def test_a_share_limits_what_each_person_uses(api: MemoryApi) -> None:
     share = farcall(api, *command, "--limit", "max_running=4", "--limit", "core_hours_per_month=0.5", "--json")
     assert share["allowance"] == {"max_running": 4, "core_hours_per_month": 0.5}
     assert client_of(api, ALICE).get_endpoint_shares(endpoint_id) == [share]
+    assert "\tcore_hours_per_month=0.5 max_running=4\t" in farcall(api, "endpoints", "shares", "laptop")
     for wrong in ("max_running", "max_running=many", "max_running=0", "cores=3"):
-        assert "INVALID_REQUEST" in farcall(api, *command, "--limit", wrong, exit_code=65)
+        assert wrong.partition("=")[0] in farcall(api, *command, "--limit", wrong, exit_code=65)
+    assert "max_walltime_s" in farcall(api, *command, "--limit", "cores=3", exit_code=65)
     refused = ("functions", "share", api.function(), "--with", "bob@example.org", "--limit", "weight=2")
     farcall(api, *refused, exit_code=65)
 

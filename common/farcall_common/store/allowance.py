@@ -43,7 +43,8 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
         try:
             allowance = msgspec.convert(dict(value), Allowance)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"An allowance is not valid: {error}") from error
+            names = ", ".join(Allowance.__struct_fields__)
+            raise InvalidRequest(f"An allowance is not valid: {error}.", hint=f"Its limits are {names}.") from None
         for name, each in allowance.to_json().items():
             if not math.isfinite(each):
                 raise InvalidRequest(f"An allowance is not valid: {name} is not a finite number.")

@@ -75,7 +75,7 @@ class ShareEntry(Shape):
     granted_at: float
     ends_at: Maybe[float] = None
     note: str = ""
-    allowance: dict[str, float] = Field(default_factory=dict)
+    allowance: dict[str, int | float] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, share: Share) -> ShareEntry:

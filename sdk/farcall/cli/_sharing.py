@@ -90,10 +90,20 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
             show_json(found)
             return
         rows = [
-            (each["share_id"], _text(each["grantee"]), each["right"], _ends_at(each), each["granted_by"], each["note"])
+            (
+                each["share_id"],
+                _text(each["grantee"]),
+                each["right"],
+                _ends_at(each),
+                " ".join(f"{name}={limit:g}" for name, limit in sorted(each.get("allowance", {}).items())),
+                each["granted_by"],
+                each["note"],
+            )
             for each in found
         ]
-        show_table(["share", "with", "right", "until", "given by", "note"], rows, empty="It is shared with no one.")
+        show_table(
+            ["share", "with", "right", "until", "limits", "given by", "note"], rows, empty="It is shared with no one."
+        )
 
     @app.command(help=f"Take a right to a {of.kind} back. Open tasks that need it are cancelled.")
     def unshare(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from farcall.cli._arguments import resolve_endpoint
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, show_json, show_table
 from farcall_common.errors import InvalidRequest, NotFound
@@ -18,6 +19,7 @@ tokens = typer.Typer(help="Tokens for programs, which permit some operations.", 
 accounts = typer.Typer(help="Your service accounts: identities for programs.", no_args_is_help=True)
 
 _UNITS_S: Final = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
+_MAX_S: Final = 366 * 86_400
 
 AccountArgument = Annotated[str, typer.Argument(metavar="NAME|ID")]
 
@@ -31,7 +33,7 @@ def create(
         typer.Option("--scope", metavar="SCOPE", help="An operation family such as tasks:submit; may be repeated."),
     ],
     endpoint: Annotated[
-        list[str] | None, typer.Option("--endpoint", metavar="ID", help="Only this endpoint; may be repeated.")
+        list[str] | None, typer.Option("--endpoint", metavar="NAME|ID", help="Only this endpoint; may be repeated.")
     ] = None,
     function: Annotated[
         list[str] | None, typer.Option("--function", metavar="ID", help="Only this function; may be repeated.")
@@ -50,7 +52,7 @@ def create(
         made = client.create_token(
             name,
             scopes=scope,
-            endpoints=endpoint,
+            endpoints=None if endpoint is None else [resolve_endpoint(client, each) for each in endpoint],
             functions=function,
             expires_in_s=expires_in_s,
             account_id=None if account is None else _account_id(client, account),
@@ -157,4 +159,7 @@ def _seconds(text: str | None) -> int | None:
     found = re.fullmatch(r"([0-9]{1,6})([hdw])", text)
     if found is None:
         raise InvalidRequest(f"{text!r} is not an age", hint="Write 12h, 30d or 8w.")
-    return int(found[1]) * _UNITS_S[found[2]]
+    seconds = int(found[1]) * _UNITS_S[found[2]]
+    if not 60 <= seconds <= _MAX_S:
+        raise InvalidRequest(f"a token may not last for {text}", hint=f"Write {_MAX_S // _UNITS_S['d']}d at most.")
+    return seconds
