@@ -229,6 +229,31 @@ def test_a_forged_packet_ends_its_own_worker_only(cloud: FakeCloud, endpoint: En
     assert [each.pid for each in endpoint.managers()] == [manager.pid]
 
 
+def spoil_descriptors() -> None:
+    """Whatever of them is shared with the manager: it must not wait for them, nor depend on what it reads."""
+    import contextlib
+    import fcntl
+    import os
+
+    os.write(1, b"x" * 5000)
+    for descriptor in range(200):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)  # and no O_NONBLOCK
+        with contextlib.suppress(OSError):
+            os.eventfd_write(descriptor, 2**62)
+    with contextlib.suppress(OSError):
+        os.pread(1, 5000, 0)
+    os._exit(1)
+
+
+def test_spoiled_descriptors_end_their_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess) -> None:
+    [manager] = endpoint.managers()
+    for task_id in cloud.submit_many(spoil_descriptors, [()] * 3, submitter=ATTACKER, max_attempts=1):
+        assert cloud.end(task_id).error["code"] == "WORKER_DIED"
+    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
 def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess) -> None:
     """The agent would be killed when it reads what is no longer there; a directory has a size, too."""
 

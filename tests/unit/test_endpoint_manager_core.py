@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
@@ -600,6 +601,16 @@ def test_a_node_without_isolation_runs_tasks_of_the_owner_only() -> None:
     assert refused.error["code"] == "ISOLATION_MISSING"
     assert "bubblewrap: not installed" in refused.error["message"]
     assert rig.done() == "0"
+
+
+@pytest.mark.parametrize(("submitter", "is_killed"), [("a", True), ("", False)])
+def test_a_result_that_its_worker_should_have_refused_is_its_death(submitter: str, is_killed: bool) -> None:
+    rig = SharedRig(slots=1)
+    rig.settle(jobs_of(submitter, 1))
+    [worker_id] = rig.workers
+    rig.read(worker_id)
+    rig.handle(done(worker_id, f"{submitter}0", duration_s=0.0, result=bytes(MAX_PAYLOAD_BYTES + 1)))
+    assert (worker_id in rig.killed) is is_killed
 
 
 @pytest.mark.parametrize("prefetch", [0, 30])

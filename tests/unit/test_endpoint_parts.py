@@ -361,8 +361,8 @@ def test_download_stops_at_its_size_and_is_not_decoded() -> None:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, Channel]]:
-    manager, socket, claims = channel_pair()
-    pair = manager, Channel(socket, claims)
+    manager, end, claims = channel_pair()
+    pair = manager, Channel(end, claims)
     yield pair
     for end in pair:
         end.close()
@@ -395,6 +395,20 @@ def test_claim_has_one_holder(ends: tuple[Channel, Channel]) -> None:
     manager.send(Sync())
     manager.order(orders("e"), ())
     assert worker.claim()
+
+
+def test_the_manager_does_not_wait_for_a_worker_that_tampers_with_claims() -> None:
+    manager, end, claims = channel_pair()
+    manager.order(orders("a", "b"), ())
+    claims.setblocking(True)
+    claims.send(b"x" * 10)  # not those of the worker
+    assert (manager.revoke(), manager.revoke()) == (2, 0)
+    claims.shutdown(socket.SHUT_RDWR)
+    assert manager.revoke() == 0
+    with pytest.raises(OSError, match="pipe"):
+        manager.order(orders("c"), ())
+    for each in (manager, end, claims):
+        each.close()
 
 
 def test_racing_claims_have_one_holder(ends: tuple[Channel, Channel]) -> None:

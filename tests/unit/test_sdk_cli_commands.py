@@ -16,6 +16,7 @@ from farcall import Client
 from farcall.cli._app import app
 from farcall.cli._arguments import completes
 from farcall.cli._connect import CommandEnvironment
+from farcall.cli._output import write
 from farcall.testing import FakeCloud
 from farcall_common.wire import new_task_id
 from tests.unit.sdk_cli_runner import Farcall
@@ -248,6 +249,11 @@ def test_usage_is_shown_and_exported(offline: FakeCloud, script: str) -> None:
     assert row[2:4] == ["3", "0"]
     assert farcall("usage", "--until", "2020-01-01").stdout == ""
     assert farcall("usage", "--from", "yesterday").exit_code == 65
+
+
+def test_a_spreadsheet_calculates_nothing_of_an_exported_table(capsys: pytest.CaptureFixture[str]) -> None:
+    write([{"account": "=1+1", "tasks": -3}, {"account": "phys-7", "tasks": 1}], ["account", "tasks"], as_json=False)
+    assert capsys.readouterr().out == "account,tasks\n'=1+1,-3\nphys-7,1\n"
 
 
 # -- functions and endpoints -------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.fairness import FairQueue
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
@@ -290,6 +291,9 @@ class ManagerCore:
             return
         if not (0 <= done.started_at < _END_OF_TIME and 0 <= done.ended_at < _END_OF_TIME):  # NaN is neither
             self._kill(worker, "times that cannot be")
+            return
+        if worker.submitter and len(result) > MAX_PAYLOAD_BYTES:  # the worker checks it, too
+            self._kill(worker, f"a result of {len(result)} bytes")
             return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)

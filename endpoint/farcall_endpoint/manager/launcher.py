@@ -59,8 +59,12 @@ class WorkerProcess:
         process_reaper.kill_trees({self.pid})
 
     def tails(self) -> tuple[str, str]:
-        """The last bytes of standard output and error of a task that runs or has died."""
-        stdout, stderr = (read_tail(descriptor) for descriptor in self.output)
+        """The last bytes of standard output and error of a task that runs or has died; empty if that has made them
+        unreadable."""
+        try:
+            stdout, stderr = (read_tail(descriptor) for descriptor in self.output)
+        except OSError:
+            return "", ""
         return stdout, stderr
 
     def reap(self) -> str:
@@ -147,18 +151,25 @@ class FreshProcessLauncher:
         environment = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
         environment |= settings.to_variables()
         # -P: files in the working directory must not be imported as modules
-        command = [sys.executable, "-P", "-m", "farcall_endpoint.worker", str(worker_end.fileno()), str(claims)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "farcall_endpoint.worker",
+            str(worker_end.fileno()),
+            str(claims.fileno()),
+        ]
         process = subprocess.Popen(
             [*prefix, *command],
             stdin=subprocess.DEVNULL,
             stdout=output[0],
             stderr=output[1],
-            pass_fds=(worker_end.fileno(), claims),
+            pass_fds=(worker_end.fileno(), claims.fileno()),
             cwd=self._working_dir,
             env=environment,
             start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
         )
-        os.close(claims)
+        claims.close()
         return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output, namespaced=bool(prefix))
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def _serve(descriptor: int, claims: int) -> None:
     faulthandler.enable()
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
-    channel = Channel(socket.socket(fileno=descriptor), claims)
+    channel = Channel(socket.socket(fileno=descriptor), socket.socket(fileno=claims))
     settings = WorkerSettings.of(os.environ)
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings)
     if settings.writable:

@@ -1,11 +1,14 @@
 """Channel between a manager and one worker: packets over a Unix socket, large bodies in shared memory.
 
 A packet to the worker may contain many tasks, so that short ones do not cost a wake-up each. *Claims* decide which of
-them start: the manager adds one for each task to a counter in the kernel (an ``eventfd`` in semaphore mode), and the
-worker takes one before it starts a task. Exactly one side gets a claim. So the manager can revoke tasks that the worker
-has not started (:meth:`Channel.revoke`), also from a packet that the worker has already read: the last tasks lose their
-claims. The worker skips them, up to the ``Sync`` that the manager sends after them, and answers with ``Synced``; only
-then new tasks may follow.
+them start: the manager sends a byte for each task through a second socket, and the worker takes one before it starts a
+task. The manager has a copy of the worker's end, and exactly one side gets a byte. So the manager can revoke tasks that
+the worker has not started (:meth:`Channel.revoke`), also from a packet that the worker has already read: the last tasks
+lose their claims. The worker skips them, up to the ``Sync`` that the manager sends after them, and answers with
+``Synced``; only then new tasks may follow.
+
+A task can do to the worker's ends what it likes. It cannot make claims, and the manager never waits: each of its calls
+says so, whatever flags the shared end has.
 
 A packet is a header in MessagePack behind its length; then the body, or, when that would be too large for a packet,
 the descriptor of a memory file (``memfd_create``) that holds it.
@@ -13,7 +16,7 @@ the descriptor of a memory file (``memfd_create``) that holds it.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 import struct
 from collections.abc import Sequence
@@ -31,6 +34,8 @@ _LENGTH: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<QQ")
 """Where the body is in a memory file: the byte at which it begins, and its length."""
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
+_DONTWAIT: Final = int(socket.MSG_DONTWAIT)
+_MOST_CLAIMS: Final = 4096
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -102,12 +107,14 @@ _decode: Final = msgspec.msgpack.Decoder(Packet).decode
 class Channel:
     """One end. Blocks or not as its socket does; owned by one thread.
 
-    :param claims: the counter, an ``eventfd`` that both ends share.
+    :param claims: the socket of claims: the manager sends them, the worker receives them.
+    :param unclaimed: the manager's copy of the worker's.
     """
 
-    def __init__(self, end: socket.socket, claims: int) -> None:
+    def __init__(self, end: socket.socket, claims: socket.socket, unclaimed: socket.socket | None = None) -> None:
         self.socket = end
-        self.claims = claims
+        self._claims = claims
+        self._unclaimed = claims if unclaimed is None else unclaimed
         self._buffer = bytearray(_MAX_PACKET_BYTES + _LENGTH.size + _MAX_HEADER_BYTES)
         self._view = memoryview(self._buffer)
 
@@ -117,8 +124,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the channel; the other end notices."""
-        self.socket.close()
-        os.close(self.claims)
+        for end in (self.socket, self._claims, self._unclaimed):
+            end.close()
 
     # -- the manager's end ---------------------------------------------------------------------------------------------
 
@@ -128,28 +135,27 @@ class Channel:
         :raises BlockingIOError: if the socket is full; the worker will start none of them.
         :raises OSError: if the worker is gone.
         """
-        os.eventfd_write(self.claims, len(packet.orders))  # first: a task without a claim would be passed over
+        # First: a task without a claim would be passed over.
+        if self._claims.send(bytes(len(packet.orders)), _DONTWAIT) < len(packet.orders):
+            raise BlockingIOError
         self.send(packet, body)
 
     def revoke(self) -> int:
         """Take back all claims that the worker has not taken; returns their number."""
         count = 0
-        try:
-            while True:
-                os.eventfd_read(self.claims)
-                count += 1
-        except BlockingIOError:
-            return count
+        with contextlib.suppress(BlockingIOError):
+            while claims := self._unclaimed.recv(_MOST_CLAIMS, _DONTWAIT):
+                count += len(claims)
+        return count
 
     # -- the worker's end ----------------------------------------------------------------------------------------------
 
     def claim(self) -> bool:
         """Take the claim of the next task; False if the manager has revoked it."""
         try:
-            os.eventfd_read(self.claims)
+            return bool(self._unclaimed.recv(1, _DONTWAIT))
         except BlockingIOError:
             return False
-        return True
 
     # -- both ends -----------------------------------------------------------------------------------------------------
 
@@ -204,9 +210,9 @@ class Channel:
         return packet, body
 
 
-def channel_pair() -> tuple[Channel, socket.socket, int]:
-    """The manager's channel, which does not block, and what makes the worker's: its socket and its claims."""
+def channel_pair() -> tuple[Channel, socket.socket, socket.socket]:
+    """The manager's channel, which does not block, and what makes the worker's: its socket and that of its claims."""
     manager_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     manager_end.setblocking(False)
-    claims = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    return Channel(manager_end, claims), worker_end, os.dup(claims)
+    claims, worker_claims = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Channel(manager_end, claims, worker_claims.dup()), worker_end, worker_claims

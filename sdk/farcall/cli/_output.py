@@ -156,7 +156,8 @@ def moment(text: str | None, *, now: dt.datetime | None = None, ahead: bool = Fa
 
 
 def write(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Write rows one by one. In CSV an object is JSON in its cell."""
+    """Write rows one by one. In CSV an object is JSON in its cell, and a text that a spreadsheet would calculate has an
+    apostrophe in front."""
     if as_json:
         for row in rows:
             show_line(row)
@@ -170,4 +171,6 @@ def write(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json:
 def _cell(value: Any) -> Any:
     if isinstance(value, dict | list):
         return _encoded(value)
-    return plain(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return f"'{plain(value)}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else plain(value)
