@@ -364,8 +364,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     manager, end, claims = channel_pair()
     pair = manager, Channel(end, claims)
     yield pair
-    for end in pair:
-        end.close()
+    for each in pair:
+        each.close()
 
 
 def orders(*names: str, payload_bytes: int = 0) -> Run:
