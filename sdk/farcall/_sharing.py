@@ -117,7 +117,8 @@ class Sharing:
             if each["share_id"] == share or _is_of(each, share):
                 self._api.delete_share(objects, object_id, each["share_id"])
                 return
-        raise NotFound(f"there is no share {share} of {object_id}", hint=f"`farcall {objects} shares` lists them.")
+        lists = "`farcall endpoints shares`" if objects == "endpoints" else "`farcall functions shares`"
+        raise NotFound(f"there is no share {share} of {object_id}", hint=f"{lists} lists them.")
 
     # teams
 
