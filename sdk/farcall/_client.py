@@ -670,7 +670,7 @@ class Client(SourceCode, Sharing):
         body = {
             "name": name,
             "scopes": list(scopes),
-            "endpoints": None if endpoints is None else list(map(str, endpoints)),
+            "endpoints": None if endpoints is None else list(map(self.find_endpoint, endpoints)),
             "functions": None if functions is None else list(map(str, functions)),
             "expires_in_s": expires_in_s,
             "account_id": None if account_id is None else str(account_id),

@@ -42,14 +42,16 @@ class EndpointNames:
         :raises EndpointUnknown: if there is no such endpoint.
         :raises ConfigurationError: if several are meant, or there is none at all.
         """
-        text = None if wanted is None else str(wanted).strip()
+        text = None if wanted is None else str(wanted)
         if text is None:
-            text = self._environ.get("FARCALL_ENDPOINT") or read_settings(find_home(self._environ)).get("endpoint")
+            text = (
+                self._environ.get("FARCALL_ENDPOINT") or read_settings(find_home(self._environ)).get("endpoint") or None
+            )
         if text and (endpoint_id := _as_uuid(text)):
             return endpoint_id
         known = self._known.get(text)
         if known is None or not 0 <= time.monotonic() - known[1] < _KNOWN_S:
-            known = self._known[text] = self._choose(text or None), time.monotonic()
+            known = self._known[text] = self._choose(text), time.monotonic()
         return known[0]
 
     def _choose(self, wanted: str | None) -> str:
@@ -68,7 +70,7 @@ class EndpointNames:
 
 
 def _meant(endpoints: Endpoints, wanted: str) -> Endpoints:
-    named = [each for each in endpoints if wanted in (each["name"], each["display_name"])]
+    named = [each for each in endpoints if wanted and wanted in (each["name"], each["display_name"])]
     if named or not _ID_BEGINS.fullmatch(wanted.lower()):
         return named
     return [each for each in endpoints if str(each["uuid"]).startswith(wanted.lower())]
