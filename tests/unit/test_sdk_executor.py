@@ -19,7 +19,6 @@ import pytest
 
 from farcall import (
     Client,
-    ConfigurationError,
     EndpointUnknown,
     Executor,
     FunctionUnknown,
