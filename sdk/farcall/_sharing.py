@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from farcall_common.errors import InvalidRequest, NotFound
+from farcall_common.wire.ids import is_uuid
 
 if TYPE_CHECKING:
     from farcall._api import Api
@@ -26,18 +28,21 @@ def grantee_of(text: str | uuid.UUID) -> Json:
     """
     text = str(text)
     kind, colon, rest = text.partition(":")
-    if colon and kind in _KINDS and rest:
-        return {"kind": kind, "id": rest}
-    try:
-        return {"kind": "identity", "id": str(uuid.UUID(text))}
-    except ValueError:
-        pass
-    if "@" not in text:
+    is_named = bool(colon) and kind in _KINDS
+    if not is_named:
+        kind, rest = "identity" if is_uuid(text.lower()) else "name", text
+    is_valid = {
+        "identity": is_uuid(rest.lower()),
+        "team": is_uuid(rest.lower()),
+        "group": bool(rest),
+        "name": not re.search(r"[\s,;]", rest) and ("@" in rest or (is_named and rest != "")),
+    }[kind]
+    if not is_valid:
         raise InvalidRequest(
             f"{text!r} is not a grantee",
-            hint="Give user@lab.org, the id of an identity, group:ID, team:ID or name:NAME.",
+            hint="Give one of user@lab.org, the id of an identity, group:ID, team:ID or name:NAME.",
         )
-    return {"kind": "name", "id": text}
+    return {"kind": kind, "id": rest.lower() if kind in ("identity", "team") else rest}
 
 
 class Sharing:

@@ -107,6 +107,20 @@ def test_commands_say_what_sharing_means_and_show_what_is_shared(api: MemoryApi)
     assert "which share" in farcall(api, "endpoints", "unshare", "laptop", exit_code=65)
 
 
+def test_one_command_shares_with_several_and_refuses_what_is_no_grantee(api: MemoryApi) -> None:
+    endpoint_id = api.endpoint()
+    said = farcall(api, "endpoints", "share", "laptop", "--with", "bob@example.org", "--with", "group:lab-7")
+    assert said.count("may use endpoint laptop") == 2
+    for wrong in ("bob@example.org,carol@example.org", "identity:bob", "grp:lab", "name:", "bob"):
+        refused = farcall(api, "endpoints", "share", "laptop", "--with", "a@b.c", "--with", wrong, exit_code=65)
+        assert f"{wrong!r} is not a grantee" in refused
+    assert len(client_of(api, ALICE).get_endpoint_shares(endpoint_id)) == 2
+    refused = farcall(api, "teams", "create", "optics", "bob@example.org", "carol", exit_code=65)
+    assert "'carol' is not a grantee" in refused
+    farcall(api, "teams", "create", "optics", "--json")
+    assert "already" in farcall(api, "teams", "create", "optics", exit_code=73)
+
+
 def test_a_share_limits_what_each_person_uses(api: MemoryApi) -> None:
     endpoint_id = api.endpoint()
     command = ("endpoints", "share", "laptop", "--with", "bob@example.org")
@@ -116,6 +130,8 @@ def test_a_share_limits_what_each_person_uses(api: MemoryApi) -> None:
     assert "\tcore_hours_per_month=0.5 max_running=4\t" in farcall(api, "endpoints", "shares", "laptop")
     for wrong in ("max_running", "max_running=many", "max_running=0", "cores=3"):
         assert wrong.partition("=")[0] in farcall(api, *command, "--limit", wrong, exit_code=65)
+    for wrong in ("core_hours_per_month=nan", "max_walltime_s=inf"):
+        assert "not a limit" in farcall(api, *command, "--limit", wrong, exit_code=65)
     assert "max_walltime_s" in farcall(api, *command, "--limit", "cores=3", exit_code=65)
     refused = ("functions", "share", api.function(), "--with", "bob@example.org", "--limit", "weight=2")
     farcall(api, *refused, exit_code=65)

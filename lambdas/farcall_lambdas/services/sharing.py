@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 
-from farcall_common.errors import Forbidden, InvalidRequest, NotFound
+from farcall_common.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from farcall_common.store.allowance import NO_LIMITS, Allowance
 from farcall_common.store.model import (
     AuditEntry,
@@ -161,8 +161,11 @@ class SharingService(Service):
     def add_team(self, identity: Identity, name: str) -> Team:
         """Make a team of the caller, without members.
 
+        :raises Conflict: if the caller has one with that name already.
         :raises QuotaExceeded: over the number of teams.
         """
+        if any(each.name == name and identity.owns(each.owner_id) for each in self.teams(identity)):
+            raise Conflict(f"You have a team {name} already.", hint="Choose another name.")
         team = Team(new_id(), identity.identity_id, name, self._now())
         done = self._entry(identity, "team.add", team.team_id, name=name)
         self._storage.check()

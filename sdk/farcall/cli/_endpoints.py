@@ -29,7 +29,7 @@ add_sharing(
         {
             "see": "They see its status, its settings and its list of functions.",
             "use": "They run code on it as the account of its agent, as far as its isolation and its list of functions "
-            "permit; their tasks see neither tasks of others nor its credentials.",
+            "permit: `farcall-endpoint status` shows the isolation.",
             "manage": "They use it, change its settings, list and cancel the tasks of all, and share it with others.",
         },
     ),

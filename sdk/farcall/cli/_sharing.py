@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from farcall import Client
+from farcall._sharing import grantee_of
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, moment, show_json, show_table, show_text
 from farcall_common.errors import InvalidRequest, NotFound
 from farcall_common.wire.ids import is_uuid
 
-Who = Annotated[
-    str,
-    typer.Option("--with", metavar="WHO", help="user@lab.org, the id of an identity, group:ID or team:NAME."),
+Grantees = Annotated[
+    list[str],
+    typer.Option(
+        "--with", metavar="WHO", help="user@lab.org, the id of an identity, group:ID or team:NAME; may be repeated."
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME|ID")]
 Limits = Annotated[
@@ -58,7 +62,7 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
     def share(
         context: typer.Context,
         name: Name,
-        who: Who,
+        who: Grantees,
         right: Annotated[_Right, typer.Option(help="Each right includes those before it.")] = _Right.USE,
         until: Annotated[
             str | None, typer.Option(metavar="WHEN", help="The end: a date, a time, or from now like 12h, 30d, 8w.")
@@ -72,14 +76,25 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
         ends_at = moment(until, ahead=True)
         allowance = {"allowance": _allowance(limits)} if limits else {}
         with connected(context) as client:
-            grantee = _with_team_id(client, who)
-            made = of.share(
-                client, of.resolve(client, name), grantee, right.value, until=ends_at, note=note, **allowance
-            )
+            object_id = of.resolve(client, name)
+            grantees = [grantee_of(_with_team_id(client, each)) for each in who]
+            made = [
+                of.share(
+                    client,
+                    object_id,
+                    f"{each['kind']}:{each['id']}",
+                    right.value,
+                    until=ends_at,
+                    note=note,
+                    **allowance,
+                )
+                for each in grantees
+            ]
         if as_json:
-            show_json(made)
+            show_json(made[0] if len(made) == 1 else made)
         else:
-            show_text(f"{_text(made['grantee'])} may {right.value} {of.kind} {name}{_end(made)}.")
+            for each in made:
+                show_text(f"{_text(each['grantee'])} may {right.value} {of.kind} {name}{_end(each)}.")
             show_text(of.meaning[right], err=True)
 
     @app.command(help=f"List who has rights to a {of.kind} that you manage.")
@@ -167,6 +182,8 @@ def create(
 ) -> None:
     """Make a team of yours, with these members."""
     with connected(context) as client:
+        for member in members or ():
+            grantee_of(member)  # before there is a team
         team_id = client.create_team(name)
         for member in members or ():
             client.add_team_member(team_id, member)
@@ -225,6 +242,8 @@ def _allowance(limits: list[str]) -> dict[str, float]:
             value = float(number)
         except ValueError:
             raise InvalidRequest(f"{limit!r} is not a limit", hint="Like --limit max_running=4.") from None
+        if not math.isfinite(value):
+            raise InvalidRequest(f"{limit!r} is not a limit", hint="Leave the limit out for none.")
         found[name] = int(value) if value.is_integer() else value
     return found
 
