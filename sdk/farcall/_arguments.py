@@ -27,15 +27,22 @@ def as_function_id(value: str | uuid.UUID) -> str:
     return reference
 
 
+def as_uuid(value: str | uuid.UUID) -> str | None:
+    """A UUID in its canonical form; None if it is not one."""
+    try:
+        return str(uuid.UUID(str(value)))
+    except ValueError:
+        return None
+
+
 def as_id(value: str | uuid.UUID) -> str:
     """A UUID in its canonical form.
 
     :raises ValueError: if it is not a UUID.
     """
-    try:
-        return str(uuid.UUID(str(value)))
-    except ValueError:
-        raise ValueError(f"{value!r} is not a UUID") from None
+    if text := as_uuid(value):
+        return text
+    raise ValueError(f"{value!r} is not a UUID")
 
 
 def refuse(name: str, value: object, *, hint: str) -> None:

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from farcall._arguments import as_uuid
 from farcall_common.errors import InvalidRequest, NotFound
-from farcall_common.wire.ids import is_uuid
 
 if TYPE_CHECKING:
     from farcall._api import Api
@@ -30,10 +30,10 @@ def grantee_of(text: str | uuid.UUID) -> Json:
     kind, colon, rest = text.partition(":")
     is_named = bool(colon) and kind in _KINDS
     if not is_named:
-        kind, rest = "identity" if is_uuid(text.lower()) else "name", text
+        kind, rest = "identity" if as_uuid(text) else "name", text
     is_valid = {
-        "identity": is_uuid(rest.lower()),
-        "team": is_uuid(rest.lower()),
+        "identity": as_uuid(rest) is not None,
+        "team": as_uuid(rest) is not None,
         "group": bool(rest),
         "name": not re.search(r"[\s,;]", rest) and ("@" in rest or (is_named and rest != "")),
     }[kind]
@@ -42,7 +42,7 @@ def grantee_of(text: str | uuid.UUID) -> Json:
             f"{text!r} is not a grantee",
             hint="Give one of user@lab.org, the id of an identity, group:ID, team:ID or name:NAME.",
         )
-    return {"kind": kind, "id": rest.lower() if kind in ("identity", "team") else rest}
+    return {"kind": kind, "id": as_uuid(rest) or rest if kind in ("identity", "team") else rest}
 
 
 class Sharing:

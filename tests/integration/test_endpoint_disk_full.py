@@ -137,7 +137,7 @@ def stall(endpoint: EndpointProcess, disk: Disk, directory: Path, **options: obj
 def test_work_waits_on_a_full_disk_until_there_is_space(endpoint: EndpointProcess, disk: Disk, tmp_path: Path) -> None:
     cloud = endpoint.cloud
     running, waiting = stall(endpoint, disk, tmp_path)
-    cloud.wait_for(lambda: "cannot be written" in str(cloud.reports[-1].detail.get("problem")))
+    cloud.wait_for(lambda: any("cannot be written" in str(each.detail.get("problem")) for each in cloud.reports[-1:]))
     accepted = set(cloud.accepted)
     (tmp_path / "go").touch()
     beats = len(cloud.reports)
