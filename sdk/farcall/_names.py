@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from farcall._arguments import as_uuid
 from farcall_common.credentials import find_home, read_settings
 from farcall_common.errors import ConfigurationError, EndpointUnknown
 
@@ -47,7 +48,7 @@ class EndpointNames:
             text = (
                 self._environ.get("FARCALL_ENDPOINT") or read_settings(find_home(self._environ)).get("endpoint") or None
             )
-        if text and (endpoint_id := _as_uuid(text)):
+        if text and (endpoint_id := as_uuid(text)):
             return endpoint_id
         known = self._known.get(text)
         if known is None or not 0 <= time.monotonic() - known[1] < _KNOWN_S:
@@ -74,10 +75,3 @@ def _meant(endpoints: Endpoints, wanted: str) -> Endpoints:
     if named or not _ID_BEGINS.fullmatch(wanted.lower()):
         return named
     return [each for each in endpoints if str(each["uuid"]).startswith(wanted.lower())]
-
-
-def _as_uuid(text: str) -> str | None:
-    try:
-        return str(uuid.UUID(text))
-    except ValueError:
-        return None
