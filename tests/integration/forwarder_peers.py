@@ -182,7 +182,15 @@ class Cloud:
         return {task.state for task in self.stores.tasks.get_tasks(task_ids).values()}
 
     def until_all(self, task_ids: Sequence[str], state: TaskState) -> None:
-        wait_until(lambda: self.states(task_ids) == {state}, f"all tasks are {state}")
+        """Wait until all tasks are in this state; fail when one has ended in another one."""
+
+        def are_all() -> bool:
+            tasks = self.stores.tasks.get_tasks(task_ids).values()
+            wrong = [task for task in tasks if task.state.is_terminal and task.state is not state]
+            assert not wrong, f"{len(wrong)} of {len(tasks)} tasks, the first: {wrong[0]}"
+            return all(task.state is state for task in tasks)
+
+        wait_until(are_all, f"all tasks are {state}")
 
 
 class Peer:

@@ -34,7 +34,7 @@ from farcall_common.wire import (
     TaskState,
 )
 from tests.integration.sdk_scripted_forwarder import ScriptedForwarder
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 serializer = Serializer()
 
@@ -108,7 +108,7 @@ def cloud(forwarder: ScriptedForwarder) -> Iterator[StreamingCloud]:
 @pytest.fixture
 def executor(cloud: StreamingCloud, forwarder: ScriptedForwarder) -> Iterator[Executor]:
     executor = cloud.executor()
-    forwarder.wait_for(lambda: forwarder.streams_opened == 1)
+    wait_until(executor._engine._stream.is_open, "the stream is open")
     yield executor
     executor.shutdown(cancel_futures=True)
 

@@ -847,6 +847,16 @@ def test_a_worker_that_sends_invalid_messages_is_killed(event: Event) -> None:
     assert [died.task_id for died in rig.progress().died] == ["a"]
 
 
+@pytest.mark.parametrize("event", [done(0, "b"), MalformedReceived(0, "no packet")])
+def test_a_worker_that_sends_an_invalid_message_and_ends_at_once_is_not_killed(event: Event) -> None:
+    rig = started(prefetch=1)
+    rig.jobs("a", "b")
+    rig.read()
+    actions = rig.handle(event, WorkerDied(0, 1, "killed by SIGKILL"))
+    assert not any(isinstance(action, Kill | Recall) for action in actions)
+    assert [died.task_id for died in rig.progress().died] == ["a"]
+
+
 def test_the_first_report_of_held_memory_counts_and_only_for_the_running_task() -> None:
     rig = started(prefetch=1)
     options = TaskOptions(memory_bytes=1)

@@ -332,6 +332,12 @@ class ManagerCore:
     def _worker_died(self, event: WorkerDied, now: float) -> None:
         worker = self._workers.pop(event.worker_id)
         self._changed = True
+        # It may have sent an invalid message and ended at once: it is not there any more to be killed or recalled.
+        self._actions = [
+            action
+            for action in self._actions
+            if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
+        ]
         self._free_slots.append((worker.slot, worker.submitter if worker.yields_to is None else worker.yields_to))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
