@@ -724,6 +724,22 @@ def test_an_expired_lease_of_a_task_that_may_not_run_twice_is_lost_only_if_the_t
     assert errors_of(actions) == [(TaskState.LOST, "TASK_LOST")]
 
 
+def test_expired_leases_that_return_to_the_queue_do_not_end_meanwhile() -> None:
+    world = World()
+    world.serve(credit=5)
+    world.dispatch(leased(2))
+    reaped = [leased(1, idempotent=False)]
+    world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, reaped, []))
+    [maintain] = [each for each in world.after(POLICY.maintenance_s) if isinstance(each, do.MaintainEndpoint)]
+    world.on(ev.AttemptsRead(ENDPOINT_ID, 7, reaped, {task_id(1): 0}))
+    assert world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, reaped, [])) == []  # read before the lease returned
+    assert not [each for each in world.after(POLICY.maintenance_s) if isinstance(each, do.MaintainEndpoint)]
+    assert maintain in world.on(ev.TasksRequeued(ENDPOINT_ID, 7))
+    reaped = [leased(1, attempt=2, idempotent=False)]
+    actions = world.on(ev.EndpointMaintained(ENDPOINT_ID, 7, reaped, []))
+    assert actions == [do.ReadAttempts(ENDPOINT_ID, 7, reaped)]
+
+
 def test_leases_of_a_connected_agent_outlast_any_store_outage() -> None:
     world = World()
     world.serve(credit=5)

@@ -81,8 +81,9 @@ class StoreSteps:
         return ev.ActivityFound(self._queue.endpoints_with_activity(step.fences))
 
     @_perform.register
-    def _(self, step: do.RequeueTasks) -> None:
+    def _(self, step: do.RequeueTasks) -> Event:
         self._queue.unlease(step.endpoint_id, step.fence, step.task_ids)
+        return ev.TasksRequeued(step.endpoint_id, step.fence)
 
     @_perform.register
     def _(self, step: do.ReadAttempts) -> Event:

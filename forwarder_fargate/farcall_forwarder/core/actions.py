@@ -106,7 +106,7 @@ class LeaseTasks(EndpointStep, frozen=True):
 
 
 class RequeueTasks(EndpointStep, frozen=True):
-    """Return the leases of tasks that never reached the agent. No event answers it."""
+    """Return the leases of tasks that never reached the agent."""
 
     task_ids: Sequence[str]
 

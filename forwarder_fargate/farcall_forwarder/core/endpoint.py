@@ -137,6 +137,8 @@ class Endpoint:
         self.is_reading_cancels = False
         self.is_reading_attempts = False
         self.is_recording_spool = False
+        #: Number of RequeueTasks steps under way.
+        self.requeues = 0
 
         # Dispatch
         self.may_have_work = True
@@ -149,6 +151,8 @@ class Endpoint:
         self.sweep_at = self.maintain_at = now.mono
         #: Ids of the leases that the maintenance under way renews.
         self.renewed: Sequence[str] = ()
+        #: Ids of the leases that were returned since the maintenance under way began: it may report them as expired.
+        self.requeued: set[str] = set()
         #: Monotonic second until which leases of tasks that may not run twice wait for a disconnected agent.
         self.return_until = 0.0
         self.status = EndpointStatus()
@@ -177,6 +181,7 @@ class Endpoint:
         """Forget the steps under way: they belong to an earlier claim, and their answers are ignored."""
         self.is_leasing = self.is_maintaining = self.is_reading_cancels = self.is_reading_attempts = False
         self.is_recording_spool = False
+        self.requeues = 0
 
     def expect_work(self) -> None:
         """The queue may have tasks."""
@@ -195,7 +200,11 @@ class Endpoint:
 
     def requeue(self, task_ids: Sequence[str]) -> list[Action]:
         """Return the leases of tasks that never reached the agent."""
-        return [do.RequeueTasks(self.endpoint_id, self.fence, task_ids)] if task_ids else []
+        if not task_ids:
+            return []
+        self.requeues += 1
+        self.requeued.update(task_ids)
+        return [do.RequeueTasks(self.endpoint_id, self.fence, task_ids)]
 
     def finish(self, result: TaskResult, *, verified: bool = True) -> None:
         """Record the result of a task. It is verified if the task is leased here or the forwarder declares it."""

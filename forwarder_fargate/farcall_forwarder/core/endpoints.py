@@ -157,6 +157,8 @@ class Endpoints:
                 return dispatch.on_prepared(endpoint, event, now)
             case ev.UploadGranted():
                 return reports.on_upload_granted(endpoint, event, now)
+            case ev.TasksRequeued():
+                return maintenance.on_requeued(endpoint, now)
             case ev.CancelsRead():
                 return maintenance.on_cancels(endpoint, event, now)
             case ev.EndpointMaintained():

@@ -166,6 +166,10 @@ class TasksPrepared(Event, frozen=True):
     payloads: Mapping[str, bytes] = msgspec.field(default_factory=dict)
 
 
+class TasksRequeued(EndpointEvent, frozen=True):
+    """Leases are back in the queue."""
+
+
 class CancelsRead(EndpointEvent, frozen=True):
     task_ids: Sequence[str]
 

@@ -46,12 +46,16 @@ def next_at(endpoint: Endpoint) -> float:
 
 
 def maintain(endpoint: Endpoint, now: Instant) -> list[Action]:
-    """Renew the ownership, and the leases of tasks that the agent has or may have."""
+    """Renew the ownership, and the leases of tasks that the agent has or may have.
+
+    It waits for leases that return to the queue: the tasks may be sent again, and are not to end as expired then.
+    """
     policy = endpoint.policy
     endpoint.maintain_at = now.mono + policy.maintenance_s
-    if endpoint.is_maintaining or not endpoint.is_serving:
+    if endpoint.is_maintaining or endpoint.requeues or not endpoint.is_serving:
         return []
     endpoint.is_maintaining = True
+    endpoint.requeued.clear()
     endpoint.renewed = [lease.task_id for lease in endpoint.leases.values() if _is_alive(endpoint, lease, now)]
     step = do.MaintainEndpoint(
         endpoint.endpoint_id,
@@ -76,6 +80,12 @@ def _is_alive(endpoint: Endpoint, lease: Lease, now: Instant) -> bool:
             return endpoint.session is not None or may_return
 
 
+def on_requeued(endpoint: Endpoint, now: Instant) -> list[Action]:
+    """Leases have returned to the queue: the maintenance that waited for them begins."""
+    endpoint.requeues -= 1
+    return maintain(endpoint, now)
+
+
 def on_maintained(endpoint: Endpoint, event: ev.EndpointMaintained, now: Instant) -> list[Action]:
     """The ownership and the leases are renewed; some had expired already."""
     endpoint.is_maintaining = False
@@ -93,6 +103,7 @@ def on_maintained(endpoint: Endpoint, event: ev.EndpointMaintained, now: Instant
         and not endpoint.leases
         and not endpoint.outbox.has(endpoint.endpoint_id)
         and not endpoint.is_reading_attempts
+        and not endpoint.requeues
     ):
         endpoint.is_over = True
         actions.append(do.ReleaseEndpoint(endpoint.endpoint_id, endpoint.fence))
@@ -104,6 +115,8 @@ def _finish_expired(endpoint: Endpoint, reaped: Sequence[LeasedTask], now: Insta
     never have been sent. The queue reports expired leases again until their results are recorded."""
     unclear: list[LeasedTask] = []
     for leased in reaped:
+        if leased.task.task_id in endpoint.requeued:
+            continue
         lease = endpoint.leases.get(leased.task.task_id)
         if lease and lease.attempt == leased.attempt and _is_alive(endpoint, lease, now):
             continue  # It expired while the queue did not answer. The next maintenance renews it.
