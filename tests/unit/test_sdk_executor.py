@@ -654,9 +654,9 @@ def test_a_thread_that_dies_breaks_the_executor_loudly(cloud: FakeCloud) -> None
 
 def test_an_executor_without_endpoint_uses_the_default_one(cloud: FakeCloud) -> None:
     with cloud.client() as client, Executor(client=client) as executor:
-        assert executor.endpoint_id is None
+        before = executor.endpoint_id
         assert executor.submit(divide, 1).result(WAIT_S) == 1
-        assert executor.endpoint_id == cloud.endpoint_id
+        assert (before, executor.endpoint_id) == (None, cloud.endpoint_id)
         executor.endpoint_id = "fake"
         assert executor.options(endpoint_id=cloud.endpoint_id[:8]).submit(divide, 1).result(WAIT_S) == 1
 
