@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from farcall._api import Api, Blobs
     from farcall._batch import Batch
     from farcall._compatibility import CompatibilityChecker
+    from farcall._names import EndpointNames
     from farcall._sealing import Sealer, SealMode
     from farcall._settings import Authorizer
     from farcall._trust import ResultPolicy
@@ -90,6 +91,7 @@ class Connection:
     compatibility: CompatibilityChecker
     policy: ResultPolicy
     sealer: Sealer
+    names: EndpointNames
 
 
 class Client(SourceCode, Sharing):
@@ -158,6 +160,7 @@ class Client(SourceCode, Sharing):
         from farcall._endpoints import EndpointCache
         from farcall._functions import as_serializer
         from farcall._http import Http
+        from farcall._names import EndpointNames
         from farcall._sealing import Sealer, default_mode
         from farcall._trust import ResultPolicy, allowed_strategies, trusted_endpoints
 
@@ -171,7 +174,14 @@ class Client(SourceCode, Sharing):
             endpoints, allowed=allowed_strategies(allowed_deserializers), trusted=trusted_endpoints(trust)
         )
         sealer = Sealer(endpoints, mode=default_mode(sealed))
-        self._connection = Connection(self._api, Blobs(self._api), CompatibilityChecker(endpoints), policy, sealer)
+        self._connection = Connection(
+            self._api,
+            Blobs(self._api),
+            CompatibilityChecker(endpoints),
+            policy,
+            sealer,
+            EndpointNames(lambda role: self._api.list_endpoints(role=role)),
+        )
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
         )
@@ -292,7 +302,7 @@ class Client(SourceCode, Sharing):
         """
         from farcall._batch import check_answer, chunks, encode_submit, options_of
 
-        endpoint_id = str(endpoint_id)
+        endpoint_id = self.find_endpoint(endpoint_id)
         compatibility = self._connection.compatibility
         for function_id, requirements in batch.requirements:
             compatibility.check(endpoint_id, requirements, what=f"an argument of {function_id}")
@@ -660,7 +670,7 @@ class Client(SourceCode, Sharing):
         body = {
             "name": name,
             "scopes": list(scopes),
-            "endpoints": None if endpoints is None else list(map(str, endpoints)),
+            "endpoints": None if endpoints is None else list(map(self.find_endpoint, endpoints)),
             "functions": None if functions is None else list(map(str, functions)),
             "expires_in_s": expires_in_s,
             "account_id": None if account_id is None else str(account_id),
@@ -693,6 +703,17 @@ class Client(SourceCode, Sharing):
     def get_endpoints(self, *, role: str = "any") -> list[Json]:
         """``uuid, name, display_name, owner`` of endpoints: ``role`` "any" for all you may use, "owner" for yours."""
         return self._api.list_endpoints(role=role)
+
+    def find_endpoint(self, name: str | uuid.UUID | None = None) -> str:
+        """The id of an endpoint: by its name, by its id, or by the first digits of it (4 or more). Without any of them,
+        ``FARCALL_ENDPOINT``, else ``endpoint`` in ``config.toml``, else your only one.
+
+        Every method takes these in place of an id. Your own endpoints come before those of others with the same name.
+
+        :raises EndpointUnknown: if there is no such endpoint.
+        :raises ConfigurationError: if several are meant, or you have none.
+        """
+        return self._connection.names.find(name)
 
     def register_endpoint(
         self,
@@ -738,18 +759,18 @@ class Client(SourceCode, Sharing):
 
     def get_endpoint(self, endpoint_id: str | uuid.UUID) -> Json:
         """The registration of an endpoint."""
-        return self._api.get_endpoint(str(endpoint_id))
+        return self._api.get_endpoint(self.find_endpoint(endpoint_id))
 
     #: Its name in ``globus_compute_sdk``.
     get_endpoint_metadata = get_endpoint
 
     def get_endpoint_status(self, endpoint_id: str | uuid.UUID) -> Json:
         """``status`` ("online", "offline") and ``details``: numbers of managers, workers and tasks."""
-        return self._api.get_endpoint_status(str(endpoint_id))
+        return self._api.get_endpoint_status(self.find_endpoint(endpoint_id))
 
     def get_allowed_functions(self, endpoint_id: str | uuid.UUID) -> Json:
         """``restricted``, and if so, ``functions``: the only ones that the endpoint runs."""
-        return self._api.get_allowed_functions(str(endpoint_id))
+        return self._api.get_allowed_functions(self.find_endpoint(endpoint_id))
 
     def iter_endpoint_tasks(
         self,
@@ -765,9 +786,8 @@ class Client(SourceCode, Sharing):
             "function_id": None if function_id is None else str(function_id),
             "limit": _PAGE,
         }
-        return _pages(
-            lambda cursor: self._api.page_of_endpoint_tasks(str(endpoint_id), query | {"after": cursor}), "tasks"
-        )
+        found = self.find_endpoint(endpoint_id)
+        return _pages(lambda cursor: self._api.page_of_endpoint_tasks(found, query | {"after": cursor}), "tasks")
 
     def cancel_endpoint_tasks(
         self,
@@ -784,16 +804,16 @@ class Client(SourceCode, Sharing):
         """
         from farcall._api import IDS_PER_REQUEST
 
-        outcomes: dict[str, Json] = {}
+        found, outcomes = self.find_endpoint(endpoint_id), dict[str, Json]()
         if task_ids:
             for start in range(0, len(task_ids), IDS_PER_REQUEST):
                 body: Json = {"task_ids": task_ids[start : start + IDS_PER_REQUEST], "submitter": submitter}
-                outcomes |= self._api.cancel_endpoint_tasks(str(endpoint_id), body | _function(function_id))["results"]
+                outcomes |= self._api.cancel_endpoint_tasks(found, body | _function(function_id))["results"]
             return outcomes
         after = None
         while True:
             body = {"submitter": submitter, "after": after}
-            answer = self._api.cancel_endpoint_tasks(str(endpoint_id), body | _function(function_id))
+            answer = self._api.cancel_endpoint_tasks(found, body | _function(function_id))
             outcomes |= answer["results"]
             if (after := answer.get("next")) is None:
                 return outcomes
@@ -801,15 +821,15 @@ class Client(SourceCode, Sharing):
     def get_endpoint_keys(self, endpoint_id: str | uuid.UUID) -> list[Json]:
         """The keys with which the agent of an endpoint of yours may connect, the oldest first: ``public_key``,
         ``added_at`` (epoch seconds)."""
-        return list(self._api.endpoint_keys(str(endpoint_id))["keys"])
+        return list(self._api.endpoint_keys(self.find_endpoint(endpoint_id))["keys"])
 
     def revoke_endpoint_key(self, endpoint_id: str | uuid.UUID, public_key: str) -> None:
         """Revoke a key of an endpoint of yours. The session of an agent with this key ends."""
-        self._api.revoke_endpoint_key(str(endpoint_id), public_key)
+        self._api.revoke_endpoint_key(self.find_endpoint(endpoint_id), public_key)
 
     def delete_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
         """Delete an endpoint of yours."""
-        self._api.delete_endpoint(str(endpoint_id))
+        self._api.delete_endpoint(self.find_endpoint(endpoint_id))
 
     def stop_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
         """Not supported: an endpoint is stopped on its machine.

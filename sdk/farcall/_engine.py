@@ -347,6 +347,7 @@ class Engine:
     ) -> None:
         self._groups = {task_group_id}
         self._references: dict[str, str] = {}
+        self.names = connection.names
         self._api = connection.api
         self._blobs = connection.blobs
         self._sealer = connection.sealer
@@ -407,15 +408,12 @@ class Engine:
     ) -> ComputeFuture[Any]:
         """The future of a call, which is sent soon: when the futures among its arguments are done.
 
-        :raises ConfigurationError: if the context has no endpoint.
         :raises SerializationError, PayloadTooLarge: if the arguments cannot be sent.
         :raises RuntimeError: after :meth:`close`, and in a process forked after the engine was started.
         :raises BrokenExecutor: if a thread died of an error of ours.
         """
         if _exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-        if context.endpoint_id is None:
-            raise ConfigurationError("the executor has no endpoint", hint="Pass one: Executor(endpoint_id).")
         if os.getpid() != self._pid:
             raise RuntimeError("this Executor belongs to the parent process; make one after the fork")
         inputs = inputs_of(args, kwargs)

@@ -16,6 +16,7 @@ from farcall._display import card
 from farcall._future import ComputeFuture
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
 from farcall._pacing import BurstLimit
+from farcall_common.errors import FarcallError
 from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
@@ -76,12 +77,14 @@ class Submitter(concurrent.futures.Executor):
 
     @property
     def endpoint_id(self) -> str | None:
-        """Where to run."""
+        """Where to run: the id of an endpoint. It may be set to a name; None is the default endpoint (see
+        :meth:`Client.find_endpoint`)."""
         return self._context.endpoint_id
 
     @endpoint_id.setter
     def endpoint_id(self, value: str | uuid.UUID | None) -> None:
-        self._context = dataclasses.replace(self._context, endpoint_id=None if value is None else as_id(value))
+        found = None if value is None else self._engine.names.find(value)
+        self._context = dataclasses.replace(self._context, endpoint_id=found)
 
     @property
     def task_group_id(self) -> str:
@@ -244,7 +247,7 @@ class Submitter(concurrent.futures.Executor):
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         :raises RuntimeError: after :meth:`shutdown`.
         """
-        return self._engine.submit(self._engine.functions.handle(fn), args, kwargs, self._context)
+        return self._engine.submit(self._engine.functions.handle(fn), args, kwargs, self._complete_context())
 
     def submit_to_registered_function(
         self, function_id: str | uuid.UUID, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -258,7 +261,13 @@ class Submitter(concurrent.futures.Executor):
         from farcall._functions import checked_call
 
         values, named = checked_call(args, kwargs)
-        return self._engine.submit(self._engine.registered(function_id), values, named, self._context)
+        return self._engine.submit(self._engine.registered(function_id), values, named, self._complete_context())
+
+    def _complete_context(self) -> SubmitContext:
+        """The context, with the default endpoint if none was given."""
+        if self._context.endpoint_id is None:
+            self._context = dataclasses.replace(self._context, endpoint_id=self._engine.names.find(None))
+        return self._context
 
     def map(
         self,
@@ -306,7 +315,7 @@ class Executor(Submitter, SourceCode):
 
     ::
 
-        with Executor(endpoint_id) as executor:
+        with Executor("cluster") as executor:
             future = executor.submit(pow, 2, 10)
             squares = list(executor.map(square, range(100), chunksize=10))
 
@@ -314,7 +323,8 @@ class Executor(Submitter, SourceCode):
     64 KiB are sent through the blob store automatically; over 10 MiB they are refused. A function is registered at its
     first use. Requests are repeated after network failures; that never runs a call twice.
 
-    :param endpoint_id: where to run. May be set later, and changed for the calls to come.
+    :param endpoint_id: where to run: the name or the id of an endpoint; else the default one (see
+        :meth:`Client.find_endpoint`). May be set later, and changed for the calls to come.
     :param client: else one is made from the environment, and closed at the end.
     :param task_group_id: the UUID of the group of the tasks; else a new one.
     :param resource_specification: resources of a task (see :attr:`resource_specification`).
@@ -382,18 +392,20 @@ class Executor(Submitter, SourceCode):
             result_serializers=strategy_names(result_serializers),
             **options,
         )
-        context = SubmitContext(
-            None if endpoint_id is None else as_id(endpoint_id),
-            as_id(task_group_id or uuid.uuid4()),
-            task_options,
-            raise_original,
-            None if sealed is None else seal_mode(sealed),
-        )
+        group_id = as_id(task_group_id or uuid.uuid4())
+        mode = None if sealed is None else seal_mode(sealed)
         _check_batch_size(batch_size)
         burst = BurstLimit(api_burst_limit, api_burst_window_s)
         passed = client or funcx_client
         self.client: Client = passed or Client()
         connection = connection_of(self.client)
+        try:
+            found = None if endpoint_id is None else connection.names.find(endpoint_id)
+        except FarcallError:
+            if passed is None:
+                self.client.close()
+            raise
+        context = SubmitContext(found, group_id, task_options, raise_original, mode)
         self._api = connection.api
         self.label = label
         self._shut_down = False

@@ -19,7 +19,6 @@ import pytest
 
 from farcall import (
     Client,
-    ConfigurationError,
     EndpointUnknown,
     Executor,
     FunctionUnknown,
@@ -653,12 +652,13 @@ def test_a_thread_that_dies_breaks_the_executor_loudly(cloud: FakeCloud) -> None
             executor.submit(divide, 1)
 
 
-def test_an_executor_needs_an_endpoint(cloud: FakeCloud) -> None:
+def test_an_executor_without_endpoint_uses_the_default_one(cloud: FakeCloud) -> None:
     with cloud.client() as client, Executor(client=client) as executor:
-        with pytest.raises(ConfigurationError, match="no endpoint"):
-            executor.submit(divide, 1)
-        executor.endpoint_id = cloud.endpoint_id
+        before = executor.endpoint_id
         assert executor.submit(divide, 1).result(WAIT_S) == 1
+        assert (before, executor.endpoint_id) == (None, cloud.endpoint_id)
+        executor.endpoint_id = "fake"
+        assert executor.options(endpoint_id=cloud.endpoint_id[:8]).submit(divide, 1).result(WAIT_S) == 1
 
 
 @pytest.mark.parametrize("bad", [{"batch_size": 0}, {"batch_size": 1001}, {"max_attempts": 0}, {"walltime_s": -1}])
@@ -667,8 +667,8 @@ def test_arguments_are_checked(cloud: FakeCloud, bad: dict[str, Any]) -> None:
         Executor(cloud.endpoint_id, client=client, **bad)
 
 
-def test_invalid_endpoint_id_is_refused(cloud: FakeCloud) -> None:
-    with cloud.client() as client, pytest.raises(ValueError, match="UUID"):
+def test_an_unknown_endpoint_is_refused_at_once(cloud: FakeCloud) -> None:
+    with cloud.client() as client, pytest.raises(EndpointUnknown, match="no endpoint named 'my-laptop'"):
         Executor("my-laptop", client=client)
 
 

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,9 +14,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from farcall._client import Client
-from farcall_common.credentials import find_home, read_settings
-from farcall_common.errors import ConfigurationError, EndpointUnknown, InvalidRequest
+from farcall._client import Client, connection_of
+from farcall_common.credentials import find_home
+from farcall_common.errors import InvalidRequest
 from farcall_common.files import write_private
 from farcall_common.plain_text import plain
 
@@ -122,36 +121,8 @@ EndpointArgument = Annotated[str, typer.Argument(metavar="NAME|ID", autocompleti
 
 
 def resolve_endpoint(client: Client, name: str | None) -> str:
-    """The id of an endpoint by id or name; without one, of the configured endpoint or the only one.
-
-    :raises EndpointUnknown: if none has that name.
-    :raises ConfigurationError: if there are several, or none.
-    """
-    if name is None:
-        name = read_settings(find_home(os.environ)).get("endpoint")
-    if name is not None and _is_id(name):
-        return str(uuid.UUID(name))
-    endpoints = client.get_endpoints()
-    remember("endpoints", (each["name"] for each in endpoints))
-    if name is not None:
-        endpoints = [each for each in endpoints if name in (each["name"], each["display_name"])]
-        if not endpoints:
-            raise EndpointUnknown(f"there is no endpoint named {name!r}")
-    match endpoints:
-        case [only]:
-            return str(only["uuid"])
-        case []:
-            raise ConfigurationError(
-                "you have no endpoint",
-                hint="`farcall-endpoint configure NAME` and `farcall-endpoint start NAME` make this machine one.",
-            )
-    ids = ", ".join(f"{each['name']} ({each['uuid']})" for each in endpoints[:5])
-    raise ConfigurationError(f"which endpoint? There are {len(endpoints)}: {ids}", hint="Choose one with --endpoint.")
-
-
-def _is_id(text: str) -> bool:
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True
+    """The id of an endpoint, as :meth:`Client.find_endpoint`."""
+    endpoint_id = client.find_endpoint(name)
+    if seen := connection_of(client).names.seen:
+        remember("endpoints", seen)
+    return endpoint_id

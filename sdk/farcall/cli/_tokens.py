@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from farcall.cli._arguments import resolve_endpoint
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, show_json, show_table
 from farcall_common.errors import InvalidRequest, NotFound
@@ -52,7 +51,7 @@ def create(
         made = client.create_token(
             name,
             scopes=scope,
-            endpoints=None if endpoint is None else [resolve_endpoint(client, each) for each in endpoint],
+            endpoints=endpoint,
             functions=function,
             expires_in_s=expires_in_s,
             account_id=None if account is None else _account_id(client, account),
