@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farcall._batch import SubmitContext
     from farcall._engine import Engine
     from farcall._sealing import SealMode
+    from farcall._task_info import Why
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
@@ -580,6 +581,11 @@ def _check_batch_size(value: int) -> None:
 
 def _nothing() -> None:
     """The caller of the executor passed the client, and closes it."""
+
+
+def report_delays(executor: Executor, report: Callable[[Why], None]) -> None:
+    """Report delays of tasks in another way than as warnings of the logger ``farcall``."""
+    executor._engine.delays.report = report
 
 
 def leave(executor: Executor, *, flush_s: float) -> None:

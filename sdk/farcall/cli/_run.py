@@ -14,8 +14,9 @@ import msgspec
 import typer
 
 from farcall._client import Client
-from farcall._executor import Executor, leave
+from farcall._executor import Executor, leave, report_delays
 from farcall._future import ComputeFuture
+from farcall._task_info import Why
 from farcall.cli._arguments import (
     EndpointName,
     FunctionName,
@@ -26,7 +27,7 @@ from farcall.cli._arguments import (
     resolve_endpoint,
 )
 from farcall.cli._connect import bar, connected, waiting
-from farcall.cli._output import AsJson, show_error, show_json, show_line, show_value
+from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, exit_status
 
@@ -140,6 +141,7 @@ def _executor(
     """An executor, and the list for its futures. After Ctrl-C or a closed pipe, submitted tasks continue, and Ctrl-C
     shows their ids."""
     executor, futures = Executor(endpoint_id, client=client, walltime_s=walltime_s), list[Future]()
+    report_delays(executor, _ignore_delay if as_json else show_delay)
     try:
         yield executor, futures
     except KeyboardInterrupt as interruption:
@@ -154,6 +156,10 @@ def _executor(
         raise
     else:
         executor.shutdown()
+
+
+def _ignore_delay(why: Why) -> None:
+    """With --json, standard error is for objects; that of TASK_PENDING has the reason."""
 
 
 def _show_unfinished(futures: Sequence[Future], *, as_json: bool) -> None:
@@ -224,11 +230,16 @@ def _submitted(
 def _end_late(futures: Sequence[Future], timeout_s: float | None) -> None:
     """:raises TaskPending: if there are any that are not done; they are cancelled."""
     late = [future for future in futures if not future.done()]
+    if not late:
+        return
+    reason = ""
+    with contextlib.suppress(FarcallError):
+        reason = f". {late[0].why()}"
     for future in late:
         future.cancel()
-    if late:
-        which = f"task {late[0].task_id}" if len(late) == 1 else f"{len(late)} tasks"
-        raise TaskPending(f"{which} did not end within {timeout_s:g} s and {_were(late)} cancelled")
+    which = f"task {late[0].task_id}" if len(late) == 1 else f"{len(late)} tasks"
+    message = f"{which} did not end within {timeout_s:g} s and {_were(late)} cancelled{reason}"
+    raise TaskPending(message.removesuffix("."))
 
 
 def _were(late: Sequence[Future]) -> str:
