@@ -15,7 +15,7 @@ from farcall._delays import DELAY_S
 from farcall._task_info import Why
 from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import bar, connected
-from farcall.cli._output import AsJson, instant, show_delay, show_error, show_json, show_line, show_table
+from farcall.cli._output import AsJson, instant, show_delay, show_error, show_json, show_line, show_table, show_text
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED
@@ -87,6 +87,15 @@ def wait(
         typer.echo(_counts(counts))
     if set(counts) != {"success"}:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def cancel(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> None:
+    """Cancel the tasks of a group that have not ended."""
+    with connected(context) as client:
+        found = client.cancel_group(group_id)
+    counts = collections.Counter(each["outcome"] for each in found.values())
+    show_json({"task_group_id": group_id, "outcomes": counts}) if as_json else show_text(_counts(counts))
 
 
 def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[str, str]:
