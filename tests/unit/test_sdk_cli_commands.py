@@ -129,6 +129,14 @@ def test_map_cancels_late_tasks(offline: FakeCloud, script: str) -> None:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
+def test_the_tasks_of_a_group_are_cancelled(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    group_id = farcall("map", f"{script}:half", "4", "6", "--no-wait").stdout.strip()
+    assert farcall("groups", "cancel", group_id).stdout == "2 cancelled\n"
+    assert json.loads(farcall("groups", "cancel", group_id, "--json").stdout)["outcomes"] == {"finished": 2}
+    assert [line[1] for line in farcall.lines("groups", "show", group_id)] == ["cancelled", "cancelled"]
+
+
 def test_a_group_submitted_without_waiting(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     group_id = farcall("map", f"{script}:half", "4", "6", "--no-wait").stdout.strip()
