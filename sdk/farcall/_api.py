@@ -236,8 +236,9 @@ class Api:
             after = page.get("next")
         return events
 
-    def why(self, task_id: str) -> Json:
-        return self._call("GET", f"/v3/tasks/{quote(task_id, safe='')}/why")
+    def why(self, task_id: str, *, retry_timeout_s: float | None = None, stop: threading.Event | None = None) -> Json:
+        path = f"/v3/tasks/{quote(task_id, safe='')}/why"
+        return self._call("GET", path, retry_timeout_s=retry_timeout_s, stop=stop)
 
     def cancel(
         self, task_ids: Sequence[str], *, retry_timeout_s: float | None = None, stop: threading.Event | None = None

@@ -408,6 +408,13 @@ class Client(SourceCode, Sharing):
             outcomes |= self._api.cancel(task_ids[start : start + IDS_PER_REQUEST])
         return outcomes
 
+    def cancel_group(self, task_group_id: str | uuid.UUID) -> dict[str, Json]:
+        """Cancel the tasks of a group; the answers of :meth:`cancel` by id.
+
+        :raises TaskGroupUnknown: if you have no task in that group.
+        """
+        return self.cancel_many(self.get_task_group(task_group_id))
+
     def get_tasks(self, *, state: str | None = None, limit: int = 100) -> list[Json]:
         """Your tasks, newest first, without results; with ``state``, those in that state."""
         return list(itertools.islice(self.iter_tasks(state=state, page=min(limit, _PAGE)), limit))

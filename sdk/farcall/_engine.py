@@ -20,6 +20,7 @@ from farcall._api import IDS_PER_REQUEST, INLINE_BYTES, Api
 from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payload, encode_submit, request_bytes
 from farcall._client import Connection
 from farcall._compatibility import CompatibilityChecker
+from farcall._delays import DelayWatch
 from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_call, sorted_kwargs
 from farcall._future import ComputeFuture, TaskRecord, failure_of, inputs_of, resolved, when_all_done
 from farcall._pacing import BurstLimit
@@ -361,6 +362,7 @@ class Engine:
         self._poller = Poller(
             self._api, self._collector, stream_is_open=self._stream.is_open, retry_timeout_s=retry_timeout_s
         )
+        self.delays: DelayWatch = DelayWatch(self._api, self._collector)
         self.sender: Sender = Sender(
             self._api,
             self._collector,
@@ -368,7 +370,7 @@ class Engine:
             batch_size=batch_size,
             burst=burst,
             retry_timeout_s=retry_timeout_s,
-            on_accepted=self._poller.tasks_added,
+            on_accepted=self._tasks_added,
             on_gap=self._poll_soon,
             on_sent=self._unsent.release,
         )
@@ -376,7 +378,12 @@ class Engine:
             _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
         )
         self._on_ended = on_ended
-        parts = (("sender", self.sender.run), ("stream", self._stream.run), ("poller", self._poller.run))
+        parts = (
+            ("sender", self.sender.run),
+            ("stream", self._stream.run),
+            ("poller", self._poller.run),
+            ("delays", self.delays.run),
+        )
         self._alive = len(parts)
         self._alive_lock = threading.Lock()
         self._threads = [self._spawn(run, f"{label}-{name}") for name, run in parts]
@@ -443,6 +450,7 @@ class Engine:
             if task_id not in known:
                 known[task_id] = self._open(TaskRecord(task_id, adopted=True), context)
         self._poller.poll_soon()
+        self.delays.tasks_added()
         return [known[task_id] for task_id in task_ids]
 
     def cancel(self, task: TaskRecord) -> None:
@@ -456,6 +464,10 @@ class Engine:
         :raises FarcallError: if the API cannot be reached.
         """
         return Why.from_json(self._api.why(task_id))
+
+    def cause_of_delay(self, endpoint_id: str) -> str:
+        """See :class:`farcall._future.FutureOwner`."""
+        return self.delays.cause(endpoint_id)
 
     def unsettled(self) -> list[ComputeFuture[Any]]:
         """The futures that are not done."""
@@ -585,6 +597,10 @@ class Engine:
 
         when_all_done(inputs, leave_to_pool)
 
+    def _tasks_added(self) -> None:
+        self._poller.tasks_added()
+        self.delays.tasks_added()
+
     def _poll_soon(self) -> None:
         self._poller.poll_soon()
 
@@ -592,6 +608,7 @@ class Engine:
         self.sender.stop()
         self._stream.stop()
         self._poller.stop()
+        self.delays.stop()
         self._uploads.shutdown(wait=False)
         _running.discard(self)
 

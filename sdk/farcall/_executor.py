@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import logging
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from farcall._arguments import as_id, refuse
 from farcall._client import Client, SourceCode, connection_of
@@ -17,15 +19,23 @@ from farcall._future import ComputeFuture
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
 from farcall._pacing import BurstLimit
 from farcall_common.errors import FarcallError
+from farcall_common.exit_codes import Terminated
 from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
     from farcall._batch import SubmitContext
     from farcall._engine import Engine
     from farcall._sealing import SealMode
+    from farcall._task_info import Why
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
+
+#: Time to send what waits when the executor is left early.
+_FLUSH_S: Final = 10.0
+_SECOND_CTRL_C_S: Final = 2.0
+
+_logger = logging.getLogger("farcall")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -436,8 +446,20 @@ class Executor(Submitter, SourceCode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Shut down and wait for open futures. After Ctrl-C, cancel them instead."""
-        self.shutdown(wait=True, cancel_futures=kind is not None and issubclass(kind, KeyboardInterrupt))
+        """Shut down and wait for open futures. After Ctrl-C, return at once: tasks that were submitted continue, and a
+        line on stderr gives their group. A second Ctrl-C within two seconds cancels them."""
+        if not isinstance(error, KeyboardInterrupt):
+            self.shutdown(wait=True)
+            return
+        if interrupted(self, error, self._log_unsettled):
+            _logger.warning("The tasks of group %s were cancelled.", self.task_group_id)
+
+    def _log_unsettled(self) -> None:
+        group_id, count = self.task_group_id, len(self._engine.unsettled())
+        if count:
+            which = "One task" if count == 1 else f"{count} tasks"
+            later = f"`farcall groups wait {group_id}` waits for them, `farcall groups cancel {group_id}` cancels them"
+            _logger.warning("%s will continue; press Ctrl-C again to cancel now. Later: %s.", which, later)
 
     @property
     def batch_size(self) -> int:
@@ -582,9 +604,31 @@ def _nothing() -> None:
     """The caller of the executor passed the client, and closes it."""
 
 
-def leave(executor: Executor, *, flush_s: float) -> None:
-    """Send the calls that wait, for ``flush_s`` seconds at most, and stop waiting for results. The tasks continue."""
+def report_delays(executor: Executor, report: Callable[[Why], None]) -> None:
+    """Report delays of tasks in another way than as warnings of the logger ``farcall``."""
+    executor._engine.delays.report = report
+
+
+def interrupted(executor: Executor, interruption: KeyboardInterrupt, report: Callable[[], None]) -> bool:
+    """Shut down after Ctrl-C or SIGTERM: report, send the calls that wait, and wait for a second Ctrl-C, which cancels
+    every open task. Returns whether it came."""
+    give_up_at = time.monotonic() + (0.0 if isinstance(interruption, Terminated) else _SECOND_CTRL_C_S)
+    try:
+        report()
+        executor.shutdown(wait=False)
+        executor._engine.flush(_FLUSH_S)
+        concurrent.futures.wait(executor._engine.unsettled(), max(0.0, give_up_at - time.monotonic()))
+    except Terminated:
+        return False
+    except KeyboardInterrupt:
+        executor.shutdown(cancel_futures=True)
+        return True
+    return False
+
+
+def leave(executor: Executor) -> None:
+    """Send the calls that wait, for some seconds at most, and stop waiting for results. The tasks continue."""
     executor.shutdown(wait=False)
-    executor._engine.flush(flush_s)
+    executor._engine.flush(_FLUSH_S)
     executor._engine.abandon()
     executor._engine.join()

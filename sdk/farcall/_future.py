@@ -169,6 +169,9 @@ class FutureOwner(Protocol):
     def why(self, task_id: str, /) -> Why:
         """Why a task is in its state, by the API."""
 
+    def cause_of_delay(self, endpoint_id: str, /) -> str:
+        """Why no task of an endpoint starts, as far as it is known; else empty. Asks nothing."""
+
 
 class ComputeFuture(GuardedFuture[T]):
     """The future of a task; everything that works with :class:`concurrent.futures.Future` works with it.
@@ -264,6 +267,33 @@ class ComputeFuture(GuardedFuture[T]):
         error = self._task_error or self.exception()
         tail: str | None = getattr(error.record, name) if isinstance(error, TaskError) else self.details.get(name)
         return tail or None
+
+    def result(self, timeout: float | None = None) -> T:
+        """The value that the function returned, as :meth:`concurrent.futures.Future.result`.
+
+        :param timeout: seconds to wait at most; None = no limit.
+        :raises TimeoutError: after ``timeout``; the message names what holds the task up, if that is known.
+        """
+        try:
+            return super().result(timeout)
+        except TimeoutError:
+            if timeout is None or self.done():  # the error of the function
+                raise
+            raise self._not_ended(timeout) from None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What :meth:`result` would raise, as :meth:`concurrent.futures.Future.exception`; waits in the same way."""
+        try:
+            return super().exception(timeout)
+        except TimeoutError:
+            if timeout is None:
+                raise
+            raise self._not_ended(timeout) from None
+
+    def _not_ended(self, timeout_s: float) -> TimeoutError:
+        cause = self._owner.cause_of_delay(self.endpoint_id)
+        late = f"task {self.task_id} has not ended after {timeout_s:g} s"
+        return TimeoutError(f"{late}. {cause}." if cause else f"{late}; future.why() gives the reason")
 
     def why(self) -> Why:
         """Why the task is in its state: ``print(future.why())`` shows it in one sentence.

@@ -29,6 +29,8 @@ from farcall_common.errors import (
 from farcall_common.http_errors import error_from_response
 
 _logger = logging.getLogger(__name__)
+#: A generator of our own: programs seed the module's.
+_random = random.Random()
 # httpx logs every address at INFO, the signatures of pre-signed ones included: not unless the program enables it.
 if logging.getLogger("httpx").level == logging.NOTSET:
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -48,7 +50,7 @@ _inherited: list[httpx.Client | None] = []
 
 
 def _new_backoff() -> Backoff:
-    return Backoff(first_s=0.1, most_s=10.0, jitter=random.random)
+    return Backoff(first_s=0.1, most_s=10.0, jitter=_random.random)
 
 
 class Http:

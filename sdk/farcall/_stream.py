@@ -39,6 +39,8 @@ from farcall_common.wire import (
 )
 
 _logger = logging.getLogger(__name__)
+#: A generator of our own: programs seed the module's.
+_random = random.Random()
 
 #: How long a forwarder may take from the first packet to StreamOpened.
 _OPEN_TIMEOUT_S: Final = 10.0
@@ -74,7 +76,7 @@ class Stream:
         self._collector = collector
         self._groups = [task_group_id]
         self._on_gap = on_gap
-        self._backoff = backoff or Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, jitter=random.random)
+        self._backoff = backoff or Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, jitter=_random.random)
         self._open = False
         self._stopping = False
         self._cursor: str | None = None

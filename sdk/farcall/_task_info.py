@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from farcall._display import card
 from farcall_common.plain_text import plain
 
 if TYPE_CHECKING:
     from farcall_common.wire import TaskState
+
+
+_BLOCKED: Final = frozenset(
+    {"ENDPOINT_DELETED", "ENDPOINT_NEVER_SEEN", "ENDPOINT_OFFLINE", "ENDPOINT_PROBLEM", "ALLOWANCE", "NO_WORKERS"}
+    | {"QUEUE_AWAY"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +50,11 @@ class Why:
     idle_workers: int | None = None
     problem: str = ""
     expires_at: float | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something holds the task up that may need a person: its endpoint is off, for instance."""
+        return self.reason in _BLOCKED
 
     def __str__(self) -> str:
         return plain(self.text)

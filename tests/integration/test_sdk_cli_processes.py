@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -91,6 +91,41 @@ def test_an_interruption_leaves_a_task_running_and_prints_its_id(
     assert task["status"] == "received"
     assert f"Still running: {task['task_id']}\n" in errors
     assert f"farcall groups wait {task['task_group_id']}" in errors
+
+
+def test_a_second_ctrl_c_cancels_the_tasks(start: Start, cloud: FakeCloud) -> None:
+    program = start("map", "script.py:same", "1", "2")
+    wait_until(lambda: len(states(cloud)) == 2, "not all tasks were submitted")
+    program.send_signal(signal.SIGINT)
+    assert program.stderr is not None
+    assert program.stderr.readline() == "\n"
+    assert program.stderr.readline().startswith("Still running: ")
+    assert program.stderr.readline().startswith("Press Ctrl-C again to cancel them now. Later: `farcall groups wait ")
+    program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, errors) == (130, "2 tasks were cancelled.\n")
+    assert states(cloud) == ["cancelled"] * 2
+
+
+@pytest.mark.parametrize("arguments", [("run", "script.py:same", "1"), ("map", "script.py:same", "1")])
+def test_a_wait_for_an_endpoint_that_is_off_is_explained(
+    start: Start, cloud: FakeCloud, arguments: Sequence[str]
+) -> None:
+    program = start(*arguments)
+    assert program.stderr is not None
+    assert program.stderr.readline() == "Waiting: Endpoint fake was never online.\n"
+    cloud.run_waiting()
+    output, errors = program.communicate(timeout=WAIT_S)
+    assert (program.returncode, output, errors) == (0, "1\n", "")
+
+
+def test_a_wait_for_a_group_is_explained(start: Start, cloud: FakeCloud) -> None:
+    group_id, _ = start("map", "script.py:same", "1", "--no-wait").communicate(timeout=WAIT_S)
+    program = start("groups", "wait", group_id.strip())
+    assert program.stderr is not None
+    assert program.stderr.readline() == "Waiting: Endpoint fake was never online.\n"
+    cloud.run_waiting()
+    assert program.wait(WAIT_S) == 0
 
 
 def test_ctrl_c_in_a_map_prints_all_ids_for_programs(start: Start, cloud: FakeCloud) -> None:

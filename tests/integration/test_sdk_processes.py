@@ -53,18 +53,26 @@ def test_submitted_calls_are_sent_before_the_process_exits(start: Start, cloud: 
         assert [task["status"] for task in client.get_tasks()] == ["received"] * 100
 
 
-def test_ctrl_c_cancels_open_futures(start: Start, cloud: FakeCloud) -> None:
+@pytest.mark.parametrize(("count", "state"), [(1, "received"), (2, "cancelled")])
+def test_ctrl_c_leaves_tasks_running_and_a_second_one_cancels_them(
+    start: Start, cloud: FakeCloud, count: int, state: str
+) -> None:
     program = start(
         "with executor:\n"
         "    futures = [executor.submit(pow, 2, n) for n in range(10)]\n"
-        "    executor._engine.flush(20)\n"
         "    print('ready', flush=True)\n"
         "    futures[0].result()\n"
     )
     assert program.stdout is not None
+    assert program.stderr is not None
     assert program.stdout.readline() == "ready\n"
     program.send_signal(signal.SIGINT)
+    line = program.stderr.readline()
+    assert line.startswith("10 tasks will continue; press Ctrl-C again to cancel now. Later: `farcall groups wait ")
+    if count == 2:
+        program.send_signal(signal.SIGINT)
     _, errors = program.communicate(timeout=WAIT_S)
     assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert ("were cancelled" in errors) == (count == 2)
     with cloud.client() as client:
-        assert [task["status"] for task in client.get_tasks()] == ["cancelled"] * 10
+        assert [task["status"] for task in client.get_tasks()] == [state] * 10

@@ -122,11 +122,19 @@ def test_map_cancels_late_tasks(offline: FakeCloud, script: str) -> None:
     farcall = Farcall(offline)
     result = farcall("map", f"{script}:half", "1", "2", "3", "--timeout", "0.05")
     assert result.exit_code == 75
-    assert "3 tasks did not end within 0.05 s and were cancelled" in result.stderr
+    assert "3 tasks did not end within 0.05 s and were cancelled. Endpoint fake was never online" in result.stderr
     assert {line[1] for line in farcall.lines("tasks", "ls")} == {"cancelled"}
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tasks_of_a_group_are_cancelled(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    group_id = farcall("map", f"{script}:half", "4", "6", "--no-wait").stdout.strip()
+    assert farcall("groups", "cancel", group_id).stdout == "2 cancelled\n"
+    assert json.loads(farcall("groups", "cancel", group_id, "--json").stdout)["outcomes"] == {"finished": 2}
+    assert [line[1] for line in farcall.lines("groups", "show", group_id)] == ["cancelled", "cancelled"]
 
 
 def test_a_group_submitted_without_waiting(offline: FakeCloud, script: str) -> None:
@@ -136,7 +144,7 @@ def test_a_group_submitted_without_waiting(offline: FakeCloud, script: str) -> N
     assert (listed, count, states) == (group_id, "2", "2 received")
     late = farcall("groups", "wait", group_id, "--timeout", "0.05")
     assert late.exit_code == 75
-    assert "2 tasks have not ended" in late.stderr
+    assert "2 tasks have not ended after 0.05 s. Endpoint fake was never online" in late.stderr
     assert [line[1] for line in farcall.lines("groups", "show", group_id)] == ["received", "received"]
     offline.run_waiting()
     assert farcall("groups", "wait", group_id).stdout == "2 success\n"

@@ -64,6 +64,9 @@ class Laptop:
     def why(self, task_id: str) -> Why:
         return self._client.why(task_id)
 
+    def cause_of_delay(self, endpoint_id: str) -> str:
+        return ""
+
     def open(self) -> None:
         self._thread.start()
 

@@ -47,6 +47,8 @@ def _values(annotation: Any, field: str) -> st.SearchStrategy[Any]:
         return st.none() | _values(next(part for part in args if part is not type(None)), field)
     if field in ("result", "payload", "body", "piece"):
         return st.just(0)
+    if field == "walltime_s":
+        return st.floats(0, 2**40, exclude_min=True)
     if field == "weights":
         return st.dictionaries(TEXT, st.integers(1, 1000), max_size=3)
     if get_origin(annotation) is tuple:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
 from farcall._client import Client, connection_of
+from farcall._delays import DELAY_S
+from farcall._task_info import Why
 from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import bar, connected
-from farcall.cli._output import AsJson, instant, show_error, show_json, show_line, show_table
+from farcall.cli._output import AsJson, instant, show_delay, show_error, show_json, show_line, show_table, show_text
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED
@@ -86,6 +89,15 @@ def wait(
         raise typer.Exit(FAILED)
 
 
+@app.command()
+def cancel(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> None:
+    """Cancel the tasks of a group that have not ended."""
+    with connected(context) as client:
+        found = client.cancel_group(group_id)
+    counts = collections.Counter(each["outcome"] for each in found.values())
+    show_json({"task_group_id": group_id, "outcomes": counts}) if as_json else show_text(_counts(counts))
+
+
 def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[str, str]:
     """The states in which tasks ended.
 
@@ -94,6 +106,7 @@ def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[s
     give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
     ended: dict[str, str] = {}
     polling = Backoff(first_s=_FIRST_POLL_S, most_s=_LONGEST_POLL_S)
+    ask_at: float | None = time.monotonic() + DELAY_S
     with bar("waiting", len(ids)) as update:
         while True:
             found = connection_of(client).api.all_status([id_ for id_ in ids if id_ not in ended])
@@ -104,10 +117,23 @@ def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[s
                 return ended
             if fresh:
                 polling.reset()
+            if ask_at and time.monotonic() >= ask_at:
+                ask_at = None
+                if (why := _why_first(client, ids, ended)) and why.is_blocked:
+                    show_delay(why)
             delay_s = polling.next_s()
             if give_up_at is not None and time.monotonic() + delay_s > give_up_at:
-                raise TaskPending(f"{len(ids) - len(ended)} tasks have not ended after {timeout_s:g} s")
+                why = _why_first(client, ids, ended)
+                reason = f". {why}".removesuffix(".") if why else ""
+                raise TaskPending(f"{len(ids) - len(ended)} tasks have not ended after {timeout_s:g} s{reason}")
             time.sleep(delay_s)
+
+
+def _why_first(client: Client, ids: Sequence[str], ended: Mapping[str, str]) -> Why | None:
+    """Why the first task that has not ended waits; None if the API does not answer."""
+    with contextlib.suppress(FarcallError):
+        return client.why(next(id_ for id_ in ids if id_ not in ended))
+    return None
 
 
 def _show_results(client: Client, ids: Sequence[str], *, as_json: bool) -> None:

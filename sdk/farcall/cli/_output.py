@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from farcall._task_info import Why
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
 from farcall_common.plain_text import escaped, plain
 
@@ -116,6 +117,11 @@ def internal(error: Exception) -> FarcallError:
     message = f"{type(error).__name__}: {error}"
     record = ErrorRecord(FarcallError.code, message, "This is a bug in Farcall; `farcall --debug ...` shows where.")
     return FarcallError(message, record=record)
+
+
+def show_delay(why: Why) -> None:
+    """Write what holds a task up to standard error, above the status line or the progress bar."""
+    show_text(f"Waiting: {why}", err=True)
 
 
 def show_error(error: FarcallError, *, as_json: bool) -> None:

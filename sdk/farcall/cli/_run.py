@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +15,9 @@ import msgspec
 import typer
 
 from farcall._client import Client
-from farcall._executor import Executor, leave
+from farcall._executor import Executor, interrupted, leave, report_delays
 from farcall._future import ComputeFuture
+from farcall._task_info import Why
 from farcall.cli._arguments import (
     EndpointName,
     FunctionName,
@@ -26,15 +28,14 @@ from farcall.cli._arguments import (
     resolve_endpoint,
 )
 from farcall.cli._connect import bar, connected, waiting
-from farcall.cli._output import AsJson, show_error, show_json, show_line, show_value
+from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
-from farcall_common.exit_codes import FAILED, exit_status
+from farcall_common.exit_codes import FAILED, Terminated, exit_status
 
 if TYPE_CHECKING:
     from farcall._batch import Batch
 
 _IDS_SHOWN: Final = 10
-_FLUSH_S: Final = 10.0
 
 Future = ComputeFuture[Any]
 Arguments = tuple[list[Any], dict[str, Any]]
@@ -138,16 +139,22 @@ def _executor(
     client: Client, endpoint_id: str, walltime_s: float | None, *, as_json: bool
 ) -> Iterator[tuple[Executor, list[Future]]]:
     """An executor, and the list for its futures. After Ctrl-C or a closed pipe, submitted tasks continue, and Ctrl-C
-    shows their ids."""
+    shows their ids; a second Ctrl-C cancels them."""
     executor, futures = Executor(endpoint_id, client=client, walltime_s=walltime_s), list[Future]()
+    report_delays(executor, _ignore_delay if as_json else show_delay)
     try:
         yield executor, futures
     except KeyboardInterrupt as interruption:
-        leave(executor, flush_s=_FLUSH_S)
-        _show_unfinished([each for each in futures if not each.done()], as_json=as_json)
+        left = [each for each in futures if not each.done()]
+        is_ctrl_c = not isinstance(interruption, Terminated)
+        show = functools.partial(_show_unfinished, left, as_json=as_json, is_ctrl_c=is_ctrl_c)
+        if interrupted(executor, interruption, show):
+            _show_cancelled(left, as_json=as_json)
+        else:
+            leave(executor)
         raise typer.Exit(exit_status(interruption)) from None
     except BrokenPipeError:
-        leave(executor, flush_s=_FLUSH_S)
+        leave(executor)
         raise
     except BaseException:
         executor.shutdown(cancel_futures=True)
@@ -156,19 +163,31 @@ def _executor(
         executor.shutdown()
 
 
-def _show_unfinished(futures: Sequence[Future], *, as_json: bool) -> None:
+def _ignore_delay(why: Why) -> None:
+    """With --json, standard error is for objects; that of TASK_PENDING has the reason."""
+
+
+def _show_unfinished(futures: Sequence[Future], *, as_json: bool, is_ctrl_c: bool) -> None:
     ids = [future.task_id for future in futures]
     if as_json:
         shown = {"code": "INTERRUPTED", "task_group_id": futures[0].task_group_id if futures else None, "task_ids": ids}
         typer.echo(msgspec.json.encode({"error": shown}).decode(), err=True)
         return
-    if not futures:
+    if not ids:
         return
     group_id = futures[0].task_group_id
     remember("groups", [group_id])
     more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
     typer.echo(f"\nStill running: {' '.join(ids[:_IDS_SHOWN])}{more}", err=True)
-    typer.echo(f"`farcall groups wait {group_id}` waits for them, `farcall tasks cancel` cancels them.", err=True)
+    later = f"`farcall groups wait {group_id}` waits for them, `farcall groups cancel {group_id}` cancels them"
+    typer.echo(f"Press Ctrl-C again to cancel them now. Later: {later}." if is_ctrl_c else f"{later}.", err=True)
+
+
+def _show_cancelled(futures: Sequence[Future], *, as_json: bool) -> None:
+    if futures and not as_json:
+        typer.echo(
+            "The task was cancelled." if len(futures) == 1 else f"{len(futures)} tasks were cancelled.", err=True
+        )
 
 
 def _show_results(futures: Sequence[Future], timeout_s: float | None, *, as_json: bool) -> int:
@@ -224,11 +243,16 @@ def _submitted(
 def _end_late(futures: Sequence[Future], timeout_s: float | None) -> None:
     """:raises TaskPending: if there are any that are not done; they are cancelled."""
     late = [future for future in futures if not future.done()]
+    if not late:
+        return
+    reason = ""
+    with contextlib.suppress(FarcallError):
+        reason = f". {late[0].why()}"
     for future in late:
         future.cancel()
-    if late:
-        which = f"task {late[0].task_id}" if len(late) == 1 else f"{len(late)} tasks"
-        raise TaskPending(f"{which} did not end within {timeout_s:g} s and {_were(late)} cancelled")
+    which = f"task {late[0].task_id}" if len(late) == 1 else f"{len(late)} tasks"
+    message = f"{which} did not end within {timeout_s:g} s and {_were(late)} cancelled{reason}"
+    raise TaskPending(message.removesuffix("."))
 
 
 def _were(late: Sequence[Future]) -> str:
