@@ -30,7 +30,7 @@ from farcall_common.http_errors import error_from_response
 
 _logger = logging.getLogger(__name__)
 #: A generator of our own: programs seed the module's.
-_random = random.Random()
+_random = random.SystemRandom()
 # httpx logs every address at INFO, the signatures of pre-signed ones included: not unless the program enables it.
 if logging.getLogger("httpx").level == logging.NOTSET:
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -40,7 +40,7 @@ from farcall_common.wire import (
 
 _logger = logging.getLogger(__name__)
 #: A generator of our own: programs seed the module's.
-_random = random.Random()
+_random = random.SystemRandom()
 
 #: How long a forwarder may take from the first packet to StreamOpened.
 _OPEN_TIMEOUT_S: Final = 10.0
