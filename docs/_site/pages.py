@@ -1,8 +1,9 @@
-"""Site build hooks: the list of decisions in the navigation, and links that work on the site."""
+"""Site build hooks: decisions in the navigation, the version in the footer, search ranks, and links that work on the site."""
 
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,10 +11,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
 _LINK: Final = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
+#: How much a match in a folder counts in the search; in the others 1.
+_BOOSTS: Final = {"howto": 3.0, ".": 2.0, "endpoint": 1.5}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put every decision into its section of the navigation."""
+    """Put every decision into its section of the navigation, and the version into the footer."""
+    config.copyright = f"Farcall {version('farcall')}, Apache-2.0"
     decisions = sorted(Path(config.docs_dir, "adr").glob("0*.md"))
     section: list[Any] = next(entry["Decisions"] for entry in config.nav or () if "Decisions" in entry)
     section.extend(f"adr/{path.name}" for path in decisions if f"adr/{path.name}" not in section)
@@ -21,7 +25,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Change links to a folder into links to its README, and links out of the site into their text."""
+    """Change links to a folder into links to its README, and links out of the site into their text; rank the page."""
+    folder = Path(page.file.src_uri).parent.as_posix()
+    page.meta.setdefault("search", {"exclude": True} if folder == "adr" else {"boost": _BOOSTS.get(folder, 1.0)})
     docs = Path(config.docs_dir).resolve()
     here = Path(page.file.abs_src_path or docs).parent
 
