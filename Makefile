@@ -14,7 +14,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs fuzz check format docs bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -198,6 +198,10 @@ format: setup
 docs: setup .tools/site/.made
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 	@echo "build/site/index.html"
+
+# The picture on the site's first page, from a run.
+docs-picture: setup
+	@$(RUN) examples.demo --svg docs/demo.svg
 
 openapi: setup
 	$(RUN) farcall_lambdas.openapi docs/openapi.json

@@ -3,13 +3,16 @@
     python -m examples.demo
 
 It stops and removes everything that it started, also after an error; the pictures stay in ``build/demo``.
+``make docs-picture`` draws its results for the documentation.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
+import re
 import shutil
 import signal
 import sys
@@ -34,6 +37,7 @@ BATCH = 1_000
 MEGABYTES = 5
 
 console = Console(highlight=False)
+_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
 def square(number: int) -> int:
@@ -88,6 +92,15 @@ class Results:
 
     def show(self) -> None:
         console.print(self._table)
+
+    def draw(self, path: Path, *, took_s: float) -> None:
+        """Write the results as a picture of a terminal, without the fonts that a browser would fetch for it."""
+        terminal = Console(record=True, file=io.StringIO(), width=100, highlight=False)
+        terminal.print("$ make demo")
+        terminal.print(self._table)
+        terminal.print(f"[green]Done in {took_s:.1f} s; all processes are stopped.[/green]")
+        svg = _FONT.sub("", terminal.export_svg(title="make demo", unique_id="demo"))
+        path.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
 
 
 def run_steps(client: farcall.Client, endpoint_id: str, results: Results, *, pictures: Path) -> None:
@@ -189,7 +202,9 @@ def require(condition: bool, otherwise: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the demo on a local tier.")
     parser.add_argument("--pictures", type=Path, default=Path("build/demo"), help="where pictures go")
-    pictures: Path = parser.parse_args().pictures
+    parser.add_argument("--svg", type=Path, help="draw the results as this picture")
+    arguments = parser.parse_args()
+    pictures: Path = arguments.pictures
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="farcall-demo-"))
@@ -202,10 +217,12 @@ def main() -> int:
             with results.step("start an endpoint") as shown:
                 endpoint = LocalEndpoint("demo", home=directory, environment=tier.environment())
                 stack.enter_context(endpoint)
-                shown.append(endpoint.endpoint_id)
+                shown.append("demo, online")
             client = stack.enter_context(farcall.Client(tier.api_url, tier.token))
             run_steps(client, endpoint.endpoint_id, results, pictures=pictures)
             results.show()
+        if arguments.svg:
+            results.draw(arguments.svg, took_s=time.monotonic() - began)
         console.print(f"[green]Done in {time.monotonic() - began:.1f} s; all processes are stopped.[/green]")
     except KeyboardInterrupt:
         console.print("[yellow]Interrupted; all processes are stopped.[/yellow]")

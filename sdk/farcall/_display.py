@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
+import operator
 import reprlib
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar, cast
 
 _LONGEST: Final = 200
+_REDRAW_S: Final = 0.1
 
 _short: Final = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = _LONGEST
@@ -70,8 +74,11 @@ def _drawn(work: Iterable[T], description: str, total: int | None, show: bool | 
     )
 
     console = Console(stderr=True)
+    if console.is_jupyter and show is not False:
+        yield from _drawn_in_notebook(work, description, total or operator.length_hint(work))
+        return
     if show is None:
-        show = console.is_terminal or console.is_jupyter
+        show = console.is_terminal
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -81,3 +88,34 @@ def _drawn(work: Iterable[T], description: str, total: int | None, show: bool | 
     )
     with Progress(*columns, console=console, disable=not show) as progress:
         yield from progress.track(work, total=total, description=description)
+
+
+def _drawn_in_notebook(work: Iterable[T], description: str, total: int) -> Iterator[T]:
+    """A line that is replaced as the work goes on: rich's bar needs ipywidgets, which not every kernel has, and leaves
+    nothing in a stored notebook."""
+    ipython: Any = importlib.import_module("IPython.display")
+    began_at = drawn_at = time.monotonic()
+    shown = ipython.display(_bar(description, 0, total, 0.0), raw=True, display_id=True)
+    count = 0
+    try:
+        for each in work:
+            yield each
+            count += 1
+            now = time.monotonic()
+            if now - drawn_at >= _REDRAW_S:
+                shown.update(_bar(description, count, total, now - began_at), raw=True)
+                drawn_at = now
+    finally:
+        shown.update(_bar(description, count, total, time.monotonic() - began_at), raw=True)
+
+
+def _bar(description: str, count: int, total: int, elapsed_s: float) -> dict[str, str]:
+    """The bar as HTML and as text; without an end if ``total`` is 0."""
+    import html
+
+    done = f"{f'{count}/{total}' if total else count}, {elapsed_s:.1f} s"
+    value = f' max="{total}" value="{count}"' if total else ""
+    return {
+        "text/html": f"{html.escape(description)} <progress{value}></progress> {done}",
+        "text/plain": f"{description} {done}",
+    }

@@ -34,3 +34,25 @@ def test_futures_come_as_they_complete() -> None:
 
 def test_empty_list_can_be_tracked() -> None:
     assert list(track([], show=False)) == []
+
+
+def test_the_bar_in_a_notebook_needs_no_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _Display()
+    drawn = shown.drawn
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("IPython.display.display", shown.update)
+    assert list(track([1, 2], "<counting>")) == [1, 2]
+    assert drawn[0]["text/html"].startswith('&lt;counting&gt; <progress max="2" value="0">')
+    assert drawn[-1]["text/plain"].startswith("<counting> 2/2, ")
+    assert list(track(iter("ab"), show=False)) == ["a", "b"]
+
+
+class _Display:
+    """IPython's ``display``, and the handle that it returns."""
+
+    def __init__(self) -> None:
+        self.drawn: list[dict[str, str]] = []
+
+    def update(self, data: dict[str, str], **_: object) -> _Display:
+        self.drawn.append(data)
+        return self
