@@ -1,4 +1,4 @@
-"""Site build hooks: decisions in the navigation, the version in the footer, search ranks, and links that work on the site."""
+"""Site build hooks: decisions in the navigation, the version in the footer, and links that work on the site."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
 _LINK: Final = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
-#: How much a match in a folder counts in the search; in the others 1.
-_BOOSTS: Final = {"howto": 3.0, ".": 2.0, "endpoint": 1.5}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -25,9 +23,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Change links to a folder into links to its README, and links out of the site into their text; rank the page."""
-    folder = Path(page.file.src_uri).parent.as_posix()
-    page.meta.setdefault("search", {"exclude": True} if folder == "adr" else {"boost": _BOOSTS.get(folder, 1.0)})
+    """Change links to a folder into links to its README, and links out of the site into their text."""
     docs = Path(config.docs_dir).resolve()
     here = Path(page.file.abs_src_path or docs).parent
 

