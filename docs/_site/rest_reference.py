@@ -1,4 +1,4 @@
-"""The page of the REST interface, generated from the OpenAPI document."""
+"""The routes and shapes of the REST reference, generated from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -8,32 +8,45 @@ from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 _PAGE: Final = "reference/rest.md"
-_HEAD: Final = """# REST API
-
-The REST API follows [openapi.json](../openapi.json), which is generated from the handlers. Routes of Globus Compute
-have the same shapes here; the others are Farcall's. Every request carries `Authorization: Bearer TOKEN`.
-Every error answers in the shape [`ErrorAnswer`](#erroranswer); [Error codes](../errors.md) explains its `code`.
-"""
+#: The groups of routes, those that most programs need first.
+_GROUPS: Final = {
+    "tasks": "Tasks",
+    "functions": "Functions",
+    "endpoints": "Endpoints",
+    "account": "Account and usage",
+    "sharing": "Sharing",
+    "tokens": "Tokens and service accounts",
+    "blobs": "Large values",
+    "connections": "Connections",
+    "containers": "Containers",
+    "service": "Service",
+}
 
 Json = Mapping[str, Any]
 
 
-def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
-    """Add the page."""
+def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Add the routes and shapes to their page."""
+    if page.file.src_uri != _PAGE:
+        return markdown
     document = json.loads(Path(config.docs_dir, "openapi.json").read_text(encoding="utf-8"))
-    files.append(File.generated(config, _PAGE, content="\n".join(_page(document)) + "\n"))
-    return files
+    return "\n".join([markdown, *_page(document)]) + "\n"
 
 
 def _page(document: Json) -> Iterator[str]:
-    yield _HEAD
-    yield "## Routes\n"
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            yield from _route(f"{method.upper()} {path}", operation)
+    routes = [
+        (operation["tags"][0], f"{method.upper()} {path}", operation)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    for group in sorted({group for group, _, _ in routes}, key=list(_GROUPS).index):
+        yield f"## {_GROUPS[group]}\n"
+        for tag, title, operation in routes:
+            if tag == group:
+                yield from _route(title, operation)
     yield "## Shapes\n"
     for name, schema in sorted(document["components"]["schemas"].items()):
         yield from _shape(name, schema)
@@ -51,7 +64,7 @@ def _route(title: str, operation: Json) -> Iterator[str]:
     parameters = operation.get("parameters", ())
     if parameters:
         yield from _table(
-            (each["name"], f"{_type(each['schema'])}, in the {each['in']}", each.get("description", ""))
+            (each["name"], f"{_type(each['schema'])}, in the {each['in']}", each["description"])
             for each in parameters
         )
 
@@ -66,7 +79,7 @@ def _shape(name: str, schema: Json) -> Iterator[str]:
     properties: Json = schema.get("properties", {})
     if properties:
         yield from _table(
-            (key, _type(value) + ("" if key in required else ", optional"), value.get("description", ""))
+            (key, _type(value) + ("" if key in required else ", optional"), value["description"])
             for key, value in properties.items()
         )
 
@@ -74,7 +87,7 @@ def _shape(name: str, schema: Json) -> Iterator[str]:
 def _table(rows: Iterator[tuple[str, str, str]]) -> Iterator[str]:
     yield "| name | type | meaning |\n|---|---|---|"
     for name, kind, meaning in rows:
-        yield f"| `{name}` | {kind} | {' '.join(str(meaning).split())} |"
+        yield f"| `{name}` | {kind} | {' '.join(meaning.split())} |"
     yield ""
 
 

@@ -12,6 +12,7 @@ from aws_lambda_powertools.event_handler.openapi.models import HTTPBearer
 
 from farcall_lambdas.answers import ErrorAnswer
 from farcall_lambdas.app import rest_resolver
+from farcall_lambdas.field_meanings import meaning
 from farcall_lambdas.route_access import ROUTE_ACCESS
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.version import API_VERSION
@@ -53,7 +54,7 @@ def document() -> str:
         security_schemes={"bearer": HTTPBearer()},
         security=[{"bearer": []}],
     )
-    return json.dumps(_with_rights(_with_our_errors(json.loads(text))), indent=1, sort_keys=True) + "\n"
+    return json.dumps(_with_meanings(_with_rights(_with_our_errors(json.loads(text)))), indent=1, sort_keys=True) + "\n"
 
 
 def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +79,23 @@ def _with_rights(spec: dict[str, Any]) -> dict[str, Any]:
         for method, operation in operations.items():
             operation["x-farcall-access"] = ROUTE_ACCESS[method.upper(), declared].to_json()
     return spec
+
+
+def _with_meanings(spec: dict[str, Any]) -> dict[str, Any]:
+    """What each field and parameter means."""
+    for name, schema in spec["components"]["schemas"].items():
+        for field, described in schema.get("properties", {}).items():
+            _describe(described, meaning(field, shape=name.partition("-")[0]))
+    for operations in spec["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                _describe(parameter, meaning(parameter["name"]))
+    return spec
+
+
+def _describe(described: dict[str, Any], text: str | None) -> None:
+    if text:
+        described.setdefault("description", text)
 
 
 def _failures(method: str, operation: Mapping[str, Any]) -> list[tuple[str, str]]:

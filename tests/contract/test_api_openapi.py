@@ -47,6 +47,25 @@ def test_every_reference_resolves_and_every_schema_is_used() -> None:
     assert used == schemas.keys()
 
 
+def test_every_field_and_parameter_has_a_meaning() -> None:
+    spec = _document()
+    fields = {
+        f"{name}.{field}": described.get("description", "")
+        for name, schema in spec["components"]["schemas"].items()
+        for field, described in schema.get("properties", {}).items()
+    }
+    parameters = {
+        f"{method.upper()} {path} {parameter['name']}": parameter.get("description", "")
+        for path, operations in spec["paths"].items()
+        for method, operation in operations.items()
+        for parameter in operation.get("parameters", ())
+    }
+    described = fields | parameters
+    assert len(described) > 500
+    assert [name for name, text in described.items() if not text.endswith(".")] == [], "see field_meanings.py"
+    assert fields["Submit.walltime_s"].startswith("Seconds after which an attempt")
+
+
 def test_every_operation_documents_its_errors_and_has_a_unique_name() -> None:
     operations = [operation for path in _document()["paths"].values() for operation in path.values()]
 

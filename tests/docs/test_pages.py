@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.docs.pages import DOCS, Block, Page, check_output, pages, run
+from tests.docs.pages import DOCS, Block, Page, check_output, pages, printed, run
 
 PAGES: Final = [page for page in pages() if page.program()]
 
@@ -23,6 +24,14 @@ def test_the_code_of_a_page_runs_without_a_cloud(
     page: Page, bare_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     check_output(run(page, directory=tmp_path, environment=bare_environment), expected=page.expected())
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_examples_with_curl_run(environment: Mapping[str, str], tmp_path: Path) -> None:
+    page = Page.read(DOCS / "reference" / "rest.md")
+    session = "".join(block.body for block in page.blocks if block.language == "bash")
+    said = printed(["bash", "-euo", "pipefail", "-c", session], directory=tmp_path, environment=environment)
+    check_output(said, expected=page.expected())
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -120,6 +120,17 @@ def test_the_search_finds_the_usual_words(site: Path) -> None:
     assert {query: answers[query][:4] for query, page in QUERIES.items() if page not in answers[query][:3]} == {}
 
 
+def test_the_rest_reference_begins_with_the_important_routes(site: Path) -> None:
+    text = (site / "reference/rest.html").read_text(encoding="utf-8")
+    headings = [re.sub(r"<[^>]+>|&para;", "", each).strip() for each in re.findall(r"<h2[^>]*>(.*?)</h2>", text)]
+    assert headings[:4] == ["Examples with curl", "Tasks", "Functions", "Endpoints"]
+    assert headings[-1] == "Shapes"
+    assert "<td></td>" not in text
+    document = json.loads((DOCS / "openapi.json").read_text(encoding="utf-8"))
+    routes = sum(len(operations) for operations in document["paths"].values())
+    assert len(re.findall(r"<h3[^>]*><code>(?:GET|POST|PUT|DELETE) ", text)) == routes
+
+
 def test_decisions_are_not_searched(site: Path) -> None:
     entries: list[Any] = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
     assert len(entries) > 300
