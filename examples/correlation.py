@@ -1,6 +1,6 @@
 """X-ray photon correlation spectroscopy: correlate speckle patterns in time, to measure how fast a sample moves.
 
-    python examples/correlation.py --endpoint ENDPOINT_ID
+    python examples/correlation.py --endpoint NAME
 
 A coherent beam on a rough surface makes speckles, which change as the surface moves through the beam. The surface is
 the photograph of gravel that ships with scikit-image; its grey values are phases, and it drifts by a known amount from
@@ -89,7 +89,7 @@ def main() -> None:
     import farcall
 
     parser = argparse.ArgumentParser(description="Correlate speckle patterns in time.")
-    parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
+    parser.add_argument("--endpoint", required=True, help="name or id of the endpoint to run on")
     arguments = parser.parse_args()
     with farcall.Executor(endpoint_id=arguments.endpoint) as executor:
         times = run(executor)

@@ -1,6 +1,6 @@
 """Digit recognition: train models on all workers, then read hand-written digits with the best one.
 
-    python examples/digits.py --endpoint ENDPOINT_ID
+    python examples/digits.py --endpoint NAME
 
 The images are the real ones of scikit-learn's digits set (NIST forms, 8 x 8 pixels); half of them are for training.
 Models come back as bytes, and the best one is sent with every batch: this machine needs no scikit-learn.
@@ -75,7 +75,7 @@ def main() -> None:
     import farcall
 
     parser = argparse.ArgumentParser(description="Read hand-written digits.")
-    parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
+    parser.add_argument("--endpoint", required=True, help="name or id of the endpoint to run on")
     with farcall.Executor(endpoint_id=parser.parse_args().endpoint) as executor:
         reading = run(executor)
     print(f"{reading.images} digits read, {reading.accuracy:.1%} of them correctly")

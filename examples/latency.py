@@ -1,6 +1,6 @@
 """Latency breakdown of a call on your endpoint, as in the funcX paper (HPDC 2020, figure 4).
 
-    python examples/latency.py --endpoint ENDPOINT_ID [--calls 200]
+    python examples/latency.py --endpoint NAME [--calls 200]
 
 Calls a no-op sequentially, and shows the time in each part of the system.
 """
@@ -103,7 +103,7 @@ def main() -> None:
     import farcall
 
     parser = argparse.ArgumentParser(description="Show the latency of each part of a call.")
-    parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
+    parser.add_argument("--endpoint", required=True, help="name or id of the endpoint to run on")
     parser.add_argument("--calls", type=int, default=200)
     arguments = parser.parse_args()
     with farcall.Client() as client:

@@ -1,6 +1,6 @@
 """Metadata extraction: the kind, the properties and the topics of every file in a tree.
 
-    python examples/metadata.py --endpoint ENDPOINT_ID [--tree DIRECTORY]
+    python examples/metadata.py --endpoint NAME [--tree DIRECTORY]
 
 Each task reads some files in place, on the endpoint, and returns only metadata. The default tree is the folder of data
 sets in the installed scikit-learn package: Python, CSV, compressed tables, images, descriptions.
@@ -175,7 +175,7 @@ def main() -> None:
     import farcall
 
     parser = argparse.ArgumentParser(description="Extract metadata from every file of a tree.")
-    parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
+    parser.add_argument("--endpoint", required=True, help="name or id of the endpoint to run on")
     parser.add_argument("--tree", type=Path, help="a folder on the endpoint (default: scikit-learn's data sets)")
     arguments = parser.parse_args()
     with farcall.Executor(endpoint_id=arguments.endpoint) as executor:

@@ -1,6 +1,6 @@
 """Serial crystallography: count bright spots on detector images, to see during a measurement if the crystal diffracts.
 
-    python examples/stills.py --endpoint ENDPOINT_ID
+    python examples/stills.py --endpoint NAME
 
 The frames are parts of the Hubble deep field that ships with scikit-image: faint and bright spots of all sizes on an
 uneven background, 128 pixels square. They are stored at the endpoint, as at a beamline: one task per frame reads it and
@@ -82,7 +82,7 @@ def main() -> None:
     import farcall
 
     parser = argparse.ArgumentParser(description="Count bright spots on detector images.")
-    parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
+    parser.add_argument("--endpoint", required=True, help="name or id of the endpoint to run on")
     with farcall.Executor(endpoint_id=parser.parse_args().endpoint) as executor:
         counts = run(executor)
     print(f"{sum(counts)} spots on {len(counts)} frames; {len(hits(counts))} frames are hits: {hits(counts)}")

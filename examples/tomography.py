@@ -1,6 +1,6 @@
 """Tomography: project and reconstruct a slice, and write a preview of it.
 
-    python examples/tomography.py --endpoint ENDPOINT_ID [--preview slice.png]
+    python examples/tomography.py --endpoint NAME [--preview slice.png]
 
 The object is the Shepp-Logan head phantom that ships with scikit-image. Its projections are computed in parallel, one
 task for each range of angles; another task reconstructs the slice by filtered back projection and returns a PNG.
@@ -61,7 +61,7 @@ def main() -> None:
     import farcall
 
     parser = argparse.ArgumentParser(description="Preview a tomographic slice.")
-    parser.add_argument("--endpoint", required=True, help="id of the endpoint to run on")
+    parser.add_argument("--endpoint", required=True, help="name or id of the endpoint to run on")
     parser.add_argument("--preview", type=Path, default=Path("slice.png"), help="file to write")
     arguments = parser.parse_args()
     with farcall.Executor(endpoint_id=arguments.endpoint) as executor:

@@ -64,8 +64,7 @@ def _route(title: str, operation: Json) -> Iterator[str]:
     parameters = operation.get("parameters", ())
     if parameters:
         yield from _table(
-            (each["name"], f"{_type(each['schema'])}, in the {each['in']}", each["description"])
-            for each in parameters
+            (each["name"], f"{_type(each['schema'])}, in the {each['in']}", each["description"]) for each in parameters
         )
 
 
