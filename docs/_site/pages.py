@@ -25,7 +25,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Change links to a folder into links to its README, and links out of the site into their text."""
     docs = Path(config.docs_dir).resolve()
-    here = Path(page.file.abs_src_path or docs).parent
+    here = (docs / page.file.src_uri).parent  # a page that is made here has no file
 
     def site_link(found: re.Match[str]) -> str:
         target = (here / found["target"]).resolve()

@@ -92,7 +92,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "gpus": "Accelerators of a worker.",
     "granted_at": "When it was given, in epoch seconds.",
     "granted_by": "Identity that gave it.",
-    "grantee": "To whom the right is given.",
+    "grantee": "Person, group or team that gets the right.",
     "group": "Refused if set: share the function instead.",
     "groups": "Task groups, newest first.",
     "ha_endpoint_id": _REFUSED,

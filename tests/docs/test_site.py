@@ -22,7 +22,7 @@ ENVIRONMENT: Final = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
 #: What a browser loads by itself, unlike the target of ``<a>``.
 LOADED: Final = re.compile(
     r"""<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=["']?(?P<src>[^"' >]+)"""
-    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|shortcut))[^>]*\bhref=["']?(?P<href>[^"' >]+)"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|pre|icon|shortcut))[^>]*?\bhref=["']?(?P<href>[^"' >]+)"""
     r"""|\burl\(["']?(?P<url>[^"')]+)|@import\s+["'](?P<imported>[^"']+)"""
 )
 #: What users of other systems type, and the page that answers; it is among the first three.
@@ -85,6 +85,15 @@ def test_the_site_is_built(site: Path) -> None:
     assert len([name for name in names if name.startswith("adr/0")]) == len(list((DOCS / "adr").glob("0*.md")))
     assert "reload_tasks" in (site / "reference" / "farcall.html").read_text(encoding="utf-8")
     assert not list(site.rglob("*.py"))
+
+
+def test_the_notebook_is_a_page_with_its_outputs(site: Path) -> None:
+    text = (site / "notebook.html").read_text(encoding="utf-8")
+    [picture] = re.findall(r'<img[^>]*src="(assets/notebook/[^"]+)"', text)
+    assert (site / picture).read_bytes().startswith(b"\x89PNG")
+    assert '<progress max="100" value="100">' in text
+    assert 'href="tutorial.ipynb"' in text
+    assert (site / "tutorial.ipynb").is_file()
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
