@@ -66,23 +66,47 @@ def _runs_a_task(api_url: str, token: str, tmp_path: Path) -> None:
 def test_up_and_down_leave_a_running_localstack_unchanged(foreign: LocalStackServer, tmp_path: Path) -> None:
     directory = tmp_path / "state"
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str) -> tuple[str, str]:
         command = [sys.executable, "-m", "farcall_localstack", *arguments, "--directory", str(directory)]
         environment = {**os.environ, "AWS_ENDPOINT_URL": foreign.url}
-        return subprocess.run(
-            command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=3 * WAIT_S
-        ).stdout
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=3 * WAIT_S)
+        return done.stdout, done.stderr
 
     with pytest.raises(subprocess.CalledProcessError):  # its functions run under this Python, without containers
         run("up", "--mode", "endpoint", "--bundles", "x86_64")
-    said = dict(re.findall(r"export (\w+)=(\S+)", run("up", "--mode", "endpoint")))
-    assert said["FARCALL_API_URL"].startswith(foreign.url)
-    assert "(not started by up)" in run("status")
-    _runs_a_task(said["FARCALL_API_URL"], said["FARCALL_TOKEN"], tmp_path)
+    printed, progress = run("up", "--mode", "endpoint")
+    variables = dict(re.findall(r"^export (\w+)=(\S+)$", printed, re.MULTILINE))
+    assert len(variables) == len(printed.splitlines())
+    assert variables["FARCALL_API_URL"].startswith(foreign.url)
+    steps = re.findall(r"^\[ *\d+\.\d s\] (.+)$", progress, re.MULTILINE)
+    assert [step for step in steps if step.startswith("deploying")] == [
+        f"deploying farcall-{part}" for part in ("network", "data", "api", "forwarder")
+    ]
+    assert "(not started by up)" in run("status")[0]
+    _boto3_and_farcall_cloud_work_with(variables)
+    _runs_a_task(variables["FARCALL_API_URL"], variables["FARCALL_TOKEN"], tmp_path)
     run("down")
     assert _engines(foreign) == []
     assert Deployer(foreign.url).client("cloudformation").list_exports()["Exports"] == []
     assert psutil.pid_exists(foreign.pid)  # it keeps running
+
+
+def _boto3_and_farcall_cloud_work_with(variables: Mapping[str, str]) -> None:
+    """Nothing but the lines that `up` prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FARCALL_"))}
+    environment |= variables
+
+    def output(program: str, *arguments: str) -> str:
+        command = [Path(sys.executable).with_name(program), *arguments]
+        return subprocess.run(
+            command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=WAIT_S
+        ).stdout
+
+    program = "import boto3; print(*boto3.client('ecs').list_clusters()['clusterArns'])"
+    assert output("python", "-c", program) == f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/farcall\n"
+    status = output("farcall", "cloud", "status")
+    assert "Healthy." in status
+    assert f"export FARCALL_API_URL={variables['FARCALL_API_URL']}\n" in status
 
 
 @pytest.mark.skipif(not _CDKLOCAL.exists(), reason="cdklocal is not installed: make .tools/cdklocal/.made")

@@ -147,7 +147,8 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         lines.append(("Queue", text))
     if canary := status.measured.get("canary_s"):
         lines.append(("Canary", f"finished in {canary.value:.1f} s at {canary.at:%H:%M} UTC"))
-    lines.append(("Alarms", f"{', '.join(status.alarms) or 'none'} (of {status.alarms_watched})"))
+    if status.alarms_watched:
+        lines.append(("Alarms", f"{', '.join(status.alarms) or 'none'} (of {status.alarms_watched})"))
     return lines
 
 
