@@ -26,6 +26,7 @@ from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.support.ci_example import RUN_TESTS, START_TIER, STOP_TIER, WITH_A_TIER, Runner, github_steps
 from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -84,11 +85,24 @@ def test_up_and_down_leave_a_running_localstack_unchanged(foreign: LocalStackSer
     ]
     assert "(not started by up)" in run("status")[0]
     _boto3_and_farcall_cloud_work_with(variables)
-    _runs_a_task(variables["FARCALL_API_URL"], variables["FARCALL_TOKEN"], tmp_path)
+    _runs_the_example_for_ci(printed, tmp_path)
     run("down")
     assert _engines(foreign) == []
     assert Deployer(foreign.url).client("cloudformation").list_exports()["Exports"] == []
     assert psutil.pid_exists(foreign.pid)  # it keeps running
+
+
+def _runs_the_example_for_ci(printed: str, directory: Path) -> None:
+    """Its steps with this tier, which `up` in its own step would have started."""
+    steps, runner = github_steps("localstack"), Runner(directory, home=directory / "home")
+    up, read = steps[START_TIER].splitlines()
+    assert up == "python -m farcall_localstack up --profile hobby > tier.env"
+    (runner.project / "tier.env").write_text(printed, encoding="utf-8")
+    runner.run(read)
+    *names, last = WITH_A_TIER
+    outputs = runner.run_steps(steps, names=names, finally_=[last])
+    assert "3 passed" in outputs[RUN_TESTS]
+    assert steps[STOP_TIER] == "python -m farcall_localstack down"
 
 
 def _boto3_and_farcall_cloud_work_with(variables: Mapping[str, str]) -> None:
