@@ -64,7 +64,9 @@ def test_the_command_line_writes_an_assembly_that_can_be_deployed(assembly: Path
     assert done.output == f"{out}\n"
     assert is_whole(out)
     assert stack_names(out) == stack_names(assembly)
-    assert {path.name for path in out.glob("asset.*")} == {path.name for path in assembly.glob("asset.*") if path.is_dir()}
+    assert {path.name for path in out.glob("asset.*")} == {
+        path.name for path in assembly.glob("asset.*") if path.is_dir()
+    }
 
 
 @pytest.mark.slow

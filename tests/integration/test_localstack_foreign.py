@@ -111,7 +111,7 @@ def _boto3_and_farcall_cloud_work_with(variables: Mapping[str, str]) -> None:
     environment |= variables
 
     def output(program: str, *arguments: str) -> str:
-        command = [Path(sys.executable).with_name(program), *arguments]
+        command = [str(Path(sys.executable).with_name(program)), *arguments]
         return subprocess.run(
             command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=WAIT_S
         ).stdout

@@ -462,7 +462,7 @@ def _synthesize(context: Mapping[str, str], directory: Path, *, whole: bool) -> 
     :raises ConfigurationError: if the app does not synthesise.
     """
     committed = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))["context"]
-    part = {} if whole else {"aws:cdk:bundling-stacks": []}
+    part: dict[str, Any] = {} if whole else {"aws:cdk:bundling-stacks": []}
     environment = {
         **os.environ,
         "CDK_OUTDIR": str(directory),
