@@ -116,8 +116,10 @@ def test_an_interrupted_up_leaves_no_processes_or_files(
 
 
 def test_up_replaces_a_killed_tier(directory: Path) -> None:
-    assert _run("up", directory=directory)[0] == 0
+    status, said = _run("up", "--json", directory=directory)
+    assert status == 0
     first = Tier.load(directory)
+    assert json.loads(said.splitlines()[0]) == first.variables() | {"directory": str(directory)}
     assert first.localstack_pid is not None
     status, said = _run("up", directory=directory)
     assert status == 73

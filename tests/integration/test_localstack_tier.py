@@ -114,7 +114,7 @@ def test_the_forwarder_runs_from_its_bundle_and_is_restarted_after_a_kill(tier: 
     tier.require_healthy()
     ecs = Deployer(tier.endpoint_url).client("ecs")
     stopped = ecs.list_tasks(cluster="farcall", desiredStatus="STOPPED")["taskArns"]
-    (task,) = ecs.describe_tasks(cluster="farcall", tasks=stopped)["tasks"]
+    *_, task = ecs.describe_tasks(cluster="farcall", tasks=stopped)["tasks"]
     assert (task["lastStatus"], task["stopCode"]) == ("STOPPED", "EssentialContainerExited")
     assert task["containers"][0]["exitCode"] == 128 + signal.SIGKILL
 

@@ -136,12 +136,23 @@ class TaskDefinitionProvider(Provider):
         _revisions[family] += 1
         prefix = f"arn:aws:ecs:{request.region_name}:{request.account_id}:task-definition"
         model["TaskDefinitionArn"] = arn = f"{prefix}/{family}:{_revisions[family]}"
-        definitions[arn] = dict(model)
+        definitions[arn] = {**model, "Status": "ACTIVE"}
         return done(model)
 
     def update(self, request: Request) -> Event:
         # On AWS every change creates a new revision with its own ARN.
+        self._retire(request.previous_state or {})
         return self.create(request)
+
+    def delete(self, request: Request) -> Event:
+        model = current(request)
+        self._retire(model)
+        return done(model)
+
+    def _retire(self, model: Model) -> None:
+        """A retired revision can be described, because tasks of it may run, but is not listed."""
+        if definition := definitions.get(model.get("TaskDefinitionArn", "")):
+            definition["Status"] = "INACTIVE"
 
 
 class ServiceProvider(Provider):

@@ -80,20 +80,25 @@ class EcsApi:
 
     @handler("ListTaskDefinitions", expand=False)
     def list_definitions(self, _context: RequestContext, request: Request) -> Request:
-        wanted = request.get("familyPrefix")
+        family, status = request.get("familyPrefix"), request.get("status", "ACTIVE")
         return {
-            "taskDefinitionArns": [arn for arn, model in ecs.definitions.items() if wanted in (None, model["Family"])]
+            "taskDefinitionArns": [
+                arn
+                for arn, model in ecs.definitions.items()
+                if model["Status"] == status and family in (None, model["Family"])
+            ]
         }
 
     @handler("DescribeTaskDefinition", expand=False)
     def describe_definition(self, _context: RequestContext, request: Request) -> Request:
         wanted = request["taskDefinition"]
-        for arn, model in reversed(ecs.definitions.items()):  # a family without a revision means the newest
-            if wanted in (arn, _name(arn), model["Family"]):
+        for arn, model in reversed(ecs.definitions.items()):
+            newest = wanted == model["Family"] and model["Status"] == "ACTIVE"  # without a revision
+            if wanted in (arn, _name(arn)) or newest:
                 revision = int(arn.rpartition(":")[2])
                 tags = {"tags": _tags(model)} if "TAGS" in request.get("include", []) else {}
                 shown = {key: value for key, value in model.items() if key != "Tags"}
-                return {"taskDefinition": {**_camel(shown), "revision": revision, "status": "ACTIVE"}, **tags}
+                return {"taskDefinition": {**_camel(shown), "revision": revision}, **tags}
         raise _refused("ClientException", "Unable to describe task definition.")
 
 
