@@ -74,7 +74,7 @@ class Task:
             return "STOPPED"
         return "RUNNING" if self.started_at else "PENDING"
 
-    def stopped(self, code: str, reason: str, *, status: int | None = None) -> None:
+    def record_stop(self, code: str, reason: str, *, status: int | None = None) -> None:
         """Record the end. ``status`` is the exit status of the process, with the negative number of a signal."""
         self.stop_code, self.stopped_reason = code, reason
         self.exit_code = status if status is None or status >= 0 else _SIGNALLED - status
@@ -235,7 +235,7 @@ class _Container:
         try:
             child, directory = self._start(task.task_id)
         except ChildDied as error:
-            task.stopped("TaskFailedToStart", str(error))
+            task.record_stop("TaskFailedToStart", str(error))
             raise
         task.started_at = _now()
         return task, child, directory
@@ -299,9 +299,9 @@ class _RunningContainer:
     def _watch(self, task: Task, child: Child, directory: Path) -> None:
         status = child.wait()
         if self._stopping.is_set():
-            task.stopped("ServiceSchedulerInitiated", "Scaling activity initiated by the service", status=status)
+            task.record_stop("ServiceSchedulerInitiated", "Scaling activity initiated by the service", status=status)
         else:
-            task.stopped("EssentialContainerExited", "Essential container in task exited", status=status)
+            task.record_stop("EssentialContainerExited", "Essential container in task exited", status=status)
         self._deregister()
         with contextlib.suppress(FileNotFoundError):
             (directory / "pid").unlink()
