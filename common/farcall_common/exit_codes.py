@@ -43,7 +43,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     DONE: "done",
     FAILED: "a task failed, was lost or was cancelled",
     2: "the command line is wrong",
-    UNHEALTHY: "the deployment is unhealthy (`cloud status`)",
+    UNHEALTHY: "the cloud tier is unhealthy, or does not run (`cloud status`, `local status`)",
     65: "a value, file, function or spool cannot be used",
     66: "a function, endpoint, task or group does not exist",
     69: "the service cannot be reached, or has no room",

@@ -28,6 +28,8 @@ DEPLOYMENT_TAG: Final = "farcall:deployment"
 PROFILE_OUTPUT: Final = "Profile"
 SETTINGS_OUTPUT: Final = "Settings"
 OVERRIDES_OUTPUT: Final = "Overrides"
+#: The output of the data stack with the name of its target, where that is not AWS.
+TARGET_OUTPUT: Final = "Target"
 #: Settings that are paths, which `farcall cloud deploy` overrides with absolute ones.
 _PATHS: Final = frozenset({"database.authorities"})
 _DIGITS: Final = 12
@@ -86,6 +88,12 @@ TARGETS: Final = {
         *(dataclasses.replace(_LOCALSTACK, name=f"localstack-{each.name}", wheels=each) for each in (ARM64, X86_64)),
     )
 }
+
+
+def expected_stacks(target: str) -> tuple[str, ...]:
+    """The stacks of a deployment on the target of that name; an unknown or empty name is AWS."""
+    observed = TARGETS.get(target, _AWS).observed
+    return STACKS if observed else tuple(part for part in STACKS if part != "observability")
 
 
 @dataclasses.dataclass(frozen=True)

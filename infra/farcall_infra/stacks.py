@@ -24,7 +24,7 @@ from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.scheduled import Canary, Reconciler
 from farcall_infra.constructs.stores import BlobStore, Database, Queue, Stores, TicketKey
 from farcall_infra.constructs.web_api import STAGE, WebApi
-from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, Deployment
+from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, TARGET_OUTPUT, Deployment
 
 
 class NetworkStack(cdk.Stack):
@@ -71,6 +71,8 @@ class DataStack(cdk.Stack):
             cdk.CfnOutput(self, name, value=json.dumps(values, separators=(",", ":")))
         if deployment.overrides:
             cdk.CfnOutput(self, OVERRIDES_OUTPUT, value=",".join(deployment.overrides))
+        if not deployment.target.observed:  # `farcall cloud status` does not miss the stack
+            cdk.CfnOutput(self, TARGET_OUTPUT, value=deployment.target.name)
         cdk.CfnOutput(self, "BlobBucket", value=self.stores.blobs.environment()["FARCALL_BLOB_BUCKET"])
 
 

@@ -18,11 +18,21 @@ from rich.table import Table
 
 from farcall_common.credentials import config_path, find_home, read_settings, write_settings
 from farcall_common.errors import ConfigurationError, FarcallError, error_from_record
+from farcall_common.exit_codes import DONE, EXIT_CODES, UNHEALTHY, epilog
 from farcall_local import control
 from farcall_local.state import TierState
 
+#: The exit codes of these commands.
+_EXIT_CODES = {
+    **{code: EXIT_CODES[code] for code in (DONE, 2, UNHEALTHY, 69, 70, 78, 130)},
+    UNHEALTHY: "the tier does not run (`status`)",
+}
+
 app = typer.Typer(
-    name="local", help="A whole cloud tier on this machine, without an AWS account.", no_args_is_help=True
+    name="local",
+    help="A whole cloud tier on this machine, without an AWS account.",
+    epilog=epilog(_EXIT_CODES),
+    no_args_is_help=True,
 )
 _console = Console(highlight=False)
 
@@ -130,7 +140,7 @@ def status(as_json: AsJson = False) -> None:
     else:
         _console.print("The local tier is not running; `farcall local up` starts it.")
     if not running:
-        raise typer.Exit(3)
+        raise typer.Exit(UNHEALTHY)
 
 
 def _show_up(state: TierState | None, directory: Path, *, was_up: bool) -> None:

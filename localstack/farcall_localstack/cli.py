@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -12,15 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from farcall_common.credentials import find_home
-from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_common.exit_codes import exit_code, exit_status
+from farcall_common.errors import ConfigurationError, FarcallError, Unavailable
+from farcall_common.exit_codes import UNHEALTHY, exit_code, exit_status
 from farcall_localstack.bundles import AUTO, BUNDLES, target_named
-from farcall_localstack.deploy import Deployer
+from farcall_localstack.deploy import Deployer, Progress
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.synth import ensure_assembly
 from farcall_localstack.tier import LocalStackTier, Tier
 
-app = typer.Typer(no_args_is_help=True, help="The synthesised cloud tier on LocalStack, offline.")
+app = typer.Typer(no_args_is_help=True, help="The cloud tier of the CDK templates on LocalStack, offline.")
 T = TypeVar("T")
 
 _console = Console()
@@ -43,6 +46,7 @@ ContextOption = Annotated[
     list[str] | None,
     typer.Option("--context", "-c", metavar="KEY=VALUE", help="Override a setting: database.storage_gib=50."),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 ModeOption = Annotated[str, typer.Option("--mode", help="host: start LocalStack; endpoint: use AWS_ENDPOINT_URL.")]
 
 
@@ -53,12 +57,23 @@ def up(
     profile: ProfileOption = "lab",
     mode: ModeOption = "host",
     bundles: BundlesOption = AUTO,
+    as_json: JsonOption = False,
 ) -> None:
-    """Start LocalStack in the background and deploy the cloud tier to it."""
-    with _console.status("starting LocalStack and deploying"):
-        tier = _or_exit(lambda: LocalStackTier(directory, profile=profile, mode=mode, bundles=bundles).stay())
-    _console.print(f"export FARCALL_API_URL={tier.api_url}", soft_wrap=True)
-    _console.print(f"export FARCALL_TOKEN={tier.token}", soft_wrap=True)
+    """Start LocalStack in the background and deploy the cloud tier to it.
+
+    The output is the environment variables for Farcall, boto3 and the AWS command line, as export lines for a shell:
+    eval "$(python -m farcall_localstack up)". Each step is a line on standard error, with the elapsed time.
+    """
+    progress = _progress()
+    tier = _or_exit(
+        lambda: LocalStackTier(directory, profile=profile, mode=mode, bundles=bundles, progress=progress).stay()
+    )
+    progress("the tier is up")
+    if as_json:
+        typer.echo(json.dumps(tier.variables() | {"directory": str(tier.directory)}))
+        return
+    for name, value in tier.variables().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @app.command()
@@ -68,10 +83,26 @@ def down(*, directory: DirectoryOption = _HOME) -> None:
 
 
 @app.command()
-def status(*, directory: DirectoryOption = _HOME) -> None:
-    """Show the tier's addresses and whether it answers. Exits with 1 if it does not."""
+def status(*, directory: DirectoryOption = _HOME, as_json: JsonOption = False) -> None:
+    """Show the tier's addresses and whether it answers. Exits with 3 if it is unhealthy."""
     tier = _or_exit(lambda: Tier.load(directory))
-    _or_exit(tier.require_healthy)
+    problem = ""
+    try:
+        tier.require_healthy()
+    except Unavailable as error:
+        problem = str(error)
+    if as_json:
+        state = {"healthy": not problem, "problem": problem, "directory": str(tier.directory)}
+        typer.echo(json.dumps(state | {"api_url": tier.api_url, "endpoint_url": tier.endpoint_url}))
+    elif problem:
+        _errors.print(f"Unhealthy: {problem}", markup=False, soft_wrap=True)
+    else:
+        _show(tier)
+    if problem:
+        raise typer.Exit(UNHEALTHY)
+
+
+def _show(tier: Tier) -> None:
     _console.print(f"API         {tier.api_url}", soft_wrap=True)
     owner = f"(pid {tier.localstack_pid})" if tier.localstack_pid else "(not started by up)"
     _console.print(f"LocalStack  {tier.endpoint_url} {owner}")
@@ -100,13 +131,20 @@ def deploy(
     assembly = _or_exit(
         lambda: ensure_assembly(name=tier.name, profile=profile or tier.profile, target=tier.target, settings=settings)
     )
-    _or_exit(lambda: Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters()))
+    deployer = Deployer(tier.endpoint_url, progress=_progress())
+    _or_exit(lambda: deployer.deploy(assembly, parameters=tier.parameters()))
 
 
 @app.command()
 def environment() -> None:
     """Create LocalStack's own Python environment and print its interpreter."""
     _console.print(str(_or_exit(ensure_environment)), soft_wrap=True)
+
+
+def _progress() -> Progress:
+    """Writes each step with the seconds since now to standard error, also where that is not a terminal."""
+    began = time.monotonic()
+    return lambda line: typer.echo(f"[{time.monotonic() - began:6.1f} s] {line}", err=True)
 
 
 def _setting(pair: str) -> tuple[str, str]:

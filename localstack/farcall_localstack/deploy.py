@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +33,13 @@ _COMPLETE: Final = ("CREATE_COMPLETE", "UPDATE_COMPLETE")
 _UNFINISHED: Final = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
 _PLANNED: Final = "REVIEW_IN_PROGRESS"  # its first change set was never executed
 
+#: Called with a line of text at each step of something that takes a while.
+Progress = Callable[[str], None]
+
+
+def no_progress(_line: str) -> None:
+    """A :data:`Progress` that shows nothing."""
+
 
 class DeployFailed(FarcallError):
     """A stack could not be deployed; the message has the reason of each failed resource."""
@@ -42,11 +49,13 @@ class DeployFailed(FarcallError):
 
 
 class Deployer:
-    """Deploys to the endpoint at ``endpoint_url``; no step may take longer than ``timeout_s`` seconds."""
+    """Deploys to the endpoint at ``endpoint_url``; no step may take longer than ``timeout_s`` seconds. ``progress`` is
+    called before each stack."""
 
-    def __init__(self, endpoint_url: str, *, timeout_s: float = 300.0) -> None:
+    def __init__(self, endpoint_url: str, *, timeout_s: float = 300.0, progress: Progress = no_progress) -> None:
         self._endpoint_url = endpoint_url
         self._timeout_s = timeout_s
+        self._progress = progress
         self._cloudformation: CloudFormationClient = self.client("cloudformation")
 
     def client(self, service: str) -> Any:
@@ -71,6 +80,7 @@ class Deployer:
         with self._failing_as_ours():
             self._pretend_bootstrap()
             for stack in in_order(assembly):
+                self._progress(f"deploying {stack.name}")
                 self._upload(assembly, stack)
                 outputs |= self._apply(stack, parameters)
         return outputs

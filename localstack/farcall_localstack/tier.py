@@ -19,9 +19,9 @@ import psutil
 
 from farcall_common.errors import ConfigurationError, Conflict, Unavailable
 from farcall_common.files import write_whole
-from farcall_localstack.assembly import stack_names
+from farcall_localstack.assembly import ACCOUNT, REGION, stack_names
 from farcall_localstack.bundles import AUTO, target_of
-from farcall_localstack.deploy import Deployer
+from farcall_localstack.deploy import Deployer, Progress, no_progress
 from farcall_localstack.environment import ensure_environment, locked
 from farcall_localstack.server import READY_FILE, LocalStackServer, answers, end_group, is_localstack, remove_state
 from farcall_localstack.synth import ensure_assembly
@@ -57,6 +57,19 @@ class Tier:
     def parameters(self) -> dict[str, str]:
         """The parameters that the stacks were deployed with."""
         return _parameters(self.tokens)
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables for Farcall's programs, and for boto3, the AWS command line and `farcall cloud`.
+        boto3 reads only AWS_DEFAULT_REGION."""
+        return {
+            "FARCALL_API_URL": self.api_url,
+            "FARCALL_TOKEN": self.token,
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": ACCOUNT,
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
 
     def forwarder_pids(self) -> list[int]:
         """The process ids of the running forwarders. One that dies is restarted after a second."""
@@ -162,8 +175,8 @@ class LocalStackTier:
     State and logs go to ``directory``, or to a temporary one that is removed with the tier. ``users`` are the names
     that get a token; :attr:`token` is that of the first. With ``endpoint_url`` (or ``AWS_ENDPOINT_URL``, if ``mode`` is
     ``"endpoint"``) the stacks go to a running LocalStack, and only they are removed at the end; ``bundles`` are then
-    chosen as in :func:`~farcall_localstack.bundles.target_of`. However this process ends, the LocalStack that it
-    started ends with it, unless :meth:`stay` was called.
+    chosen as in :func:`~farcall_localstack.bundles.target_of`. ``progress`` is called before each step of :meth:`up`.
+    However this process ends, the LocalStack that it started ends with it, unless :meth:`stay` was called.
     """
 
     def __init__(
@@ -177,6 +190,7 @@ class LocalStackTier:
         endpoint_url: str | None = None,
         assembly: Path | None = None,
         bundles: str = AUTO,
+        progress: Progress = no_progress,
     ) -> None:
         if mode not in ("host", "endpoint"):
             raise ConfigurationError(f"unknown mode {mode!r}", hint="Choose one of: host, endpoint.")
@@ -193,6 +207,7 @@ class LocalStackTier:
         self._profile = profile
         self._assembly = assembly
         self._bundles = bundles
+        self._progress = progress
         self._server: LocalStackServer | None = None
         self._undo = contextlib.ExitStack()
         self._tier: Tier | None = None
@@ -279,15 +294,18 @@ class LocalStackTier:
     def _up(self) -> Tier:
         directory = self._make_directory()
         target = target_of(self._endpoint_url, bundles=self._bundles) if self._endpoint_url else "localstack"
+        self._progress("synthesising the templates and bundles")
         assembly = self._assembly or ensure_assembly(name=self._name, profile=self._profile, target=target)
         if self._endpoint_url is None:
+            self._progress("preparing LocalStack's environment")
             self._server = LocalStackServer(ensure_environment(), directory=directory)
             self._undo.callback(self._server.stop)
+            self._progress("starting LocalStack")
             self._server.start()
         server = self._server
         endpoint_url = server.url if server else self._endpoint_url
         assert endpoint_url is not None
-        deployer = Deployer(endpoint_url)
+        deployer = Deployer(endpoint_url, progress=self._progress)
         if server is None:
             self._undo.callback(deployer.delete, assembly)
         outputs = deployer.deploy(assembly, parameters=_parameters(self._tokens))
@@ -304,6 +322,7 @@ class LocalStackTier:
             localstack_pid=server.pid if server else None,
             database_directory=server.database_directory if server else None,
         )
+        self._progress("checking API and forwarder")
         tier.require_healthy()
         return tier
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from farcall_common.errors import ConfigurationError
 from farcall_infra.cloud.cli import app
 from farcall_infra.cost import idle_bill, price_per_million_tasks
-from farcall_infra.prices import load_prices
+from farcall_infra.prices import DEFAULT_PRICES, load_prices
 from farcall_infra.profiles import Profile, load_profile
 from tests.contract.templates import Templates
 
@@ -41,10 +43,36 @@ def test_a_million_tasks_stay_cheap(aws: Templates, batch: int, limit_usd: float
     assert 0 < price_per_million_tasks(aws, PRICES, batch=batch) <= limit_usd
 
 
-def test_the_command_line_prices_a_profile_without_an_account() -> None:
-    done = CliRunner().invoke(app, ["cost", "--profile", "hobby", "-c", "forwarder.tasks=0", "--json"])
+def test_the_command_line_prices_a_profile_without_an_account(tmp_path: Path) -> None:
+    """With the prices of us-east-1 as those of another region, except for one of them."""
+    table = tmp_path / "prices.toml"
+    ours = DEFAULT_PRICES.read_text(encoding="utf-8")
+    theirs = ours.replace('region = "us-east-1"', 'region = "eu-central-1"')
+    table.write_text(theirs.replace('"db.t4g.micro" = 0.016', '"db.t4g.micro" = 0.015'), encoding="utf-8")
+    where = ["--region", "eu-central-1", "--prices", str(table)]
+    done = CliRunner().invoke(app, ["cost", "--profile", "hobby", "-c", "forwarder.tasks=0", "--json", *where])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.output)
+    assert answer["region"] == "eu-central-1"
+    assert [item["usd"] for item in answer["items"] if "db.t4g.micro" in item["what"]] == [pytest.approx(0.015 * 730)]
     assert 0 < answer["idle_usd"] <= load_profile("hobby").budget.idle_usd
     assert not [item for item in answer["items"] if "Fargate" in item["what"]]
     assert answer["usd_per_million_tasks"]["in batches of 100"] < 1.25
+
+
+def test_the_prices_of_another_region_are_never_guessed() -> None:
+    refused = CliRunner().invoke(app, ["cost", "--region", "eu-central-1"]).exception
+    assert isinstance(refused, ConfigurationError)
+    assert "there are no prices for eu-central-1, only for us-east-1" in str(refused)
+    assert "--prices FILE" in refused.hint
+
+
+def test_synth_writes_only_the_templates_if_asked(tmp_path: Path) -> None:
+    command = ["synth", "--name", "physics", "--templates-only", "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert done.output == f"{tmp_path / 'out'}\n"
+    parts = ("api", "data", "forwarder", "network", "observability")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"physics-{part}.template.json" for part in parts
+    ]

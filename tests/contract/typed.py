@@ -241,5 +241,5 @@ _CHECKS: Final[Mapping[str, Callable[[Sequence[str]], str]]] = {
     "make": _make,
     "npx": _npx,
     # Other people's, whose options are not known here.
-    **dict.fromkeys(("cd", "cdk", "cdklocal", "cp", "curl", "docker", "git", "pip", "source"), _any),
+    **dict.fromkeys(("cd", "cdk", "cdklocal", "cp", "curl", "docker", "eval", "git", "pip", "source"), _any),
 }

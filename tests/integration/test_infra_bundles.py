@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from farcall_infra.bundles import ARM64, FORWARDER, HOST, LAMBDAS, Bundle
+from farcall_infra.cloud.cli import app
+from farcall_localstack.assembly import is_whole, stack_names
 from farcall_localstack.synth import ensure_assembly
 
 _MB = 1_000_000
@@ -51,6 +54,19 @@ def assembly() -> Path:
 def _bundle(assembly: Path, package: str) -> Path:
     (init,) = assembly.glob(f"asset.*/{package}/__init__.py")
     return init.parents[1]
+
+
+@pytest.mark.slow
+def test_the_command_line_writes_an_assembly_that_can_be_deployed(assembly: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["synth", "-c", "target=localstack", "--output", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.output == f"{out}\n"
+    assert is_whole(out)
+    assert stack_names(out) == stack_names(assembly)
+    assert {path.name for path in out.glob("asset.*")} == {
+        path.name for path in assembly.glob("asset.*") if path.is_dir()
+    }
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.support.ci_example import RUN_TESTS, START_TIER, STOP_TIER, WITH_A_TIER, Runner, github_steps
 from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -66,23 +67,60 @@ def _runs_a_task(api_url: str, token: str, tmp_path: Path) -> None:
 def test_up_and_down_leave_a_running_localstack_unchanged(foreign: LocalStackServer, tmp_path: Path) -> None:
     directory = tmp_path / "state"
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str) -> tuple[str, str]:
         command = [sys.executable, "-m", "farcall_localstack", *arguments, "--directory", str(directory)]
         environment = {**os.environ, "AWS_ENDPOINT_URL": foreign.url}
-        return subprocess.run(
-            command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=3 * WAIT_S
-        ).stdout
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=3 * WAIT_S)
+        return done.stdout, done.stderr
 
     with pytest.raises(subprocess.CalledProcessError):  # its functions run under this Python, without containers
         run("up", "--mode", "endpoint", "--bundles", "x86_64")
-    said = dict(re.findall(r"export (\w+)=(\S+)", run("up", "--mode", "endpoint")))
-    assert said["FARCALL_API_URL"].startswith(foreign.url)
-    assert "(not started by up)" in run("status")
-    _runs_a_task(said["FARCALL_API_URL"], said["FARCALL_TOKEN"], tmp_path)
+    printed, progress = run("up", "--mode", "endpoint")
+    variables = dict(re.findall(r"^export (\w+)=(\S+)$", printed, re.MULTILINE))
+    assert len(variables) == len(printed.splitlines())
+    assert variables["FARCALL_API_URL"].startswith(foreign.url)
+    steps = re.findall(r"^\[ *\d+\.\d s\] (.+)$", progress, re.MULTILINE)
+    assert [step for step in steps if step.startswith("deploying")] == [
+        f"deploying farcall-{part}" for part in ("network", "data", "api", "forwarder")
+    ]
+    assert "(not started by up)" in run("status")[0]
+    _boto3_and_farcall_cloud_work_with(variables)
+    _runs_the_example_for_ci(printed, tmp_path)
     run("down")
     assert _engines(foreign) == []
     assert Deployer(foreign.url).client("cloudformation").list_exports()["Exports"] == []
     assert psutil.pid_exists(foreign.pid)  # it keeps running
+
+
+def _runs_the_example_for_ci(printed: str, directory: Path) -> None:
+    """Its steps with this tier, which `up` in its own step would have started."""
+    steps, runner = github_steps("localstack"), Runner(directory, home=directory / "home")
+    up, read = steps[START_TIER].splitlines()
+    assert up == "python -m farcall_localstack up --profile hobby > tier.env"
+    (runner.project / "tier.env").write_text(printed, encoding="utf-8")
+    runner.run(read)
+    *names, last = WITH_A_TIER
+    outputs = runner.run_steps(steps, names=names, finally_=[last])
+    assert "3 passed" in outputs[RUN_TESTS]
+    assert steps[STOP_TIER] == "python -m farcall_localstack down"
+
+
+def _boto3_and_farcall_cloud_work_with(variables: Mapping[str, str]) -> None:
+    """Nothing but the lines that `up` prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FARCALL_"))}
+    environment |= variables
+
+    def output(program: str, *arguments: str) -> str:
+        command = [str(Path(sys.executable).with_name(program)), *arguments]
+        return subprocess.run(
+            command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=WAIT_S
+        ).stdout
+
+    program = "import boto3; print(*boto3.client('ecs').list_clusters()['clusterArns'])"
+    assert output("python", "-c", program) == f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/farcall\n"
+    status = output("farcall", "cloud", "status")
+    assert "Healthy." in status
+    assert f"export FARCALL_API_URL={variables['FARCALL_API_URL']}\n" in status
 
 
 @pytest.mark.skipif(not _CDKLOCAL.exists(), reason="cdklocal is not installed: make .tools/cdklocal/.made")

@@ -11,9 +11,12 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from farcall_common.errors import Unavailable
+from farcall_common.exit_codes import UNHEALTHY
 from farcall_localstack import Tier
+from farcall_localstack.cli import app
 from farcall_localstack.server import READY_FILE
 
 
@@ -101,3 +104,19 @@ def test_an_unhealthy_forwarder_is_reported(tier: Tier) -> None:
 def test_an_api_that_does_not_answer_is_reported(tier: Tier) -> None:
     with pytest.raises(Unavailable, match=r"the API at .* does not answer"):
         dataclasses.replace(tier, token="another").require_healthy()
+
+
+def test_the_command_line_reports_health(tier: Tier) -> None:
+    tier.save()
+    command = ["status", "--json", "--directory", str(tier.directory)]
+    healthy = CliRunner().invoke(app, command)
+    assert (healthy.exit_code, json.loads(healthy.output)["healthy"]) == (0, True)
+    assert json.loads(healthy.output)["endpoint_url"] == tier.endpoint_url
+
+    dataclasses.replace(tier, token="another").save()
+    unhealthy = CliRunner().invoke(app, command)
+    assert (unhealthy.exit_code, json.loads(unhealthy.output)["healthy"]) == (UNHEALTHY, False)
+    assert "does not answer" in json.loads(unhealthy.output)["problem"]
+    told = CliRunner().invoke(app, [command[0], *command[2:]])
+    assert (told.exit_code, told.stdout) == (UNHEALTHY, "")
+    assert told.stderr.startswith("Unhealthy: [UNAVAILABLE] the API at ")

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.exit_codes import UNHEALTHY
 from farcall_localstack import Tier
 from farcall_localstack.environment import ensure_environment, locked
 from farcall_localstack.server import end_group, group_members, is_localstack
@@ -115,8 +116,10 @@ def test_an_interrupted_up_leaves_no_processes_or_files(
 
 
 def test_up_replaces_a_killed_tier(directory: Path) -> None:
-    assert _run("up", directory=directory)[0] == 0
+    status, said = _run("up", "--json", directory=directory)
+    assert status == 0
     first = Tier.load(directory)
+    assert json.loads(said.splitlines()[0]) == first.variables() | {"directory": str(directory)}
     assert first.localstack_pid is not None
     status, said = _run("up", directory=directory)
     assert status == 73
@@ -126,8 +129,8 @@ def test_up_replaces_a_killed_tier(directory: Path) -> None:
     wait_until(lambda: not psutil.pid_exists(first.localstack_pid or 0))
     assert group_members(first.localstack_pid)  # data stores and forwarder still run
     status, said = _run("status", directory=directory)
-    assert status == 69
-    assert "[UNAVAILABLE]" in said
+    assert status == UNHEALTHY
+    assert "Unhealthy: [UNAVAILABLE]" in said
     assert _run("up", directory=directory)[0] == 0
     assert group_members(first.localstack_pid) == set()
     second = Tier.load(directory)
@@ -186,7 +189,8 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(directory: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_LITTLE_BYTES, _LITTLE_BYTES))
 
     status, said = _run("up", directory=directory, limit=limit)
-    assert re.match(r"\w+: \[(CONFIGURATION|LOCALSTACK_DEPLOYMENT_FAILED)\] .*\(.+\)$", said.strip(), re.DOTALL), said
+    error = r"^\w+: \[(CONFIGURATION|LOCALSTACK_DEPLOYMENT_FAILED)\] .*\(.+\)\Z"  # after the lines of progress
+    assert re.search(error, said.strip(), re.DOTALL | re.MULTILINE), said
     assert status == (78 if "[CONFIGURATION]" in said else 70)
     assert not _localstacks(directory)
     assert not (directory / "state.json").exists()

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from botocore.exceptions import ClientError
 
 from farcall_infra.bundles import WORKSPACE
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
@@ -111,6 +112,49 @@ def test_the_forwarder_runs_from_its_bundle_and_is_restarted_after_a_kill(tier: 
     wait_until(lambda: tier.forwarder_pids() not in ([], [pid]))
     assert tier.forwarder_addresses() != [address]
     tier.require_healthy()
+    ecs = Deployer(tier.endpoint_url).client("ecs")
+    stopped = ecs.list_tasks(cluster="farcall", desiredStatus="STOPPED")["taskArns"]
+    *_, task = ecs.describe_tasks(cluster="farcall", tasks=stopped)["tasks"]
+    assert (task["lastStatus"], task["stopCode"]) == ("STOPPED", "EssentialContainerExited")
+    assert task["containers"][0]["exitCode"] == 128 + signal.SIGKILL
+
+
+def test_ecs_describes_the_running_forwarder(tier: Tier) -> None:
+    ecs = Deployer(tier.endpoint_url).client("ecs")
+    (cluster,) = ecs.list_clusters()["clusterArns"]
+    described = ecs.describe_clusters(clusters=[cluster, "another"])
+    assert [each["clusterName"] for each in described["clusters"]] == ["farcall"]
+    assert described["failures"] == [{"arn": "another", "reason": "MISSING"}]
+    (service_arn,) = ecs.list_services(cluster=cluster)["serviceArns"]
+    (service,) = ecs.describe_services(cluster="farcall", services=["forwarder"], include=["TAGS"])["services"]
+    assert service["serviceArn"] == service_arn
+    assert (service["desiredCount"], service["runningCount"], service["pendingCount"]) == (1, 1, 0)
+    assert {"key": "farcall:deployment", "value": "farcall"} in service["tags"]
+    (running,) = ecs.list_tasks(cluster=cluster, serviceName="forwarder")["taskArns"]
+    (task,) = ecs.describe_tasks(cluster=cluster, tasks=[running])["tasks"]
+    assert (task["lastStatus"], task["taskDefinitionArn"]) == ("RUNNING", service["taskDefinition"])
+    (pid,) = tier.forwarder_pids()
+    assert (tier.directory / "tasks" / running.rpartition("/")[2] / "pid").read_text(encoding="utf-8") == str(pid)
+    definition = ecs.describe_task_definition(taskDefinition=service["taskDefinition"])["taskDefinition"]
+    assert [container["name"] for container in definition["containerDefinitions"]] == ["forwarder"]
+    assert ecs.list_task_definitions()["taskDefinitionArns"] == [service["taskDefinition"]]
+    with pytest.raises(ClientError, match="ClusterNotFoundException"):
+        ecs.list_services(cluster="another")
+
+
+def test_elasticache_describes_the_running_valkey(tier: Tier) -> None:
+    elasticache = Deployer(tier.endpoint_url).client("elasticache")
+    (group,) = elasticache.describe_replication_groups()["ReplicationGroups"]
+    assert group["Status"] == "available"
+    endpoint = group["NodeGroups"][0]["PrimaryEndpoint"]
+    variables = tier.environment()
+    assert endpoint == {"Address": variables["FARCALL_QUEUE_HOST"], "Port": int(variables["FARCALL_QUEUE_PORT"])}
+    (node,) = elasticache.describe_cache_clusters(ShowCacheNodeInfo=True)["CacheClusters"]
+    assert [node["CacheClusterId"]] == group["MemberClusters"]
+    assert (node["CacheClusterStatus"], node["CacheNodes"][0]["Endpoint"]) == ("available", endpoint)
+    assert elasticache.describe_serverless_caches()["ServerlessCaches"] == []
+    with pytest.raises(ClientError, match="ReplicationGroup another not found"):
+        elasticache.describe_replication_groups(ReplicationGroupId="another")
 
 
 def test_the_end_to_end_suite_runs_with_an_api_url_and_tokens(tier: Tier) -> None:

@@ -53,6 +53,7 @@ class FakeAws(Aws):
     """A ready account with one deployment called ``farcall``; it records changes."""
 
     region: str = "eu-central-1"
+    endpoint_url: str = ""
     bootstrap: int | None = 30
     concurrency: int = 1000
     quotas: float | None = 100.0

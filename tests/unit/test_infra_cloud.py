@@ -443,6 +443,20 @@ def test_status_prints_text_or_json(aws: FakeAws) -> None:
     assert found["measured"]["canary_s"] == {"value": 0.8, "at": "2026-11-21T03:00:00+00:00"}
 
 
+def test_status_of_a_localstack_finds_its_api_and_misses_no_alarms(aws: FakeAws) -> None:
+    """Its output ApiUrl is a name that no name server knows, and its templates have no alarms."""
+    del aws.stacks["farcall-observability"]
+    outputs = {"ApiUrl": "https://abc.execute-api.127.0.0.1:4566/api/", "ApiId": "abc", "ApiStage": "api"}
+    _set_outputs(aws, {"api": outputs})
+    assert "farcall-observability is missing" in _output(aws)
+    _set_outputs(aws, {"data": {"Target": "localstack-arm64"}})
+    aws.endpoint_url = "http://127.0.0.1:4566"
+    told = invoke(aws, "status")
+    assert told.exit_code == 0, told.output
+    assert "export FARCALL_API_URL=http://127.0.0.1:4566/_aws/execute-api/abc/api\n" in told.output
+    assert "Alarms" not in told.output
+
+
 def _set_outputs(aws: FakeAws, outputs: Mapping[str, Mapping[str, str]]) -> None:
     """Add outputs to stacks of the deployment."""
     for part, more in outputs.items():

@@ -83,18 +83,21 @@ def connect(region: str | None = None) -> Aws:
         session = boto3.Session(region_name=region or os.environ.get("AWS_REGION"))
         if session.region_name is None:
             raise NoRegionError
-    return Aws(session.client, region=session.region_name)  # type: ignore[arg-type]  # overloads for each literal
+    endpoint_url = os.environ.get("AWS_ENDPOINT_URL", "")
+    return Aws(session.client, region=session.region_name, endpoint_url=endpoint_url)  # type: ignore[arg-type]  # overloads for each literal
 
 
 class Aws:
-    """One account in one ``region``; ``make_client`` returns boto3's client of a service.
+    """One account in one ``region``; ``make_client`` returns boto3's client of a service. ``endpoint_url`` is the
+    address that replaces those of all services (LocalStack), empty for AWS.
 
     Every method raises CredentialsMissing, AwsRefused or Unavailable if the credentials are invalid, AWS refuses the
     call or cannot be reached.
     """
 
-    def __init__(self, make_client: Callable[[str], Any], *, region: str) -> None:
+    def __init__(self, make_client: Callable[[str], Any], *, region: str, endpoint_url: str = "") -> None:
         self._make_client = make_client
+        self.endpoint_url = endpoint_url.rstrip("/")
         self._clients: dict[str, Any] = {}
         self.region = region
 

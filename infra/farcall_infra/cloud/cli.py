@@ -8,6 +8,7 @@ import datetime as dt
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_common.exit_codes import UNHEALTHY, Terminated
+from farcall_common.exit_codes import DONE, EXIT_CODES, FAILED, UNHEALTHY, Terminated, epilog
 from farcall_infra.bundles import WORKSPACE
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
 from farcall_infra.cloud.account import Stack
@@ -41,9 +42,24 @@ from farcall_infra.cloud.status import read_status, unreachable_reason
 from farcall_infra.cloud.tools import Tools
 from farcall_infra.cost import idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
-from farcall_infra.prices import load_prices
+from farcall_infra.prices import DEFAULT_PRICES, load_prices
 
-app = typer.Typer(name="cloud", help="The cloud tier in your own AWS account.", no_args_is_help=True)
+#: The exit codes of these commands.
+_EXIT_CODES = {
+    DONE: EXIT_CODES[DONE],
+    FAILED: "a deployment would fail (`doctor`)",
+    **{code: EXIT_CODES[code] for code in (2, UNHEALTHY, 66, 69, 70, 73, 77, 78, 130, 143)},
+    UNHEALTHY: "the deployment is unhealthy (`status`)",
+    66: "there is no such deployment",
+    73: "the deployment is being changed, or has to be repaired first",
+}
+
+app = typer.Typer(
+    name="cloud",
+    help="The cloud tier in your own AWS account, or on LocalStack (AWS_ENDPOINT_URL).",
+    epilog=epilog(_EXIT_CODES),
+    no_args_is_help=True,
+)
 
 _CLEANUP_S = 10.0
 _RETRY_HINT = "Run the command again when `farcall cloud status` shows no stack that is IN_PROGRESS."
@@ -106,11 +122,28 @@ def cost(
     name: NameOption = "farcall",
     profile: ProfileOption = "lab",
     context: ContextOption = None,
+    region: Annotated[
+        str | None, typer.Option("--region", help="Refuse to use the prices of another region than this one.")
+    ] = None,
+    price_file: Annotated[
+        Path, typer.Option("--prices", help="Your own table of prices, for another region.", show_default=False)
+    ] = DEFAULT_PRICES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the cost of a profile: an idle month, item by item, and a million tasks. Needs no account."""
+    """Show the cost of a profile: an idle month, item by item, and a million tasks. Needs no account.
+
+    The prices are those of us-east-1, which are the only ones that Farcall has. For another region, pass a table with
+    its prices.
+    """
     deployment, arguments = _deployment(name, profile, context)
-    templates, prices = _synthesized_templates(arguments), load_prices()
+    prices = load_prices(price_file)
+    if region and region != prices.region:
+        raise ConfigurationError(
+            f"there are no prices for {region}, only for {prices.region}",
+            hint=f"Omit --region to see the prices of {prices.region}, or copy {DEFAULT_PRICES}, replace `region` and"
+            " the prices by those of your region, and pass --prices FILE.",
+        )
+    templates = _synthesized_templates(arguments)
     bill = idle_bill(templates, prices)
     tasks = {
         "one at a time": price_per_million_tasks(templates, prices, batch=1),
@@ -121,11 +154,42 @@ def cost(
     }
     if as_json:
         items = [dataclasses.asdict(item) for item in bill.items]
-        typer.echo(
-            json.dumps({"idle_usd": round(bill.usd, 2), "items": items, "usd_per_million_tasks": tasks}, indent=2)
-        )
+        summary = {"region": prices.region, "prices_of": prices.as_of.isoformat(), "idle_usd": round(bill.usd, 2)}
+        typer.echo(json.dumps(summary | {"items": items, "usd_per_million_tasks": tasks}, indent=2))
     else:
         show_cost(deployment, bill, tasks, prices)
+
+
+@app.command()
+def synth(
+    ctx: typer.Context,
+    name: NameOption = "farcall",
+    profile: ProfileOption = "lab",
+    context: ContextOption = None,
+    output: Annotated[Path, typer.Option("--output", help="The directory to write to.")] = Path("cdk.out"),
+    templates_only: Annotated[
+        bool,
+        typer.Option("--templates-only", help="Write only the templates: takes seconds, and cannot be deployed."),
+    ] = False,
+) -> None:
+    """Write the CloudFormation templates and bundles to a directory, and print its path. Needs no account.
+
+    This is the CDK's cloud assembly, as `cdk synth` writes it. `cdk deploy --app DIRECTORY` deploys it.
+    """
+    deployment, arguments = _deployment(name, profile, context)
+    output.mkdir(parents=True, exist_ok=True)
+    if templates_only:
+        with tempfile.TemporaryDirectory(prefix="farcall-synth-") as directory:
+            for template in _synthesize(arguments, Path(directory), whole=False):
+                shutil.copy(template, output)
+    else:
+        ca_bundle = _ca_bundle(ctx, deployment)
+        if isinstance(ca_bundle, FarcallError):
+            raise ca_bundle
+        if ca_bundle:
+            arguments["database.authorities"] = str(ca_bundle.path)
+        _synthesize(arguments, output.resolve(), whole=True)
+    typer.echo(str(output.resolve()))
 
 
 @app.command()
@@ -191,8 +255,12 @@ def deploy(
     else:
         _require_known(parameters, stacks.get("api"))
         _complete_secret(aws, parameters, stacks.get("api"))
-    bill = idle_bill(_synthesized_templates(arguments), load_prices())
-    echo(f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle.")
+    prices = load_prices()
+    bill = idle_bill(_synthesized_templates(arguments), prices)
+    echo(
+        f"Deployment {name!r}, profile {profile}, {aws.region}: about ${bill.usd:.0f} a month while idle"
+        f" (prices of {prices.region})."
+    )
     if not yes:
         typer.confirm("Continue?", abort=True)
     with _interruptible(_RETRY_HINT):
@@ -376,28 +444,37 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
 
 
 def _synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
-    """The templates by stack, for ``context`` on top of that in ``cdk.json``, from a separate process: without bundles,
-    checks and an account.
+    """The templates by stack, without bundles, checks and an account.
+
+    :raises ConfigurationError: if the app does not synthesise.
+    """
+    with tempfile.TemporaryDirectory(prefix="farcall-synth-") as directory:
+        return {
+            path.name.removesuffix(".template.json"): json.loads(path.read_text(encoding="utf-8"))
+            for path in _synthesize(context, Path(directory), whole=False)
+        }
+
+
+def _synthesize(context: Mapping[str, str], directory: Path, *, whole: bool) -> list[Path]:
+    """Run the app in a separate process, for ``context`` on top of that in ``cdk.json``; returns the templates. Only a
+    ``whole`` assembly has the bundles, and is checked by cdk-nag.
 
     :raises ConfigurationError: if the app does not synthesise.
     """
     committed = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))["context"]
-    with tempfile.TemporaryDirectory(prefix="farcall-synth-") as directory:
-        environment = {
-            **os.environ,
-            "CDK_OUTDIR": directory,
-            "CDK_CONTEXT_JSON": json.dumps({**committed, **context, "aws:cdk:bundling-stacks": []}),
-            "CDK_VALIDATION": "false",  # cdk-nag runs in the deployment; these templates are only read
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "farcall_infra"], env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise ConfigurationError(f"the app does not synthesise: {done.stderr.strip()[-2000:]}")
-        return {
-            path.name.removesuffix(".template.json"): json.loads(path.read_text(encoding="utf-8"))
-            for path in sorted(Path(directory).glob("*.template.json"))
-        }
+    part: dict[str, Any] = {} if whole else {"aws:cdk:bundling-stacks": []}
+    environment = {
+        **os.environ,
+        "CDK_OUTDIR": str(directory),
+        "CDK_CONTEXT_JSON": json.dumps({**committed, **context, **part}),
+        "CDK_VALIDATION": "true" if whole else "false",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "farcall_infra"], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ConfigurationError(f"the app does not synthesise: {done.stderr.strip()[-2000:]}")
+    return sorted(directory.glob("*.template.json"))
 
 
 def _run_checks(

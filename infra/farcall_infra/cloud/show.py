@@ -56,7 +56,8 @@ def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], pr
     _console.print(table)
     budget = profile.budget.monthly_usd
     alarm = f"The alarm on the real bill is at ${budget:.0f} a month." if budget else "There is no budget."
-    echo(f"Prices of {prices.as_of}, without free tiers and taxes (infra/prices.toml). {alarm}")
+    echo(f"Prices of {prices.region} of {prices.as_of}, without free tiers and taxes (infra/prices.toml). {alarm}")
+    echo("Other regions have other prices, which Farcall does not have: pass a table of your own with --prices.")
 
 
 def show_changes(changes: Sequence[Change], profile: str) -> None:
@@ -147,7 +148,8 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         lines.append(("Queue", text))
     if canary := status.measured.get("canary_s"):
         lines.append(("Canary", f"finished in {canary.value:.1f} s at {canary.at:%H:%M} UTC"))
-    lines.append(("Alarms", f"{', '.join(status.alarms) or 'none'} (of {status.alarms_watched})"))
+    if status.alarms_watched:
+        lines.append(("Alarms", f"{', '.join(status.alarms) or 'none'} (of {status.alarms_watched})"))
     return lines
 
 

@@ -14,7 +14,7 @@ from farcall_infra.cloud.account import Database, Metric, Queue, Sample, Stack, 
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.lifecycle import created_resources, find_stacks
 from farcall_infra.cloud.settings import DeployedSettings, deployed_settings
-from farcall_infra.deployment import STACKS, stack_name
+from farcall_infra.deployment import TARGET_OUTPUT, expected_stacks, stack_name
 from farcall_infra.release import RELEASE_OUTPUT, this_release
 
 _FIRING: Final = "ALARM"
@@ -128,10 +128,11 @@ def read_status(aws: Aws, name: str, *, now: dt.datetime, probe: Callable[[str],
     alarms = (attempt("Alarms", lambda: aws.alarms(monitored)) if monitored else None) or {}
     wanted = metrics_of(name, database=database, queue=queue)
     measured = attempt("Metrics", lambda: aws.newest(list(wanted.values()), now=now, within_s=_RECENT_S)) or {}
-    api_url = next((stack.outputs["ApiUrl"] for stack in stacks.values() if "ApiUrl" in stack.outputs), "").rstrip("/")
+    api_url = _api_url(stacks.get("api"), aws.endpoint_url)
+    target = stacks["data"].outputs.get(TARGET_OUTPUT, "") if "data" in stacks else ""
     return Status(
         stacks=tuple(stacks.values()),
-        missing=tuple(stack_name(name, part) for part in STACKS if part not in stacks),
+        missing=tuple(stack_name(name, part) for part in expected_stacks(target) if part not in stacks),
         api_url=api_url,
         api_problem=probe(f"{api_url}/v2/version") if api_url else "",
         tasks=attempt("Forwarder", lambda: aws.tasks(service)) if service else None,
@@ -144,6 +145,15 @@ def read_status(aws: Aws, name: str, *, now: dt.datetime, probe: Callable[[str],
         installed=this_release(),
         settings=deployed_settings(stacks.get("data")),
     )
+
+
+def _api_url(api: Stack | None, endpoint_url: str) -> str:
+    """The URL of the API; empty if the stack does not have it yet. The output of a LocalStack is a name of AWS' form
+    that no name server knows: there, the API is below the address of LocalStack itself."""
+    outputs = api.outputs if api else {}
+    if endpoint_url and {"ApiId", "ApiStage"} <= outputs.keys():
+        return f"{endpoint_url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}"
+    return outputs.get("ApiUrl", "").rstrip("/")
 
 
 def metrics_of(name: str, *, database: str | None, queue: Queue | None) -> Mapping[str, Metric]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime as dt
 import json
 import logging
 import os
@@ -10,10 +12,9 @@ import shutil
 import threading
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
-
-from localstack.aws.api import CommonServiceException, RequestContext, handler
 
 from farcall_localstack_plugin import children
 from farcall_localstack_plugin.balancer import TargetGroup, target_group
@@ -41,8 +42,86 @@ _START_TIMEOUT_S = 180.0
 _POLL_S = 0.02
 _RESTART_INTERVAL_S = 1.0
 
-_definitions: dict[str, Model] = {}
-_services: dict[str, _RunningService] = {}
+_STOPPED_KEPT = 20
+_SIGNALLED = 128  # plus the signal's number: the exit code of a container that a signal ended
+
+#: Clusters by name; task definitions and services by ARN.
+clusters: dict[str, Model] = {}
+definitions: dict[str, Model] = {}
+services: dict[str, RunningService] = {}
+_revisions: Counter[str] = Counter()
+
+
+@dataclasses.dataclass
+class Task:
+    """A task of a service: one start of its container, in a directory of its own. A restart is another task."""
+
+    task_id: str
+    service: str
+    definition: str
+    container: str
+    created_at: dt.datetime
+    started_at: dt.datetime | None = None
+    stopped_at: dt.datetime | None = None
+    exit_code: int | None = None
+    stop_code: str = ""
+    stopped_reason: str = ""
+
+    @property
+    def status(self) -> str:
+        """PENDING until the container is ready, RUNNING, then STOPPED."""
+        if self.stopped_at:
+            return "STOPPED"
+        return "RUNNING" if self.started_at else "PENDING"
+
+    def record_stop(self, code: str, reason: str, *, status: int | None = None) -> None:
+        """Record the end. ``status`` is the exit status of the process, with the negative number of a signal."""
+        self.stop_code, self.stopped_reason = code, reason
+        self.exit_code = status if status is None or status >= 0 else _SIGNALLED - status
+        self.stopped_at = _now()
+
+
+_tasks: dict[str, Task] = {}
+
+
+def all_tasks() -> list[Task]:
+    """Running tasks, and those stopped last, in the order of their start."""
+    return list(_tasks.values())
+
+
+def _record(task: Task) -> None:
+    _tasks[task.task_id] = task
+    stopped = [each.task_id for each in all_tasks() if each.stopped_at]
+    for task_id in stopped[:-_STOPPED_KEPT]:
+        _tasks.pop(task_id, None)
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+class ClusterProvider(Provider):
+    """Stores the cluster; its services run on this machine."""
+
+    TYPE = "AWS::ECS::Cluster"
+    SCHEMA: Model = schema(TYPE, "ClusterName")
+
+    def create(self, request: Request) -> Event:
+        model = request.desired_state
+        name = model.setdefault("ClusterName", new_name(request))
+        model["Arn"] = f"arn:aws:ecs:{request.region_name}:{request.account_id}:cluster/{name}"
+        clusters[name] = dict(model)
+        return done(model)
+
+    def update(self, request: Request) -> Event:
+        model = updated(request)
+        clusters[model["ClusterName"]] = dict(model)
+        return done(model)
+
+    def delete(self, request: Request) -> Event:
+        model = current(request)
+        clusters.pop(model.get("ClusterName", ""), None)
+        return done(model)
 
 
 class TaskDefinitionProvider(Provider):
@@ -54,15 +133,26 @@ class TaskDefinitionProvider(Provider):
     def create(self, request: Request) -> Event:
         model = request.desired_state
         family = model.setdefault("Family", new_name(request))
-        revision = uuid.uuid4().hex[:8]
-        arn = f"arn:aws:ecs:{request.region_name}:{request.account_id}:task-definition/{family}:{revision}"
-        model["TaskDefinitionArn"] = arn
-        _definitions[arn] = dict(model)
+        _revisions[family] += 1
+        prefix = f"arn:aws:ecs:{request.region_name}:{request.account_id}:task-definition"
+        model["TaskDefinitionArn"] = arn = f"{prefix}/{family}:{_revisions[family]}"
+        definitions[arn] = {**model, "Status": "ACTIVE"}
         return done(model)
 
     def update(self, request: Request) -> Event:
         # On AWS every change creates a new revision with its own ARN.
+        self._retire(request.previous_state or {})
         return self.create(request)
+
+    def delete(self, request: Request) -> Event:
+        model = current(request)
+        self._retire(model)
+        return done(model)
+
+    def _retire(self, model: Model) -> None:
+        """A retired revision can be described, because tasks of it may run, but is not listed."""
+        if definition := definitions.get(model.get("TaskDefinitionArn", "")):
+            definition["Status"] = "INACTIVE"
 
 
 class ServiceProvider(Provider):
@@ -84,17 +174,18 @@ class ServiceProvider(Provider):
 
     def delete(self, request: Request) -> Event:
         model = current(request)
-        if service := _services.pop(model["ServiceArn"], None):
+        if service := services.pop(model["ServiceArn"], None):
             service.scale(0)
         return done(model)
 
     def _replace(self, request: Request, model: Model) -> Event:
-        definition = _definitions[model["TaskDefinition"]]
+        definition = definitions[model["TaskDefinition"]]
         groups = [target_group(balancer["TargetGroupArn"]) for balancer in model.get("LoadBalancers", [])]
         address = groups[0].address if groups else HOST
-        new = _RunningService(
+        new = RunningService(
+            dict(model),
             [
-                _Container(container, request, settings(), address=address)
+                _Container(container, request, settings(), service=model, address=address)
                 for container in definition["ContainerDefinitions"]
             ],
             groups,
@@ -104,26 +195,19 @@ class ServiceProvider(Provider):
         except ChildDied as error:
             new.scale(0)
             return failed(model, str(error))
-        old = _services.get(model["ServiceArn"])
-        _services[model["ServiceArn"]] = new
+        old = services.get(model["ServiceArn"])
+        services[model["ServiceArn"]] = new
         if old:
             old.scale(0)
         return done(model)
 
 
-def _find_service(cluster: str, service: str) -> tuple[str, _RunningService] | None:
-    """The ARN and the tasks of a service, given by its name or its ARN."""
-    for arn, running in _services.items():
-        if service == arn or arn.endswith(f":service/{cluster}/{service}"):
-            return arn, running
-    return None
-
-
 class _Container:
     """One container of a task definition, which can be started several times. Peers reach it under ``address``."""
 
-    def __init__(self, definition: Model, request: Request, config: Settings, *, address: str) -> None:
+    def __init__(self, definition: Model, request: Request, config: Settings, *, service: Model, address: str) -> None:
         self._settings = config
+        self._service = service
         self._address = address
         self.name: str = definition["Name"]
         self._command = [*definition.get("EntryPoint", []), *definition.get("Command", [])]
@@ -140,12 +224,24 @@ class _Container:
             **{secret["Name"]: _secret(secret["ValueFrom"], request) for secret in definition.get("Secrets", [])},
         }
 
-    def start(self) -> tuple[Child, Path]:
+    def start(self) -> tuple[Task, Child, Path]:
         """Start the container and wait until it is ready.
 
         :raises ChildDied: if it ends before it is ready, or takes too long.
         """
-        directory = self._settings.directory / "tasks" / uuid.uuid4().hex
+        service, definition = self._service["ServiceArn"], self._service["TaskDefinition"]
+        task = Task(uuid.uuid4().hex, service, definition, self.name, _now())
+        _record(task)
+        try:
+            child, directory = self._start(task.task_id)
+        except ChildDied as error:
+            task.record_stop("TaskFailedToStart", str(error))
+            raise
+        task.started_at = _now()
+        return task, child, directory
+
+    def _start(self, task_id: str) -> tuple[Child, Path]:
+        directory = self._settings.directory / "tasks" / task_id
         storage = directory / "tmp"
         storage.mkdir(parents=True)
         overrides = {
@@ -188,20 +284,24 @@ class _RunningContainer:
 
     def _begin(self) -> None:
         """:raises ChildDied: if it does not become ready."""
-        self._child, directory = self._container.start()
+        task, self._child, directory = self._container.start()
         ready = json.loads((directory / settings().task_ready_file).read_text(encoding="utf-8"))
         self._port = int(ready["port"])
         for group in self._groups:
             group.register(self._port)
-        arguments = (self._child, directory)
+        arguments = (task, self._child, directory)
         threading.Thread(target=self._watch, args=arguments, name=f"ecs-{self._container.name}", daemon=True).start()
 
     def _deregister(self) -> None:
         for group in self._groups:
             group.deregister(self._port)
 
-    def _watch(self, child: Child, directory: Path) -> None:
+    def _watch(self, task: Task, child: Child, directory: Path) -> None:
         status = child.wait()
+        if self._stopping.is_set():
+            task.record_stop("ServiceSchedulerInitiated", "Scaling activity initiated by the service", status=status)
+        else:
+            task.record_stop("EssentialContainerExited", "Essential container in task exited", status=status)
         self._deregister()
         with contextlib.suppress(FileNotFoundError):
             (directory / "pid").unlink()
@@ -216,20 +316,21 @@ class _RunningContainer:
                 return
 
 
-class _RunningService:
-    """The tasks of a service, members of ``groups`` while they run."""
+class RunningService:
+    """The tasks of a service with the properties ``model``, members of ``groups`` while they run."""
 
-    def __init__(self, containers: list[_Container], groups: list[TargetGroup]) -> None:
+    def __init__(self, model: Model, containers: list[_Container], groups: list[TargetGroup]) -> None:
+        self.model = model
         self._containers = containers
         self._groups = groups
         self._tasks: list[list[_RunningContainer]] = []
         self._lock = threading.Lock()
         self.desired = 0
+        self.created_at = _now()
 
-    @property
-    def running(self) -> int:
-        """The number of running tasks."""
-        return len(self._tasks)
+    def count(self, status: str) -> int:
+        """The number of tasks with that status, also of the service before its last update."""
+        return sum(task.service == self.model["ServiceArn"] and task.status == status for task in all_tasks())
 
     def scale(self, tasks: int) -> None:
         """Start tasks, or stop the newest, until their number is ``tasks``, or that of a later concurrent call.
@@ -243,47 +344,6 @@ class _RunningService:
                     container.stop()
             while len(self._tasks) < self.desired:
                 self._tasks.append([_RunningContainer(container, self._groups) for container in self._containers])
-
-
-class EcsApi:
-    """ECS API: the calls that our programs make, which describe and scale a service. Others are not implemented."""
-
-    @handler("DescribeServices", expand=False)
-    def describe_services(self, _context: RequestContext, request: dict[str, Any]) -> dict[str, Any]:
-        cluster = request.get("cluster", "default")
-        found = [(name, _find_service(cluster, name)) for name in request["services"]]
-        return {
-            "services": [_description(*service) for _, service in found if service],
-            "failures": [{"arn": name, "reason": "MISSING"} for name, service in found if not service],
-        }
-
-    @handler("UpdateService", expand=False)
-    def update_service(self, _context: RequestContext, request: dict[str, Any]) -> dict[str, Any]:
-        found = _find_service(request.get("cluster", "default"), request["service"])
-        if found is None:
-            raise CommonServiceException("ServiceNotFoundException", f"Service {request['service']} not found.")
-        arn, service = found
-        if (desired := request.get("desiredCount")) is not None:
-            # As on AWS, the answer does not wait for the tasks.
-            threading.Thread(target=_scale, args=(service, desired), name="ecs-scale", daemon=True).start()
-        return {"service": {**_description(arn, service), "desiredCount": desired}}
-
-
-def _scale(service: _RunningService, tasks: int) -> None:
-    try:
-        service.scale(tasks)
-    except ChildDied as error:
-        LOG.warning("a task did not start: %s", error)
-
-
-def _description(arn: str, service: _RunningService) -> dict[str, Any]:
-    return {
-        "serviceArn": arn,
-        "serviceName": arn.rpartition("/")[2],
-        "status": "ACTIVE",
-        "desiredCount": service.desired,
-        "runningCount": service.running,
-    }
 
 
 def _secret(reference: str, request: Request) -> str:

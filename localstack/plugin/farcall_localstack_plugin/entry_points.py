@@ -16,12 +16,22 @@ from plux import Plugin  # type: ignore[import-untyped]  # it has no types
 
 @aws_provider(api="ecs")
 def ecs_api() -> ApiService:
-    """The ECS calls that our programs make."""
+    """The ECS calls that our programs make, and those that describe the resources."""
     from localstack.aws.skeleton import create_skeleton
 
-    from farcall_localstack_plugin.ecs import EcsApi
+    from farcall_localstack_plugin.ecs_api import EcsApi
 
     return ApiService("ecs", skeleton=create_skeleton("ecs", EcsApi()))
+
+
+@aws_provider(api="elasticache")
+def elasticache_api() -> ApiService:
+    """The ElastiCache calls that describe the queue."""
+    from localstack.aws.skeleton import create_skeleton
+
+    from farcall_localstack_plugin.elasticache import ElastiCacheApi
+
+    return ApiService("elasticache", skeleton=create_skeleton("elasticache", ElastiCacheApi()))
 
 
 @aws_provider(api="rds")
@@ -52,7 +62,7 @@ class _ProviderPlugin(CloudFormationResourceProviderPlugin):
     factory: Any = None
 
     def load(self) -> None:
-        from farcall_localstack_plugin import balancer, ecs, providers
+        from farcall_localstack_plugin import balancer, ecs, elasticache, providers
 
         if self.name in providers.RECORDS:
             self.factory = providers.record_provider(self.name, providers.RECORDS[self.name])
@@ -64,7 +74,8 @@ class _ProviderPlugin(CloudFormationResourceProviderPlugin):
             providers.AuthorizerProvider,
             providers.CustomResourceProvider,
             providers.DBInstanceProvider,
-            providers.ReplicationGroupProvider,
+            elasticache.ReplicationGroupProvider,
+            ecs.ClusterProvider,
             ecs.ServiceProvider,
             ecs.TaskDefinitionProvider,
         )

@@ -22,7 +22,7 @@ from localstack.services.cloudformation.resource_provider import (
 
 from farcall_localstack_plugin import databases
 from farcall_localstack_plugin.children import Child
-from farcall_localstack_plugin.engines import HOST, start_postgres, start_tls, start_valkey
+from farcall_localstack_plugin.engines import HOST, start_postgres, start_tls
 from farcall_localstack_plugin.settings import settings
 from localstack import config
 
@@ -103,7 +103,6 @@ def record_provider(resource_type: str, identifier: str) -> type[Provider]:
 RECORDS = {
     "AWS::EC2::EIP": "AllocationId",
     "AWS::EC2::SecurityGroupIngress": "Id",
-    "AWS::ECS::Cluster": "ClusterName",
     "AWS::ElastiCache::ParameterGroup": "CacheParameterGroupName",
     "AWS::ElastiCache::SubnetGroup": "CacheSubnetGroupName",
     "AWS::RDS::DBSubnetGroup": "DBSubnetGroupName",
@@ -162,7 +161,8 @@ class DBInstanceProvider(Provider):
                 name = f"{request.stack_name}-snapshot-{request.logical_resource_id}-{uuid.uuid4().hex[:12]}"
                 databases.take_snapshot(name.lower(), instance)
             del databases.databases[instance.identifier]
-        return _stop_server(request, "DBInstanceIdentifier")
+        _stop(model.get("DBInstanceIdentifier", ""))
+        return done(model)
 
 
 def _deletion_policy(request: Request) -> str:
@@ -170,53 +170,6 @@ def _deletion_policy(request: Request) -> str:
     body = request.aws_client_factory.cloudformation.get_template(StackName=request.stack_id)["TemplateBody"]
     template = body if isinstance(body, dict) else json.loads(body)
     return str(template["Resources"][request.logical_resource_id].get("DeletionPolicy", "Snapshot"))
-
-
-class ReplicationGroupProvider(Provider):
-    """A Valkey server. The wheel has no TLS, so a template with encryption in transit is refused. Replica settings are
-    validated as in ElastiCache, although replicas are not started."""
-
-    TYPE = "AWS::ElastiCache::ReplicationGroup"
-    SCHEMA: Model = schema(TYPE, "ReplicationGroupId")
-
-    def create(self, request: Request) -> Event:
-        model = request.desired_state
-        if str(model.get("TransitEncryptionEnabled", False)).lower() == "true":
-            return failed(model, "Valkey has no TLS here; synthesise with -c target=localstack")
-        if _fails_over(model) and _nodes(model) == 1:
-            return failed(model, _NO_REPLICA)
-        name = model.setdefault("ReplicationGroupId", new_name(request))
-        server, port = start_valkey(name, settings=settings())
-        _servers[name] = [server]
-        model["PrimaryEndPoint"] = {"Address": HOST, "Port": str(port)}
-        return done(model)
-
-    def update(self, request: Request) -> Event:
-        # CloudFormation turns fail-over on before it adds the replica that fail-over needs.
-        before = request.previous_state or {}
-        if _fails_over(request.desired_state) and min(_nodes(before), _nodes(request.desired_state)) == 1:
-            return failed(before, _NO_REPLICA)
-        return super().update(request)
-
-    def delete(self, request: Request) -> Event:
-        return _stop_server(request, "ReplicationGroupId")
-
-
-_NO_REPLICA = "Replication group must have at least one read replica to enable autofailover."
-
-
-def _fails_over(group: Model) -> bool:
-    return str(group.get("AutomaticFailoverEnabled", False)).lower() == "true"
-
-
-def _nodes(group: Model) -> int:
-    return int(group.get("NumCacheClusters", 1))
-
-
-def _stop_server(request: Request, identifier: str) -> Event:
-    model = current(request)
-    _stop(model.get(identifier, ""))
-    return done(model)
 
 
 def _stop(name: str) -> None:
