@@ -54,15 +54,21 @@ def test_exceptions_are_given_as_classes_or_names(given: object, names: tuple[st
     ],
 )
 def test_what_is_no_exception_is_refused(given: object, message: str) -> None:
-    with pytest.raises(ValueError, match="^retry_on: ") as caught:
+    with pytest.raises(ValueError, match=r"^retry_on: ") as caught:
         TaskOptions.of(retry_on=given)  # type: ignore[arg-type]
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("wrong"),
-    [{"retries": -1}, {"retries": 101}, {"retries": 1.5}, {"retry_delay_s": -1.0}, {"retry_delay_s": 301.0}]
-    + [{"retry_delay_s": float("nan")}],
+    "wrong",
+    [
+        {"retries": -1},
+        {"retries": 101},
+        {"retries": 1.5},
+        {"retry_delay_s": -1.0},
+        {"retry_delay_s": 301.0},
+        {"retry_delay_s": float("nan")},
+    ],
 )
 def test_numbers_have_limits(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
