@@ -87,7 +87,7 @@ def test_byte_code_of_another_python_is_refused_before_anything_is_stored(lab: L
 
 def test_retries_are_refused_for_an_agent_that_does_not_know_them(lab: Lab) -> None:
     connect = f"/v3/endpoints/{lab.endpoint_id}/connect"
-    retried = {"retries": 3, "retry_on": ["builtins.OSError"], "retry_delay_s": 0.5}
+    retried: dict[str, Any] = {"retries": 3, "retry_on": ["builtins.OSError"], "retry_delay_s": 0.5}
     assert lab.submit(**retried).status == 200  # nothing is known of the endpoint
     for more, status in (({}, 400), ({"knows_retries": True}, 200), ({"knows_retries": False}, 400)):
         lab.api.call("POST", connect, {"public_key": "k" * 40, "python_version": "3.12.4", **more})
