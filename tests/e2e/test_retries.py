@@ -8,7 +8,7 @@ from pathlib import Path
 import farcall
 from farcall_common.wire import TaskState
 from farcall_local.endpoint import LocalEndpoint
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 
 def fail(path: str, times: int) -> int:
@@ -23,6 +23,12 @@ def fail(path: str, times: int) -> int:
     if runs <= times:
         raise FileNotFoundError(f"run {runs}")
     return runs
+
+
+def retries(client: farcall.Client, task_id: str) -> list[tuple[int, int, str]]:
+    """The retries in the history, which are recorded at intervals."""
+    shown = [event["detail"] for event in client.get_task_events(task_id) if "retry" in event["detail"]]
+    return [(each["retry"], each["retries"], each["error"]) for each in shown]
 
 
 def test_a_task_is_retried_while_its_submitter_is_gone(
@@ -50,7 +56,5 @@ def test_a_task_is_retried_while_its_submitter_is_gone(
     assert "after 3 retries" in info.exception.__notes__[0]
     assert (tmp_path / "fails").read_text() == "xxxx"
     for task_id, used in ((succeeds, 2), (fails, 3)):
-        shown = [event["detail"] for event in client.get_task_events(task_id) if "retry" in event["detail"]]
-        assert [(each["retry"], each["retries"], each["error"]) for each in shown] == [
-            (retry, 3, "FileNotFoundError") for retry in range(1, used + 1)
-        ]
+        wait_until(lambda task_id=task_id, used=used: len(retries(client, task_id)) == used)  # type: ignore[misc]
+        assert retries(client, task_id) == [(retry, 3, "FileNotFoundError") for retry in range(1, used + 1)]
