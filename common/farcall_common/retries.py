@@ -1,4 +1,4 @@
-"""Retries of raised exceptions: the names of exception classes, and whether an exception is of one of them.
+"""Retries of raised exceptions: the names of exception classes, and whether an exception belongs to one of them.
 
 The option ``retry_on`` of a task has names, because the classes are in the worker's environment and perhaps not in the
 submitter's. A name is ``module.Class``. The module of a class that a script or notebook defines is ``__main__``; in a
@@ -19,7 +19,8 @@ MAX_DELAY_S: Final = 300.0
 """Most seconds before a retry."""
 MAX_NAMES: Final = 10
 MAX_NAME_CHARACTERS: Final = 200
-NAME_PATTERN: Final = r"^[^\W\d]\w*(\.([^\W\d]\w*|<locals>))+$"
+NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*(\.([A-Za-z_][A-Za-z0-9_]*|<locals>))+$"
+"""In ASCII: a name counts in the memory of the queue, and is shown."""
 WALLTIME_NAME: Final = "builtins.TimeoutError"
 """A task that names this class is retried after its walltime, too."""
 EARLIER_RUN_S: Final = "earlier_run_s"
@@ -44,8 +45,8 @@ def exception_names(given: object) -> tuple[str, ...]:
 
 
 def is_retried(error: BaseException, names: Sequence[str]) -> bool:
-    """Whether an exception is of a class with one of these names, or of a subclass. Without names every
-    :class:`Exception` is, so that ``sys.exit`` and Ctrl-C are not.
+    """Whether an exception belongs to a class with one of these names, or to a subclass. Without names every
+    :class:`Exception` is retried, so that ``sys.exit`` and Ctrl-C are not.
 
     A class is also known by another name that an imported module has for it. Never raises, whatever the class does.
     """

@@ -44,6 +44,7 @@ def test_exceptions_are_given_as_classes_or_names(given: object, names: tuple[st
         ("a..b", "'a..b' is not the name of an exception class"),
         ("a.b c", "is not the name of an exception class"),
         ("a.1", "is not the name of an exception class"),
+        ("a.Fehlér", "is not the name of an exception class"),
         (".Error", "is not the name of an exception class"),
         ("a." + "b" * 200, "is not the name of an exception class"),
         (int, "expected exception classes or their names, got <class 'int'>"),
