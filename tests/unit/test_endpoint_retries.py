@@ -347,6 +347,18 @@ def test_an_agent_that_is_killed_in_the_back_off_goes_on_with_it(idempotent: boo
     assert task.earlier_run_s == 0.0
 
 
+def test_a_clock_that_is_set_back_meanwhile_delays_a_retry_by_five_minutes_at_most() -> None:
+    agent = Agent(retries=1)
+    agent.step(passing_s=7200.0)
+    agent.raises()
+    agent.now = 0.0
+    agent.restarts()
+    agent.step(passing_s=299.0)
+    assert agent.runs == 1
+    agent.step(passing_s=1.0)
+    assert agent.runs == 2
+
+
 def test_an_agent_that_is_killed_in_the_run_after_a_retry_counts_a_lost_attempt() -> None:
     for options, state in (({"max_attempts": 1}, "WORKER_DIED"), ({"idempotent": False}, "TASK_LOST")):
         agent = Agent(retries=2, **options)

@@ -62,6 +62,8 @@ class RetryQueue:
     def due(self, *, now: float) -> list[Task]:
         """Take out the tasks whose time has come, in this order."""
         tasks = []
+        if self._due and self._due[0][0] > now + MAX_DELAY_S:  # the machine's clock was set back
+            self._due = sorted((now + MAX_DELAY_S, seq) for _, seq in self._due)
         while self._due and self._due[0][0] <= now:
             task = self._waiting.pop(heapq.heappop(self._due)[1], None)
             if task is not None:
