@@ -87,6 +87,7 @@ class ErrorRecord:
     ``builtin_type`` is the nearest built-in class of the remote exception (see :func:`builtin_type_of`), and
     ``exception_data`` the exception itself, as a buffer that only the client opens (see :mod:`farcall_common.payload`).
     ``sealed`` is the whole record of a sealed call, which only its submitter opens (:mod:`farcall_common.sealing`).
+    ``retries_used`` is how many earlier runs of the task raised and were retried.
     """
 
     code: str
@@ -106,6 +107,7 @@ class ErrorRecord:
     builtin_type: str | None = None
     exception_data: str | None = None
     sealed: str | None = None
+    retries_used: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are not set are left out."""

@@ -28,8 +28,9 @@ MAX_ENVELOPE_BYTES: Final = 64 * MIB
 
 # -- history: PROTOCOL.md, section 4 -----------------------------------------------------------------------------------
 
-#: Transitions of one attempt of a task that an agent may report: two for each of 100 starts.
-MAX_TRANSITIONS: Final = 200
+#: Transitions of one attempt of a task that an agent may report: two for each of 100 starts, three for each of 100
+#: retries.
+MAX_TRANSITIONS: Final = 500
 
 # -- user bytes: PROTOCOL.md, sections 4, 6 and 7 ----------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 
+from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES, exception_names
+
 #: A count or a number of bytes, within the range of JSON readers.
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -30,6 +32,9 @@ class AttemptOptionsDict(TypedDict, total=False):
     walltime_s: float | None
     memory_bytes: int | None
     max_output_bytes: int | None
+    retries: int
+    retry_on: type[BaseException] | str | Iterable[type[BaseException] | str]
+    retry_delay_s: float
 
 
 class OwnOptionsDict(AttemptOptionsDict, total=False):
@@ -60,6 +65,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param walltime_s: seconds after which an attempt is stopped; None = never.
     :param memory_bytes: memory that all processes of an attempt may use together; None = no limit.
     :param max_output_bytes: bytes that an attempt may write to standard output and error, each; None = no limit.
+    :param retries: how often the task is run again after its function raised; apart from ``max_attempts``, which counts
+        the runs that ended with their worker, node or endpoint.
+    :param retry_on: which exceptions are retried: classes or their names, with those of their subclasses; none = every
+        :class:`Exception`.
+    :param retry_delay_s: seconds before the first retry. They double with each retry, up to 5 minutes; each wait is
+        shortened at random by up to a half.
     :param num_nodes: number of whole nodes of its block for MPI ranks.
     :param ranks_per_node: number of ranks on each node.
     :param num_ranks: number of all ranks; two of the three are enough.
@@ -77,6 +88,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     walltime_s: _Seconds | None = None
     memory_bytes: _Count | None = None
     max_output_bytes: _Count | None = None
+    retries: Annotated[int, msgspec.Meta(ge=0, le=MAX_RETRIES)] = 0
+    retry_on: tuple[str, ...] = ()
+    retry_delay_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY_S)] = 1.0
     num_nodes: _Count | None = None
     ranks_per_node: _Count | None = None
     num_ranks: _Count | None = None
@@ -105,6 +119,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             raise TypeError(f"{sorted(unknown)[0]!r} is not an option of tasks")
         values: dict[str, Any] = {**msgspec.structs.asdict(self), **changes}
         values["result_serializers"] = tuple(values["result_serializers"] or ())
+        if "retry_on" in changes:
+            values["retry_on"] = exception_names(values["retry_on"])
         for name in ("resource_specification", "user_endpoint_config"):
             # A copy: later changes by the caller have no effect until the option is set again.
             values[name] = _json_object(values[name], name)

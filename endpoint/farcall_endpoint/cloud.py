@@ -84,6 +84,7 @@ class Cloud:
             "packages": capabilities.packages,
             "serializers": list(capabilities.serializers),
             "platform": capabilities.platform,
+            "knows_retries": True,
             "worker_share": msgspec.to_builtins(worker_share),
             **({} if sealing is None else {"sealing": sealing.to_json()}),
         }

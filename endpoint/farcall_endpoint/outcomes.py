@@ -35,6 +35,9 @@ class Outcome:
 
 
 cancelled_before_start = Outcome("TASK_CANCELLED", Fault.CALLER, "The task was cancelled before it ran.")
+cancelled_before_retry = Outcome(
+    "TASK_CANCELLED", Fault.CALLER, "The task was cancelled while it waited to be retried."
+)
 cancelled_while_running = Outcome(
     "TASK_CANCELLED", Fault.CALLER, "The task was cancelled while it ran; its processes were killed."
 )

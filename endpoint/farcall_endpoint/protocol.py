@@ -43,7 +43,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
     empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
-    arguments must be data."""
+    arguments must be data. ``retry``: how many runs before this one raised and were retried."""
 
     task_id: str
     attempt: int
@@ -53,6 +53,7 @@ class TaskOrder(_Part, frozen=True):
     traceparent: str = ""
     submitter: str = ""
     data_only: bool = False
+    retry: int = 0
 
 
 class RunTasks(_Message, frozen=True):
@@ -127,7 +128,7 @@ class Started(_Part, frozen=True):
 
 class Finished(_Part, frozen=True):
     """The result of an attempt. ``error`` is an ErrorRecord in its JSON form; with it, ``result`` is the pickled
-    exception, for an engine of the same user."""
+    exception, for an engine of the same user. ``is_retried``: the task's options retry this error."""
 
     task_id: str
     state: TaskState
@@ -136,6 +137,7 @@ class Finished(_Part, frozen=True):
     started_at: float | None = None
     ended_at: float | None = None
     details: dict[str, Any] | None = None
+    is_retried: bool = False
 
 
 class Died(_Part, frozen=True):

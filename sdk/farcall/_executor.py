@@ -120,6 +120,18 @@ class Submitter(concurrent.futures.Executor):
     max_output_bytes: _Option[int | None] = _Option()
     """How much an attempt may write to standard output and error, each; None = as much as the endpoint lets it."""
 
+    retries: _Option[int] = _Option()
+    """How often a task is run again after its function raised; the endpoint does that, also while this program is not
+    there. Apart from :attr:`max_attempts`, which counts workers, nodes and endpoints that died."""
+
+    retry_on: _Option[type[BaseException] | str | Iterable[type[BaseException] | str]] = _Option()
+    """Which exceptions are retried: classes or their names (``"OSError"``, ``"module.Error"``), with their subclasses;
+    none = every :class:`Exception`. It reads as a tuple of names."""
+
+    retry_delay_s: _Option[float] = _Option()
+    """How many seconds pass before the first retry, at least half of it and at most all; twice as many before each
+    next one, up to 5 minutes."""
+
     num_nodes: _Option[int | None] = _Option()
     """How many whole nodes of its block a task has for MPI ranks."""
 
@@ -354,8 +366,9 @@ class Executor(Submitter, SourceCode):
         :attr:`raise_original`).
     :param sealed: whether calls are sealed (see :attr:`sealed`).
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
-        :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`num_nodes`, :attr:`ranks_per_node`,
-        :attr:`num_ranks`, :attr:`keep_output`, :attr:`memoize`, :attr:`container`.
+        :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`retries`, :attr:`retry_on`,
+        :attr:`retry_delay_s`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`, :attr:`keep_output`,
+        :attr:`memoize`, :attr:`container`.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
     :raises Unsupported: for an argument that is not supported.
     :raises TypeError: for an option that does not exist.

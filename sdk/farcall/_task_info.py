@@ -23,8 +23,8 @@ _BLOCKED: Final = frozenset(
 class Why:
     """Why a task is in its state. ``str()`` of it is one sentence.
 
-    ``reason`` is for programs: ENDED, RUNNING, STARTING, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE,
-    ENDPOINT_PROBLEM, ALLOWANCE, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API),
+    ``reason`` is for programs: ENDED, RUNNING, RETRYING, STARTING, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN,
+    ENDPOINT_OFFLINE, ENDPOINT_PROBLEM, ALLOWANCE, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API),
     WAITING_FOR_INPUTS, NOT_SENT (of this side); there may be more. ``state`` is the task's state, which it has been in
     for ``state_age_s`` seconds. If it has not started at ``expires_at`` (epoch seconds), it ends as failed.
     ``queue_position`` is how many of your tasks go first, None when it is not in the endpoint's queue, in which

@@ -278,4 +278,43 @@ LATER_FIELDS: Final = {
             knows_data_only=True,
         )
     ),
+    "Hello.retries": m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            knows_retries=True,
+        )
+    ),
+    "RunTasks.retries": m.Envelope(
+        m.RunTasks(
+            tasks=(
+                m.TaskSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    function_id="fn-1",
+                    function_hash=SHA,
+                    options=TaskOptions(retries=3, retry_on=("builtins.OSError",), retry_delay_s=0.5),
+                    payload=0,
+                ),
+            ),
+        ),
+        (b"4\n11\n[",),
+    ),
+    "TaskTransitions.retry": m.Envelope(
+        m.TaskTransitions(
+            transitions=(
+                m.TaskTransition(
+                    task_id=TASK,
+                    attempt=1,
+                    state=TaskState.WAITING_FOR_NODES,
+                    at=1_700_000_000.5,
+                    detail={"retry": 1, "retries": 3, "retry_at": 1_700_000_001.5, "error": "OSError"},
+                ),
+            )
+        )
+    ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -115,8 +116,8 @@ class Rig:
                 self.leaves.append(action)
         return []
 
-    def jobs(self, *names: str, walltime_s: float | None = None, function: str = "h") -> list[Action]:
-        options = TaskOptions(walltime_s=walltime_s)
+    def jobs(self, *names: str, function: str = "h", **given: Any) -> list[Action]:
+        options = TaskOptions(**given)
         orders = [TaskOrder(name, 1, function, 0, options) for name in names]
         return self.handle(TasksReceived([Job(order, b"body", b"payload") for order in orders]))
 
@@ -384,6 +385,28 @@ def test_walltime_counts_from_the_start_of_the_task() -> None:
     assert finished.error is not None
     assert finished.error["code"] == "WALLTIME_EXCEEDED"
     assert finished.error["stderr_tail"] == "err"
+
+
+@pytest.mark.parametrize(
+    ("retry_on", "is_retried"), [((), False), (("builtins.OSError",), False), (("builtins.TimeoutError",), True)]
+)
+def test_a_walltime_is_retried_if_the_task_names_timeout_error(retry_on: tuple[str, ...], is_retried: bool) -> None:
+    rig = started()
+    rig.jobs("a", walltime_s=1.0, retries=1, retry_on=retry_on)
+    rig.read()
+    rig.now = 1.0
+    rig.handle()
+    rig.die(0)
+    assert rig.progress().finished[-1].is_retried is is_retried
+
+
+def test_a_report_says_whether_the_error_is_retried() -> None:
+    rig = started()
+    rig.jobs("a", retries=1)
+    rig.read()
+    done = Done("a", 0.0, 1.0, {"code": "TASK_FAILED", "message": ""}, is_retried=True)
+    rig.handle(PacketsReceived(0, [(done, b"")]))
+    assert rig.progress().finished[-1].is_retried
 
 
 def test_worker_death_names_its_running_task_and_reassigns_the_rest() -> None:

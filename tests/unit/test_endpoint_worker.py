@@ -500,3 +500,39 @@ tell([outcomes()[-1], large()])
     )
     assert answer_of(program, tmp_path) == [REFUSED, "RESULT_NOT_SERIALIZABLE"]
     assert answer_of(program, tmp_path, "native") == [[None, True], None]
+
+
+def test_a_runner_says_whether_what_was_raised_is_retried_and_which_retry_it_is(tmp_path: Path) -> None:
+    program = """
+def fail(kind):
+    raise {"os": FileNotFoundError, "value": ValueError, "exit": SystemExit}[kind]("no")
+
+def unreadable():
+    return open(os.devnull)
+
+def printing():
+    print("x" * 5000)
+    raise OSError
+
+def retry():
+    return os.environ.get("FARCALL_RETRY")
+
+def retried(function, *args, **options):
+    return run(function, *args, **options)[0].is_retried
+
+value = lambda **options: serializer.deserialize(b"".join(run(retry, **options)[1]))
+tell([
+    retried(fail, "os", retries=1),
+    retried(fail, "os", retries=1, retry_on=("builtins.OSError",)),
+    retried(fail, "value", retries=1, retry_on=("builtins.OSError",)),
+    retried(fail, "exit", retries=1),
+    retried(fail, "exit", retries=1, retry_on=("builtins.SystemExit",)),
+    retried(fail, "os"),
+    retried(unreadable, retries=1),
+    retried(fail, payload=b"no payload", retries=1),
+    retried(printing, retries=1, max_output_bytes=100),
+    value(retries=1),
+    value(),
+])
+"""
+    assert answer_of(program, tmp_path) == [True, True, False, False, True, *[False] * 4, "0", None]

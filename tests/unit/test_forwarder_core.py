@@ -532,6 +532,22 @@ def test_an_agent_cannot_fill_the_history_of_a_task() -> None:
     assert all(not event.detail for event in reported)
 
 
+def test_the_history_has_each_retry_even_if_the_task_ends_before_it_is_recorded() -> None:
+    world = World()
+    world.serve(credit=1)
+    world.dispatch(leased(1))
+    detail = {"retry": 1, "retries": 3, "retry_at": EPOCH + 5.0, "error": "OSError"}
+    waits = wire.TaskTransition(
+        task_id=task_id(1), attempt=1, state=TaskState.WAITING_FOR_NODES, at=EPOCH, detail=detail | {"x": "free text"}
+    )
+    runs = wire.TaskTransition(task_id=task_id(1), attempt=1, state=TaskState.RUNNING, at=EPOCH)
+    world.hears(wire.TaskTransitions(transitions=(waits, runs)))
+    result = wire.ResultSpec(task_id=task_id(1), attempt=1, state=TaskState.SUCCESS, result=0)
+    world.hears(wire.TaskResults(results=(result,)), b"r")
+    [record] = [action for action in world.after(POLICY.transitions_busy_s) if isinstance(action, do.RecordTransitions)]
+    assert [(event.state, event.detail) for event in record.events] == [(TaskState.WAITING_FOR_NODES, detail)]
+
+
 # -- several forwarders ------------------------------------------------------------------------------------------------
 
 
@@ -661,6 +677,29 @@ def test_an_agent_of_a_former_release_gets_no_tasks_whose_arguments_are_data_onl
     assert [(result.state, result.error and result.error.code) for result in found] == [
         (TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
     ] * 2
+
+
+@pytest.mark.parametrize("knows_retries", [True, False])
+def test_a_task_with_retries_is_not_sent_to_an_agent_that_does_not_know_them(knows_retries: bool) -> None:
+    world = World()
+    world.hears(hello(knows_retries=knows_retries))
+    world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7))
+    world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
+    world.hears(wire.Credit(tasks=2))
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
+
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1, retries=2), leased(2)]))
+
+    [order] = sent(actions)
+    assert isinstance(order, wire.RunTasks)
+    if knows_retries:
+        assert [(spec.task_id, spec.options.retries) for spec in order.tasks] == [(task_id(1), 2), (task_id(2), 0)]
+        return
+    assert [spec.task_id for spec in order.tasks] == [task_id(2)]
+    [result] = the_flush(actions).batches[0].results
+    assert result.error is not None
+    assert (result.task_id, result.state, result.error.code) == (task_id(1), TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
+    assert "too old to run a task again that raised" in result.error.message
 
 
 # -- losing the queue, or the endpoint ---------------------------------------------------------------------------------

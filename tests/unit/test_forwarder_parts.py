@@ -77,6 +77,7 @@ from farcall_forwarder.core.untrusted import (
     clean_details,
     clean_error,
     clean_map,
+    clean_retry,
     clean_status,
     clean_time,
 )
@@ -243,6 +244,40 @@ def test_transitions_of_a_task_are_times_by_name(transitions: object) -> None:
     assert clean_details({"task_transitions": transitions}) == {"task_transitions": {}}
     times = {"execution-start": 1.5, "execution-end": 2}
     assert clean_details({"task_transitions": times, "os": "linux"}) == {"task_transitions": times, "os": "linux"}
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(1.5, True), (3, True), ("1", False), (None, False), (True, False)])
+def test_seconds_of_earlier_runs_are_a_number(seconds: object, kept: bool) -> None:
+    assert clean_details({"earlier_run_s": seconds, "x": 1}) == {"x": 1} | ({"earlier_run_s": seconds} if kept else {})
+
+
+RETRY = {"retry": 2, "retries": 3, "retry_at": 1000.0, "error": "a.b.Away"}
+
+
+def test_the_detail_of_a_retry_is_kept() -> None:
+    assert clean_retry(RETRY, now=990.0) == RETRY
+    assert clean_retry({**RETRY, "more": "free text"}, now=990.0) == RETRY
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ({"error": "a whole sentence"}, {"error"}),
+        ({"error": 5}, {"error"}),
+        ({"error": "x" * 300}, {"error"}),
+        ({"retry_at": 1e18}, {"retry_at"}),
+        ({"retry_at": float("nan")}, {"retry_at"}),
+        ({"retry_at": "soon"}, {"retry_at"}),
+        ({"retry": 0}, set(RETRY)),
+        ({"retry": 4}, set(RETRY)),
+        ({"retry": True}, set(RETRY)),
+        ({"retries": 2**60}, set(RETRY)),
+        ({"retries": "3"}, set(RETRY)),
+    ],
+)
+def test_what_an_agent_invents_about_a_retry_is_left_out(change: dict[str, object], left_out: set[str]) -> None:
+    expected = {name: value for name, value in RETRY.items() if name not in left_out}
+    assert clean_retry({**RETRY, **change}, now=990.0) == expected
 
 
 def test_long_and_deep_values_are_truncated() -> None:

@@ -34,9 +34,10 @@ class WhyLab(Lab):
         single.mark_restored(self.queue, self.endpoint_id, fence)
         single.lease(self.queue, self.endpoint_id, fence, limit=count, lease_s=60)
 
-    def move(self, task_id: str, state: TaskState) -> None:
+    def move(self, task_id: str, state: TaskState, **detail: Any) -> None:
         reporter = Reporter.FORWARDER if state is TaskState.WAITING_FOR_NODES else Reporter.AGENT
-        self.records.tasks.record_transitions([TaskEvent(task_id, state, reporter, self.at(), attempt=1)])
+        event = TaskEvent(task_id, state, reporter, self.at(), attempt=1, detail=detail)
+        self.records.tasks.record_transitions([event])
 
     def end(self, task_id: str, state: TaskState, **fields: Any) -> None:
         self.records.tasks.record_results(
@@ -125,6 +126,26 @@ def test_reason_no_workers_or_busy_workers(lab: WhyLab) -> None:
     assert answer["queue_position"] is None
     lab.seen(managers=1, total_workers=1)
     assert "its worker is busy" in lab.why(first)["text"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ({"error": "OSError"}, "It raised OSError; retry 2 of 3 in 4 s."),
+        ({}, "It raised an exception; retry 2 of 3 in 4 s."),
+        ({"error": "WALLTIME_EXCEEDED"}, "It ran longer than its walltime; retry 2 of 3 in 4 s."),
+    ],
+)
+def test_reason_of_a_task_that_waits_for_a_retry(lab: WhyLab, error: dict[str, str], text: str) -> None:
+    [task_id] = lab.tasks()
+    lab.seen(total_workers=1)
+    lab.lease(1)
+    lab.move(task_id, TaskState.RUNNING)
+    lab.move(task_id, TaskState.WAITING_FOR_NODES, retry=2, retries=3, retry_at=lab.api.clock.now + 3.5, **error)
+    answer = lab.why(task_id)
+    assert (answer["reason"], answer["text"].partition(" If it has not")[0]) == ("RETRYING", text)
+    lab.api.clock.now += 4
+    assert lab.why(task_id)["reason"] == "WORKERS_BUSY", "its time has come"
 
 
 def test_reason_task_is_about_to_start(lab: WhyLab) -> None:

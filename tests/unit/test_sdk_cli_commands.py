@@ -82,6 +82,35 @@ def test_map_continues_after_a_failed_call(cloud: FakeCloud, script: str) -> Non
     assert result.stderr.count("\n") == 1
 
 
+RETRIED = """
+import pathlib
+
+class Away(Exception):
+    pass
+
+def fail(path):
+    log = pathlib.Path(path)
+    runs = len(log.read_text()) + 1 if log.exists() else 1
+    log.write_text("x" * runs)
+    if runs < 3:
+        raise Away
+    return runs
+"""
+
+
+def test_functions_that_raise_are_retried(cloud: FakeCloud, tmp_path: Path) -> None:
+    script = tmp_path / "retried.py"
+    script.write_text(RETRIED)
+    retried = ("--retries", "2", "--retry-on", "OSError", "--retry-on", "__main__.Away")
+    shown = Farcall(cloud)("run", f"{script}:fail", str(tmp_path / "a"), *retried)
+    assert (shown.exit_code, shown.stdout.strip()) == (0, "3")
+    mapped = Farcall(cloud)("map", f"{script}:fail", json.dumps(str(tmp_path / "b")), *retried)
+    assert (mapped.exit_code, mapped.stdout.strip()) == (0, "3")
+    failed = Farcall(cloud)("run", f"{script}:fail", str(tmp_path / "c"), "--retries", "2", "--retry-on", "OSError")
+    assert failed.exit_code != 0
+    assert (tmp_path / "c").read_text() == "x"
+
+
 def test_map_writes_json(cloud: FakeCloud, script: str) -> None:
     result = Farcall(cloud)("map", f"{script}:refuse", "1", "2", "--json")
     assert result.exit_code == 1

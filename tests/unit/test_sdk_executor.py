@@ -11,6 +11,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -291,6 +292,41 @@ def test_a_function_is_registered_once(cloud: FakeCloud) -> None:
         assert executor.submit(repeat, "a", 2).result(WAIT_S) == "aa"
         assert executor.submit_to_registered_function(function_id, ("b",), {"times": 2}).result(WAIT_S) == "bb"
         assert [each["description"] for each in client.get_functions()] == ["mine", None]
+
+
+def test_a_function_that_raises_is_retried(cloud: FakeCloud, tmp_path: Path) -> None:
+    """Without waiting: the fake has no back-off."""
+
+    def fail(path: str, times: int) -> int:
+        import pathlib
+
+        log = pathlib.Path(path)
+        runs = len(log.read_text()) + 1 if log.exists() else 1
+        log.write_text("x" * runs)
+        if runs <= times:
+            raise FileNotFoundError(runs)
+        return runs
+
+    with cloud.client() as client, Executor(cloud.endpoint_id, client=client, retries=2) as executor:
+        assert executor.retry_on == ()
+        executor.retry_on = OSError
+        assert str(executor.retry_on) == "('builtins.OSError',)"
+        first = executor.submit(fail, str(tmp_path / "a"), 2)
+        assert first.result(WAIT_S) == 3
+        error = executor.submit(fail, str(tmp_path / "b"), 9).exception(WAIT_S)
+        other = executor.options(retry_on="ValueError").submit(fail, str(tmp_path / "c"), 9).exception(WAIT_S)
+        waits = [each["detail"] for each in client.get_task_events(first.task_id) if each["detail"]]
+    assert isinstance(error, TaskFailed)
+    assert error.record.retries_used == 2
+    assert "after 2 retries" in error.__notes__[0]
+    assert [(each["retry"], each["retries"], each["error"]) for each in waits] == [
+        (1, 2, "FileNotFoundError"),
+        (2, 2, "FileNotFoundError"),
+    ]
+    assert isinstance(other, TaskFailed)
+    assert other.record.retries_used is None
+    with pytest.raises(ValueError, match="did you mean OSError"):
+        executor.retry_on = "OSErorr"
 
 
 def test_task_options_go_with_every_task(cloud: FakeCloud) -> None:

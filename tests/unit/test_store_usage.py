@@ -101,6 +101,13 @@ class UsageSuite:
             records.tasks.record_results([ended], at=at(31))
         assert usage(records) == [Usage(2, 2, 30.0, 30.0, 0.0)]
 
+    @pytest.mark.parametrize("timed", [True, False])
+    def test_runs_that_were_retried_count(self, records: Records, timed: bool) -> None:
+        result: dict[str, Any] = {"details": {"earlier_run_s": 7.5, "retries_used": 2}}
+        run(records, "t1", 20.0, result=result if timed else {**result, "timings": {}})
+        run(records, "t2", 20.0, result={"details": {"earlier_run_s": 1e9}})
+        assert [each.wall_s for each in usage(records)] == [(27.5 if timed else 7.5) + 100.0]
+
     def test_cancelled_task_that_never_ran_used_nothing(self, records: Records) -> None:
         cancelled = {"state": TaskState.CANCELLED, "reporter": Reporter.API, "result": None, "error": ERROR}
         run(records, "t1", result={**cancelled, "timings": {}})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import FrameMalformed, ProtocolError, VersionUnsupported
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES
+from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import (
     PROTOCOL_VERSION,
@@ -49,6 +50,10 @@ def _values(annotation: Any, field: str) -> st.SearchStrategy[Any]:
         return st.just(0)
     if field == "walltime_s":
         return st.floats(0, 2**40, exclude_min=True)
+    if field == "retries":
+        return st.integers(0, MAX_RETRIES)
+    if field == "retry_delay_s":
+        return st.floats(0, MAX_DELAY_S)
     if field == "weights":
         return st.dictionaries(TEXT, st.integers(1, 1000), max_size=3)
     if get_origin(annotation) is tuple:

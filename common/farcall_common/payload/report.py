@@ -145,10 +145,13 @@ def _remote_report(record: ErrorRecord) -> str:
     """A failure on the worker, as text."""
     place = [f"endpoint {record.endpoint_id}"] if record.endpoint_id else []
     place += [f"attempt {record.attempt}"] if record.attempt else []
+    place += [f"after {_times(record.retries_used)}"] if record.retries_used else []
     where = f" ({', '.join(place)})" if place else ""
     parts = []
     if record.traceback:
         parts.append(f"Remote traceback{where}:\n{record.traceback.rstrip()}")
+    elif record.retries_used:
+        parts.append(f"It failed after {_times(record.retries_used)}.")
     if record.reasons:
         ends = "\n".join(f"  {number}. {reason}" for number, reason in enumerate(record.reasons, start=1))
         parts.append(f"How its attempts ended:\n{ends}")
@@ -156,6 +159,10 @@ def _remote_report(record: ErrorRecord) -> str:
         if tail:
             parts.append(f"Last {name} of the task:\n{tail.rstrip()}")
     return plain("\n\n".join(parts))
+
+
+def _times(retries: int) -> str:
+    return "1 retry" if retries == 1 else f"{retries} retries"
 
 
 def _format(error: BaseException, own_packages: Collection[str]) -> str:

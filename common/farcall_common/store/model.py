@@ -401,8 +401,8 @@ class UsageBy(enum.StrEnum):
 @dataclasses.dataclass(frozen=True)
 class Usage:
     """Sums over ended tasks; fields that the sums are not made by are None. ``failed`` ended neither as success nor
-    cancelled. Seconds count the last attempt of each task: ``core_s`` and ``gpu_s`` times the cores and accelerators
-    that it had to itself."""
+    cancelled. Seconds count the last attempt of each task, with the runs before it that raised and were retried:
+    ``core_s`` and ``gpu_s`` times the cores and accelerators that it had to itself."""
 
     tasks: int
     failed: int

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.retries import EARLIER_RUN_S
 from farcall_common.store import transitions
 from farcall_common.store.audit_postgres import AUDIT_OF_BATCH
 from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup, TaskResult
@@ -168,7 +169,11 @@ _NODES: Final = """coalesce((options ->> 'num_nodes')::float8,
     ceil((options ->> 'num_ranks')::float8 / (options ->> 'ranks_per_node')::float8))"""
 
 
-def _end_tasks(run_s: str) -> str:
+#: Of the runs before the last one, which raised and were retried.
+_EARLIER_S: Final = f"coalesce((new.details ->> '{EARLIER_RUN_S}')::float8, 0)"
+
+
+def _end_tasks(run_s: str, *, earlier_s: str = "0") -> str:
     """The statement that ends tasks, with the seconds that one ran: no more than since its submit, whatever clocks say.
 
     Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
@@ -187,10 +192,11 @@ def _end_tasks(run_s: str) -> str:
         WHERE task.task_id = open.task_id AND task.endpoint_id = new.endpoint_id
         RETURNING task.task_id, new.state, new.attempt, new.reporter, task.finished_at AS at, new.detail,
             task.task_group_id, task.owner_id, task.endpoint_id, task.submitted_at, task.function_id, task.timings,
-            task.options
+            task.options, {earlier_s} AS earlier_s
     ), spent AS (
         SELECT (at AT TIME ZONE 'UTC')::date AS day, owner_id, function_id, ended.endpoint_id, state, share,
-            greatest(0, least(extract(epoch FROM at - submitted_at)::float8, {run_s})) AS wall_s, {_NODES} AS nodes
+            greatest(0, least(extract(epoch FROM at - submitted_at)::float8, {run_s} + earlier_s)) AS wall_s,
+            {_NODES} AS nodes
         FROM ended LEFT JOIN (
             SELECT endpoint_id, worker_share AS share FROM endpoint
             WHERE endpoint_id = ANY(%(endpoint_id)b) OFFSET 0
@@ -212,9 +218,10 @@ def _end_tasks(run_s: str) -> str:
 """
 
 
-#: For results with the times of their worker, which is most: the plan is made each time, and half as long for these.
+#: For results with the times of their worker and no retry, which is most: the plan is made each time, and half as long
+#: for these.
 END_TIMED_TASKS: Final = _end_tasks(_TIMED_S)
-END_TASKS: Final = _end_tasks(f"coalesce({_TIMED_S}, {_STOPPED_S}, 0)")
+END_TASKS: Final = _end_tasks(f"coalesce({_TIMED_S}, {_STOPPED_S}, 0)", earlier_s=_EARLIER_S)
 
 #: Found by the index ``task_ended``. All parts see the tables as they were before: a group is empty when it has no task
 #: but those that go.

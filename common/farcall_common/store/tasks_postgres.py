@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from farcall_common.errors import EndpointUnknown
+from farcall_common.retries import EARLIER_RUN_S
 from farcall_common.store import task_rows, transitions
 from farcall_common.store.audit_postgres import PostgresPort, audit_parameters
 from farcall_common.store.endpoints_postgres import endpoint_from_row
@@ -190,7 +191,10 @@ class PostgresTasks(PostgresPort):
         reported: dict[tuple[str, str], TaskResult] = {}
         for result in results:
             reported.setdefault((result.task_id, result.endpoint_id), result)
-        are_timed = all(each.timings.keys() >= {"started_at", "ended_at"} for each in reported.values())
+        are_timed = all(
+            each.timings.keys() >= {"started_at", "ended_at"} and EARLIER_RUN_S not in each.details
+            for each in reported.values()
+        )
         statement = task_rows.END_TIMED_TASKS if are_timed else task_rows.END_TASKS
         ended = self._database.rows(statement, task_rows.end_columns(list(reported.values()), at=at))
         return {

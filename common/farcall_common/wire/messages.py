@@ -168,7 +168,8 @@ class Hello(Message, frozen=True):
 
     ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
     weight. ``weights``: by identity, the share of each submitter; 1 for others. ``knows_data_only``: the agent acts on
-    ``TaskSpec.data_only``; without it, no task is sent that needs that."""
+    ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_retries``: the agent runs a task again
+    whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that."""
 
     endpoint_id: str
     ticket: str
@@ -182,6 +183,7 @@ class Hello(Message, frozen=True):
     reserve: Count = 0
     weights: Annotated[dict[str, Weight], msgspec.Meta(max_length=1000)] = {}
     knows_data_only: bool = False
+    knows_retries: bool = False
 
 
 class Credit(Message, frozen=True):

@@ -34,6 +34,8 @@ class WriteSpool(Action, frozen=True):
     dropped: Sequence[int] = ()
     #: Numbers of tasks whose results are recorded. They may be written later.
     forgotten: Sequence[int] = ()
+    #: Tasks that wait for a retry, and tasks that were retried before and have ended now.
+    retried: Sequence[Task] = ()
 
 
 # -- to managers -------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
+from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry, with_retries
 from farcall_endpoint.agent.scheduling import Lifetime, Managers, SchedulingPolicy, TaskQueue
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import Demand, OpenedCall, ResultFactory, Stage, Task, TaskResult, refusal
@@ -46,6 +47,9 @@ _SHARED_LOSSES: Final = 5
 """Managers with which a task may be lost, together with tasks of others, before that counts: it may be the cause."""
 
 
+_MOST_ASIDE: Final = 1000
+"""So many tasks that wait for a retry do not count as held, so that the workers get others meanwhile."""
+
 _NOTHING: Final = do.WriteSpool()
 
 
@@ -62,6 +66,7 @@ class _Turn:
     finished: list[Task] = dataclasses.field(default_factory=list)
     dropped: list[int] = dataclasses.field(default_factory=list)
     forgotten: list[int] = dataclasses.field(default_factory=list)
+    retried: list[Task] = dataclasses.field(default_factory=list)
     # to managers
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -88,6 +93,7 @@ class _Turn:
             tuple(self.finished),
             tuple(self.dropped),
             tuple(self.forgotten),
+            tuple(self.retried),
         )
         return None if write == _NOTHING else write
 
@@ -133,6 +139,7 @@ class AgentCore:
     :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
     :param signatures: which functions have a signature that counts; None: functions need none.
     :param seal: returns the result of a task as it leaves the endpoint.
+    :param jitter: returns random numbers in [0, 1), for the waits before retries.
     """
 
     def __init__(
@@ -153,6 +160,7 @@ class AgentCore:
         allowed_functions: Collection[str] | None = None,
         signatures: SignatureCheck | None = None,
         seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
+        jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._seal = seal
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
@@ -180,6 +188,7 @@ class AgentCore:
         self.finished_tasks = 0
         self._next_seq = itertools.count(1)
         self._uploads = UploadRetries()
+        self._retries = RetryQueue(jitter=jitter)
         self._is_connected = not has_cloud
         #: Tasks of a former process that may not run twice: they wait until the cloud has seen that the spool is no old
         #: copy, in which they may have started since.
@@ -211,7 +220,8 @@ class AgentCore:
         """The epoch second at which :meth:`handle` may return actions without an event."""
         if self._space.retry_at is not None:
             return self._space.retry_at
-        deadlines = (self._transitions.next_deadline(), self._uploads.next_deadline())
+        parts = (self._transitions, self._uploads, self._retries)
+        deadlines = (part.next_deadline() for part in parts)
         return min((at for at in deadlines if at is not None), default=None)
 
     @property
@@ -304,6 +314,8 @@ class AgentCore:
 
     def _finish_turn(self, now: float) -> list[Action]:
         """Place tasks and give credit; the actions of all events since the last turn."""
+        if due := self._retries.due(now=now):
+            self._queue_again(due)
         if not self._is_draining:
             self._dispatch(now)
             self._give_credit()
@@ -347,12 +359,14 @@ class AgentCore:
                 self._held_results += 1
             elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec, now)):
                 self._finish(task, self._results.failed(task, refused))  # the configuration has changed
-            elif task.starts:
+            elif task.starts and not task.waits_for_retry:
                 dispatched.append(task)
             elif not task.spec.options.idempotent:
                 self._unconfirmed.append(task)
             elif task.stage is Stage.FETCHING:
                 self._turn.fetches.append(task)
+            elif task.waits_for_retry:
+                self._retries.add(task)
             else:
                 self._queue.add(task)
         self._next_seq = itertools.count(max((task.seq for task in event.tasks), default=0) + 1)
@@ -401,12 +415,17 @@ class AgentCore:
         self._forget(forget)
         self._is_connected = True
         self._credit.restart()
-        self._queue.put_back([task for task in self._unconfirmed if task.stage is Stage.QUEUED])
-        self._turn.fetches += [task for task in self._unconfirmed if task.stage is Stage.FETCHING]
-        self._unconfirmed.clear()
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for task in unconfirmed:
+            if task.stage is Stage.QUEUED and task.waits_for_retry:
+                self._retries.add(task)
+        self._queue.put_back([task for task in unconfirmed if task.stage is Stage.QUEUED])
+        self._turn.fetches += [task for task in unconfirmed if task.stage is Stage.FETCHING]
         for task in self._tasks.values():
             if task.result is not None:
                 self._report_result(task)
+            elif task.retries_used and task.reported is not task.state:  # a retry is reported late, and may be over
+                self._transitions.enter(task, task.state, task.at)
 
     def _on_closed(self) -> None:
         """Continue without a session, except for tasks that were never acknowledged in it."""
@@ -491,6 +510,9 @@ class AgentCore:
             if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                 task.cancelling = True
                 self._turn.cancels.setdefault(task.manager_id, []).append(task_id)
+            elif task.stage is Stage.RETRYING:
+                self._retries.discard(task)
+                self._finish(task, self._results.cancelled_before_retry())
             else:
                 self._finish(task, self._results.cancelled(running=False))
 
@@ -505,6 +527,9 @@ class AgentCore:
                 self._turn.forgotten.append(task.seq)
             else:
                 self._turn.dropped.append(task.seq)
+                if task.retries_used:
+                    self._retries.discard(task)
+                    self._turn.retried.append(task)
                 if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                     self._turn.cancels.setdefault(task.manager_id, []).append(task.task_id)
             task.stage = Stage.FORGOTTEN
@@ -563,7 +588,7 @@ class AgentCore:
     def _on_nodes(self, event: ev.NodesChanged) -> None:
         self._nodes_problem, self._no_nodes = event.problem, event.refusal
         if event.refusal:
-            for task in self._queue.clear():
+            for task in [*self._queue.clear(), *self._retries.clear()]:
                 self._finish(task, self._results.failed(task, outcomes.nodes_unavailable(event.refusal)))
 
     def _on_progress(self, event: ev.ManagerProgress, now: float) -> None:
@@ -574,7 +599,11 @@ class AgentCore:
         bodies = event.results.bodies
         for finished in progress.finished:
             task = self._release(manager_id, finished.task_id)
-            if task is not None:
+            if task is None:
+                continue
+            if finished.is_retried and may_retry(task, manager_id):
+                self._retry(task, finished, now)
+            else:
                 self._finish(task, self._results.finished(task, finished, bodies))
         self._observe(progress.finished)
         for died in progress.died:
@@ -607,11 +636,27 @@ class AgentCore:
             self._turn.orders.setdefault(manager_id, []).append(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
 
+    def _retry(self, task: Task, finished: Finished, now: float) -> None:
+        """The function raised, and its task runs again after a while."""
+        self._retries.take_up(task, finished, now)
+        self._turn.starts.append(task)
+        self._turn.retried.append(task)
+        self._transitions.retry(task, history_detail(task, finished), now)
+
+    def _queue_again(self, tasks: Sequence[Task]) -> None:
+        """The back-off of these is over: they are next, as their turn had come before."""
+        for task in tasks:
+            task.stage = Stage.QUEUED
+            if self._no_nodes:
+                self._finish(task, self._results.failed(task, outcomes.nodes_unavailable(self._no_nodes)))
+        self._queue.put_back([task for task in tasks if task.stage is Stage.QUEUED])
+
     def _give_credit(self) -> None:
         if not self._is_connected or not self._has_cloud or self._space.problem:
             return
         slots = self._managers.slots or self.slots_hint
-        self._turn.credit += self._credit.grant(slots=slots, held=len(self._tasks) - self._held_results)
+        held = len(self._tasks) - self._held_results - min(len(self._retries), _MOST_ASIDE)
+        self._turn.credit += self._credit.grant(slots=slots, held=held)
 
     def _observe(self, finished: Sequence[Finished]) -> None:
         """Learn the duration of tasks."""
@@ -677,6 +722,9 @@ class AgentCore:
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _finish(self, task: Task, result: TaskResult) -> None:
+        if task.retries_used:
+            result = with_retries(task, result)
+            self._turn.retried.append(task)
         task.result, task.stage = self._seal(task, result), Stage.FINISHED
         task.payload, task.manager_id = None, None
         self._held_results += 1

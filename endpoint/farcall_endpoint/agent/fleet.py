@@ -431,6 +431,7 @@ class Fleet:
                     spec.traceparent,
                     "" if spec.submitter == self.owner_id else spec.submitter,
                     spec.data_only,
+                    task.retries_used,
                 )
             )
             bodies.append(self._payload(task))

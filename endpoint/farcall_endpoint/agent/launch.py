@@ -200,6 +200,7 @@ def _core(
         allowed_functions=config.allowed_functions,
         signatures=signatures,
         seal=seal_result,
+        jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
     )
 
 

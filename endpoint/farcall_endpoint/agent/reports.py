@@ -6,7 +6,7 @@ import collections
 import hashlib
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from farcall_common.backoff import Backoff
 from farcall_common.event_log import UserBytes
@@ -70,6 +70,8 @@ class CreditWindow:
 
 REPORT_AFTER_S: Final = 0.5
 """A state that lasts for so long is worth a message."""
+_MOST_RETRIES: Final = 10_000
+"""Reports of retries that wait for a session; beyond that the oldest are dropped."""
 
 
 class Transitions:
@@ -81,6 +83,8 @@ class Transitions:
     def __init__(self, *, is_enabled: bool) -> None:
         self._is_enabled = is_enabled
         self._monitored: collections.deque[tuple[float, Task]] = collections.deque()
+        #: Reports that wait for a session.
+        self._retries: collections.deque[TaskTransition] = collections.deque(maxlen=_MOST_RETRIES)
 
     def monitor(self, task: Task, at: float) -> None:
         """Check a task again when its present state, entered ``at``, has lasted."""
@@ -94,13 +98,25 @@ class Transitions:
         if not task.is_monitored and task.reported is not state:
             self.monitor(task, at)
 
+    def retry(self, task: Task, detail: dict[str, Any], at: float) -> None:
+        """A task waits for a retry. That is reported however short it is, and after a session without a connection."""
+        task.state, task.at = TaskState.WAITING_FOR_NODES, at
+        if self._is_enabled:
+            task.reported = task.state
+            self._retries.append(
+                TaskTransition(task_id=task.task_id, attempt=task.attempt, state=task.state, at=at, detail=detail)
+            )
+
     def next_deadline(self) -> float | None:
         """When :meth:`due` may have something next."""
         return self._monitored[0][0] if self._monitored else None
 
     def due(self, *, now: float, connected: bool) -> list[TaskTransition]:
         """Transitions to report now; none without a session, for the next Hello names all tasks."""
-        transitions = []
+        transitions: list[TaskTransition] = []
+        if self._retries and connected:
+            transitions.extend(self._retries)
+            self._retries.clear()
         while self._monitored and self._monitored[0][0] <= now:
             task = self._monitored.popleft()[1]
             task.is_monitored = False

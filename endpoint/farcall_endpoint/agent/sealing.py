@@ -25,7 +25,7 @@ _MAX_ERROR_BYTES: Final = _MAX_SEALED_TEXT * 3 // 4 - 64
 _KEPT_CHARACTERS: Final = 4_000
 _SHORTENED: Final = ("exception_data", "traceback", "reasons", "stderr_tail", "stdout_tail", "hint", "exception_type")
 """What a record that is too large loses, in this order."""
-_PLAIN_FIELDS: Final = ("code", "fault", "retryable", "retry_after_s", "attempt", "endpoint_id")
+_PLAIN_FIELDS: Final = ("code", "fault", "retryable", "retry_after_s", "attempt", "endpoint_id", "retries_used")
 
 
 class CallOpener:

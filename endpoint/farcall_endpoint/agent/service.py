@@ -414,6 +414,7 @@ class Agent:
                 reserve=_RESERVE,
                 weights=dict(self._core.weights),
                 knows_data_only=True,
+                knows_retries=True,
             )
         )
 

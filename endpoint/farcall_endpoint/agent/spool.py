@@ -33,7 +33,7 @@ from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallErro
 from farcall_common.task_options import take_former
 from farcall_common.wire import BlobLocation, FunctionSpec, TaskSpec, new_id
 from farcall_endpoint.agent.actions import WriteSpool
-from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task, TaskResult
+from farcall_endpoint.agent.tasks import RetryState, SpooledTask, Stage, StoredResult, Task, TaskResult
 from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
 
 _logger = logging.getLogger(__name__)
@@ -56,6 +56,9 @@ CREATE TABLE IF NOT EXISTS bodies (seq INTEGER PRIMARY KEY, size_bytes INTEGER N
 CREATE TABLE IF NOT EXISTS sealed_calls (
     task_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, at REAL NOT NULL, answer_key BLOB
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS retries (
+    seq INTEGER PRIMARY KEY, used INTEGER NOT NULL, at REAL NOT NULL, starts INTEGER NOT NULL, run_s REAL NOT NULL
+);
 """
 """A body is the payload of an unfinished task, the result of a finished one; NULL if it is a file. A task without
 one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none. Sealed
@@ -234,6 +237,7 @@ class Spool:
         answer_keys = dict(
             self._database.execute("SELECT task_id, answer_key FROM sealed_calls WHERE answer_key NOTNULL")
         )
+        retries = {row[0]: RetryState(*row[1:]) for row in self._database.execute("SELECT * FROM retries")}
         calls_gone: list[tuple[str]] = []  # to be opened again
         gone: list[tuple[int]] = []  # bodies
         dropped: list[tuple[int]] = []  # tasks and results that are useless without theirs
@@ -254,7 +258,11 @@ class Spool:
             elif file:
                 self._names[_payload_of(seq)] = file
             answer_key = answer_keys.get(spec.task_id, b"")
-            tasks.append(SpooledTask(seq, spec, attempt, at, starts, is_fetched, answer_key=answer_key))
+            tasks.append(
+                SpooledTask(
+                    seq, spec, attempt, at, starts, is_fetched, answer_key=answer_key, retry=retries.pop(seq, None)
+                )
+            )
         query = "SELECT seq, attempt, at, spec, end, size_bytes, file FROM results LEFT JOIN bodies USING (seq)"
         for seq, attempt, at, encoded, stored, size_bytes, file in self._database.execute(query).fetchall():
             result = _decode_result(stored)
@@ -277,6 +285,7 @@ class Spool:
         self._tidy("DELETE FROM bodies WHERE seq = ?", gone)
         self._tidy("DELETE FROM sealed_calls WHERE task_id = ?", calls_gone)
         self._tidy("DELETE FROM tasks WHERE seq = ?", dropped)
+        self._tidy("DELETE FROM retries WHERE seq = ?", [(seq,) for seq in retries])
         self._forget(dropped)
         if was_cut:
             self._tidy("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?)", [(boot_id,)])
@@ -407,6 +416,11 @@ class Spool:
             many("INSERT OR REPLACE INTO sealed_calls VALUES (?, ?, ?, ?)", sealed)
         if answered := [(task.task_id,) for task in d.finished if task.answer_key]:
             many("UPDATE sealed_calls SET answer_key = NULL WHERE task_id = ?", answered)
+        if d.retried:
+            unfinished = [task for task in d.retried if task.stage not in (Stage.FINISHED, Stage.FORGOTTEN)]
+            many("INSERT OR REPLACE INTO retries VALUES (?, ?, ?, ?, ?)", [_retry_row(task) for task in unfinished])
+            ended = [(task.seq,) for task in d.retried if task.stage in (Stage.FINISHED, Stage.FORGOTTEN)]
+            many("DELETE FROM retries WHERE seq = ?", ended)
         bodies = [
             (seq, len(body), *((self._names[which], None) if self._is_file(body) else (None, body)))
             for seq, which, body in _bodies(d)
@@ -544,6 +558,10 @@ def _bodies(d: WriteSpool) -> Iterator[tuple[int, str, Bytes]]:
 
 def _row(task: Task) -> tuple[object, ...]:
     return task.seq, task.attempt, task.starts, task.at, _encode(task.spec)
+
+
+def _retry_row(task: Task) -> tuple[object, ...]:
+    return task.seq, task.retries_used, task.retry_at, task.starts_at_retry, task.earlier_run_s
 
 
 def _result_row(task: Task, result: TaskResult) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import hashlib
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,8 @@ class Stage(enum.Enum):
     FETCHING = enum.auto()
     QUEUED = enum.auto()
     DISPATCHED = enum.auto()
+    #: Its function raised, and it waits for its retry.
+    RETRYING = enum.auto()
     FINISHED = enum.auto()
     #: The cloud has its result, or does not need it.
     FORGOTTEN = enum.auto()
@@ -86,6 +88,10 @@ class Task:
     together with tasks of other submitters, and that ``starts`` leaves out. ``payload`` is None while only the spool
     has it. ``state`` was entered ``at`` (epoch seconds), ``reported`` is the last state that was reported to the cloud.
     ``answer_key`` seals the answers of a sealed call; empty if it was not sealed.
+
+    ``retries_used`` counts the runs whose function raised and that are followed by another one; ``starts`` leaves them
+    out. The next one waits until ``retry_at`` (epoch seconds). It has not started while there are only the
+    ``starts_at_retry`` starts of other reasons. Those runs took ``earlier_run_s`` seconds together.
     """
 
     seq: int
@@ -104,11 +110,20 @@ class Task:
     cancelling: bool = False
     result: TaskResult | None = None
     answer_key: bytes = b""
+    retries_used: int = 0
+    retry_at: float = 0.0
+    starts_at_retry: int = 0
+    earlier_run_s: float = 0.0
 
     @property
     def task_id(self) -> str:
         """The task's id, the same for all attempts."""
         return self.spec.task_id
+
+    @property
+    def waits_for_retry(self) -> bool:
+        """Whether a task that the spool holds unfinished has not started since its last retry was decided."""
+        return bool(self.retries_used) and self.starts == self.starts_at_retry
 
     @property
     def may_start_again(self) -> bool:
@@ -124,8 +139,18 @@ class Demand:
     busy: Collection[str]
 
 
+class RetryState(NamedTuple):
+    """The fields of a :class:`Task` about retries, as the spool has them."""
+
+    used: int
+    at: float
+    starts: int
+    run_s: float
+
+
 class SpooledTask(msgspec.Struct, frozen=True):
-    """A task that was read from the spool. ``is_fetched``: the spool has its payload."""
+    """A task that was read from the spool. ``is_fetched``: the spool has its payload. ``retry``: the fields of
+    :class:`Task` about retries, if it was retried."""
 
     seq: int
     spec: TaskSpec
@@ -135,11 +160,14 @@ class SpooledTask(msgspec.Struct, frozen=True):
     is_fetched: bool = True
     result: StoredResult | None = None
     answer_key: bytes = b""
+    retry: RetryState | None = None
 
     def to_task(self) -> Task:
         """The task as a core continues with it."""
         stage = Stage.QUEUED if self.is_fetched else Stage.FETCHING
         task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts, answer_key=self.answer_key)
+        if self.retry is not None:
+            task.retries_used, task.retry_at, task.starts_at_retry, task.earlier_run_s = self.retry
         if self.result is not None:
             task.stage, task.result = Stage.FINISHED, TaskResult(**msgspec.structs.asdict(self.result))
         return task
@@ -194,6 +222,10 @@ class ResultFactory:
     def cancelled(self, *, running: bool) -> TaskResult:
         """Cancelled by its submitter."""
         return TaskResult(TaskState.CANCELLED, outcomes.cancelled(running=running).to_json())
+
+    def cancelled_before_retry(self) -> TaskResult:
+        """Cancelled by its submitter while it waited for a retry."""
+        return TaskResult(TaskState.CANCELLED, outcomes.cancelled_before_retry().to_json())
 
     def _located(self, record: ErrorRecord, task: Task) -> dict[str, object]:
         return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()

@@ -99,7 +99,7 @@ class Engine(_Submitter):
     :param accelerators: names of a node's accelerators, or how many to use of them; each worker gets one to itself.
     :param cpu_affinity: ``block`` binds each worker to neighbouring cores, ``alternating`` to every n-th.
     :param options: of :class:`TaskOptions`, for all tasks: ``idempotent``, ``max_attempts``, ``walltime_s``,
-        ``memory_bytes``, ``max_output_bytes``.
+        ``memory_bytes``, ``max_output_bytes``, ``retries``, ``retry_on``, ``retry_delay_s``.
     :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, or if not even one
         worker fits.
     """

@@ -175,6 +175,7 @@ class EngineLoop:
             max_inline_bytes=sys.maxsize,
             has_cloud=False,
             block_s=options.provider.walltime_s,
+            jitter=random.random,
         )
         self._thread = threading.Thread(target=self._run, name="farcall-engine", daemon=True)
 

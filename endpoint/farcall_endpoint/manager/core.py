@@ -22,6 +22,7 @@ from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.fairness import FairQueue
 from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
@@ -84,6 +85,7 @@ class _StopReason:
 
     state: TaskState
     record: ErrorRecord
+    is_retried: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -314,6 +316,7 @@ class ManagerCore:
             started_at=started_at,
             ended_at=ended_at,
             details=done.details,
+            is_retried=done.is_retried,
         )
         if self._stop_at is not None and not worker.recalling:
             self._kill(worker)
@@ -357,7 +360,7 @@ class ManagerCore:
                     record = dataclasses.replace(
                         record, stdout_tail=stdout_tail or None, stderr_tail=stderr_tail or None
                     )
-                self._finish(job, stop.state, record.to_json())
+                self._finish(job, stop.state, record.to_json(), is_retried=stop.is_retried)
             elif self._stop_at is None:
                 self._died.append(Died(task_id, event.reason, stdout_tail, stderr_tail))
             # else: it stopped with the endpoint, and the agent knows which manager had it
@@ -401,7 +404,8 @@ class ManagerCore:
             self._recall(worker)
         walltime_s = head.options.walltime_s
         if walltime_s is not None and age_s >= walltime_s and head.task_id not in worker.stops:
-            stop = _StopReason(TaskState.FAILED, outcomes.walltime_exceeded(walltime_s))
+            is_retried = WALLTIME_NAME in head.options.retry_on
+            stop = _StopReason(TaskState.FAILED, outcomes.walltime_exceeded(walltime_s), is_retried)
             self._stop_task(worker, head.task_id, stop)
 
     def _deadline(self, worker: _Worker) -> float | None:
@@ -647,6 +651,7 @@ class ManagerCore:
                     o.traceparent,
                     o.submitter,
                     o.data_only,
+                    o.retry,
                 )
                 for job in jobs
                 for o in (job.order,)
@@ -692,6 +697,7 @@ class ManagerCore:
         started_at: float | None = None,
         ended_at: float | None = None,
         details: dict[str, Any] | None = None,
+        is_retried: bool = False,
     ) -> None:
         frame = None
         if state is TaskState.SUCCESS or result:
@@ -699,7 +705,9 @@ class ManagerCore:
             self._results.append(result)
             self._result_bytes += len(result)
         record = dict(error) if error is not None else None
-        self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at, details))
+        self._finished.append(
+            Finished(job.order.task_id, state, frame, record, started_at, ended_at, details, is_retried)
+        )
 
 
 def has_limits(order: TaskOrder) -> bool:

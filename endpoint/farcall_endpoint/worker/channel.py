@@ -41,7 +41,7 @@ _MOST_CLAIMS: Final = 4096
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it.
     ``submitter``: whose working directory it gets; empty for the endpoint's owner. ``data_only``: its arguments must be
-    data, which runs no code when it is read."""
+    data, which runs no code when it is read. ``retry``: how many runs before this one raised and were retried."""
 
     task_id: str
     attempt: int
@@ -51,6 +51,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     traceparent: str = ""
     submitter: str = ""
     data_only: bool = False
+    retry: int = 0
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -82,13 +83,15 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
-    ``details`` are additional data of a success."""
+    ``details`` are additional data of a success. ``is_retried``: its function raised an exception that its options
+    retry."""
 
     task_id: str
     started_at: float
     ended_at: float
     error: dict[str, Any] | None = None
     details: dict[str, Any] | None = None
+    is_retried: bool = False
 
 
 class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
@@ -28,6 +30,7 @@ from farcall_common.payload import (
     strategy_named,
 )
 from farcall_common.payload.native import NATIVE, dump_native, is_native, load_call
+from farcall_common.retries import is_retried
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
@@ -41,6 +44,8 @@ _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal
 _get_handler: Final = _signal.getsignal
 """The function in C: the one around it turns each answer into an enum, which takes longer than a short task."""
 _CANNOT_SEND: Final = (SerializationError, ConfigurationError)
+_RETRY: Final = "FARCALL_RETRY"
+"""How many runs before this one raised and were retried. Set if the task has retries."""
 _BINARY: Final = (PickleOutOfBand().id,)
 """The request of a submitter that reads every strategy, binary ones, too. A submitter without a request may be any
 program: it gets portable data."""
@@ -98,6 +103,8 @@ class Runner:
             return self._failed(order, outcomes.working_directory_unavailable(error), now, now)
         if self._sandboxed:
             set_variable("GC_TASK_SANDBOX_DIR", directory)
+        if order.options.retries:
+            set_variable(_RETRY, str(order.retry))
         try:
             if order.traceparent:
                 with trace_context(order.traceparent, self._variables):
@@ -108,6 +115,8 @@ class Runner:
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
+            if order.options.retries:
+                os.environ.pop(_RETRY, None)
             self._restore()
 
     def _run_placed(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
@@ -154,6 +163,8 @@ class Runner:
             ended_at = time.time()
             record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(order, error))
             done, _ = self._failed(order, record, started_at, ended_at)
+            if order.options.retries and is_retried(error, order.options.retry_on):
+                done = msgspec.structs.replace(done, is_retried=True)
             return done, (_pickled(error),) if self._is_native(order) else ()
         ended_at = time.time()
         try:

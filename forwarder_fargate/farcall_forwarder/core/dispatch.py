@@ -57,7 +57,10 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
             endpoint.finish(results.cancelled(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
             continue
         if endpoint.data_only and not endpoint.knows_data_only:
-            endpoint.finish(results.outdated_agent(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
+            endpoint.finish(results.cannot_read_data(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
+            continue
+        if task.options.retries and not endpoint.knows_retries:
+            endpoint.finish(results.cannot_retry(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
             continue
         is_ready = task.options.idempotent and task.payload is not None and _has_function(endpoint, session, task)
         stage = Stage.SENT if is_ready else Stage.PREPARING

@@ -93,6 +93,7 @@ class Endpoint:
         self.public_key = session.peer.public_key
         self.weights = hello.weights
         self.knows_data_only = hello.knows_data_only
+        self.knows_retries = hello.knows_retries
         #: It runs signed functions only.
         self.signed_functions = hello.capabilities.signed_functions
 

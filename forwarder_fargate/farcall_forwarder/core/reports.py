@@ -18,7 +18,7 @@ from farcall_forwarder.core.leases import Stage
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.presence import on_heartbeat
 from farcall_forwarder.core.results import MAX_ATTEMPTS, read_result
-from farcall_forwarder.core.untrusted import clean_time
+from farcall_forwarder.core.untrusted import NO_DETAIL, clean_retry, clean_time
 
 #: Non-terminal states that an agent may report.
 _TRANSIENT_STATES: Final = frozenset(
@@ -78,8 +78,8 @@ def _accept(endpoint: Endpoint, tasks: Sequence[wire.TaskRef], now: Instant) -> 
 
 
 def _add_transitions(endpoint: Endpoint, transitions: Sequence[wire.TaskTransition], now: Instant) -> None:
-    """Tasks have reached non-terminal states. Only that is recorded: the history of a task has no free text of an
-    agent, and no more entries than the limit."""
+    """Tasks have reached non-terminal states. Only that is recorded, and which retry a task waits for: the history of a
+    task has no free text of an agent, and no more entries than the limit."""
     for transition in transitions:
         lease = endpoint.leases.get(transition.task_id)
         if lease and lease.stage is not Stage.RETURNED and transition.state in _TRANSIENT_STATES:
@@ -93,6 +93,7 @@ def _add_transitions(endpoint: Endpoint, transitions: Sequence[wire.TaskTransiti
                 at=clean_time(transition.at, now=now.epoch) or now.epoch,
                 attempt=min(transition.attempt, lease.attempt),
                 now_mono=now.mono,
+                detail=clean_retry(transition.detail, now=now.epoch) if transition.detail else NO_DETAIL,
             )
 
 

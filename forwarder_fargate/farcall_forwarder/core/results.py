@@ -175,11 +175,22 @@ def unknown_function(task: QueuedTask, *, endpoint_id: str, attempt: int) -> Tas
     return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
 
 
-def outdated_agent(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
+def cannot_read_data(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
     """The result of a task whose arguments may be read as data only, by an agent that does not know how."""
+    problem = "The endpoint runs certain functions only, and its agent is too old to read their arguments as data."
+    return _outdated_agent(task, endpoint_id, attempt, problem)
+
+
+def cannot_retry(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
+    """The result of a task with retries at an agent that does not know them."""
+    problem = "The task asks for retries, and the agent of its endpoint is too old to run a task again that raised."
+    return _outdated_agent(task, endpoint_id, attempt, problem)
+
+
+def _outdated_agent(task: QueuedTask, endpoint_id: str, attempt: int, problem: str) -> TaskResult:
     error = ErrorRecord(
         code=EndpointIncompatible.code,
-        message="The endpoint runs certain functions only, and its agent is too old to read their arguments as data.",
+        message=problem,
         hint="The endpoint's owner has to update farcall-endpoint there. Then submit the task again.",
         fault=Fault.PEER,
         endpoint_id=endpoint_id,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
 from farcall_common.store.model import EndpointStatus
 from farcall_common.wire import EndpointReport
 
@@ -23,6 +24,8 @@ TRANSITIONS: Final = "task_transitions"
 #: Characters of an endpoint's problem, and of the reason why one attempt of a task failed.
 MAX_PROBLEM: Final = 1000
 MAX_REASON: Final = 1000
+#: The detail of the history's entries that have none.
+NO_DETAIL: Final[Mapping[str, Any]] = {}
 _MAX_INTEGER: Final = 2**53
 _MAX_COUNT: Final = 2**31 - 1
 #: A peer's clock may be off, but not so far that the time could not be stored or makes no sense.
@@ -40,7 +43,23 @@ def clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
     cleaned = clean_map(value)
     if TRANSITIONS in cleaned:
         cleaned[TRANSITIONS] = _times(cleaned[TRANSITIONS])
+    if not _is_number(cleaned.get(EARLIER_RUN_S, 0)):
+        del cleaned[EARLIER_RUN_S]
     return cleaned if len(json.dumps(cleaned)) <= MAX_DETAILS else {}
+
+
+def clean_retry(value: Mapping[str, Any], *, now: float) -> Mapping[str, Any]:
+    """What the history of a task has of a retry: which one of how many, when, and the name of the error's class. Empty
+    if a report is not about a retry."""
+    retry, retries, at, error = (value.get(name) for name in ("retry", "retries", "retry_at", "error"))
+    if not (type(retry) is type(retries) is int and 1 <= retry <= retries <= MAX_RETRIES):
+        return NO_DETAIL
+    detail: dict[str, Any] = {"retry": retry, "retries": retries}
+    if isinstance(at, float) and clean_time(at, now=now) is not None:
+        detail["retry_at"] = at
+    if isinstance(error, str) and error_name(error):
+        detail["error"] = error
+    return detail
 
 
 def clean_time(at: float | None, *, now: float) -> float | None:
@@ -81,7 +100,11 @@ def clean_status(report: EndpointReport) -> EndpointStatus:
 def _times(value: Any) -> dict[str, float]:
     """Epoch seconds by name. Other values are left out."""
     entries = value.items() if isinstance(value, dict) else ()
-    return {name: at for name, at in entries if isinstance(at, int | float) and not isinstance(at, bool)}
+    return {name: at for name, at in entries if _is_number(at)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _typed(key: str, value: Any) -> Any:
@@ -90,8 +113,8 @@ def _typed(key: str, value: Any) -> Any:
             return Fault(value)
         case "retryable":
             return value is True
-        case "retry_after_s" | "attempt":
-            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        case "retry_after_s" | "attempt" | "retries_used":
+            return value if _is_number(value) else None
         case "reasons":
             return value and tuple(str(each)[:MAX_REASON] for each in value[:MAX_ENTRIES])
         case _:

@@ -116,12 +116,14 @@ class EndpointEntry(Shape):
 
 class EndpointRuntime(Shape):
     """Workers of an endpoint, as its agent reported when it last connected: Python version, packages with versions, ids
-    of the serialisation strategies that they read (left out by agents that read all), and the operating system."""
+    of the serialisation strategies that they read (left out by agents that read all), the operating system, and whether
+    a task whose function raised is run again there (``knows_retries``)."""
 
     python_version: str
     packages: dict[str, Any]
     serializers: Maybe[list[str]] = None
     platform: Maybe[str] = None
+    knows_retries: Maybe[bool] = None
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any]) -> EndpointRuntime | None:
@@ -240,6 +242,7 @@ class Connect(Shape):
     packages: Metadata = Field(default_factory=dict)
     serializers: Strategies | None = None
     platform: Annotated[Text, Field(max_length=200)] = ""
+    knows_retries: bool = False
     worker_share: WorkerShareShape | None = None
     sealing: SealingKeyShape | None = None
 

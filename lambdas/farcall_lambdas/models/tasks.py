@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Union, get_args, 
 
 from pydantic import Base64Bytes, Field, create_model, model_validator
 
+from farcall_common.retries import MAX_NAME_CHARACTERS, MAX_NAMES, NAME_PATTERN
 from farcall_common.task_options import TaskOptions
 from farcall_lambdas.models.endpoints import EndpointDetails
 from farcall_lambdas.models.fields import (
@@ -29,6 +30,9 @@ Size = Annotated[int, Field(ge=0, lt=2**53)]
 #: W3C's trace context: version, trace id, span id, flags.
 TraceParent = Annotated[str, Field(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 
+#: Module and qualified name of an exception class.
+ClassName = Annotated[str, Field(max_length=MAX_NAME_CHARACTERS, pattern=NAME_PATTERN)]
+
 
 class BlobRefShape(Shape):
     blob_key: Annotated[Text, Field(max_length=512)]
@@ -44,7 +48,14 @@ class BinaryShape(Shape):
 
 #: Options of tasks with rules of the API's own: what a name is, how much each of many tasks may keep.
 _OWN_RULES: Final = frozenset(
-    {"max_attempts", "container", "result_serializers", "resource_specification", "user_endpoint_config"}
+    {
+        "max_attempts",
+        "retry_on",
+        "container",
+        "result_serializers",
+        "resource_specification",
+        "user_endpoint_config",
+    }
 )
 
 #: A packed buffer, or a reference to an uploaded one.
@@ -84,7 +95,9 @@ class _SubmitOptions(_PlainOptions):
     Globus Compute's clients.
 
     With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded gets
-    its result at once; null leaves it to the function. ``num_nodes``, ``ranks_per_node``, ``num_ranks``,
+    its result at once; null leaves it to the function. ``retries`` is how often a task runs again after its function
+    raised an exception of a class in ``retry_on`` (``module.Class``; without it, any), first after about
+    ``retry_delay_s``. ``num_nodes``, ``ranks_per_node``, ``num_ranks``,
     ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in ``resource_specification`` instead."""
 
     task_group_id: Id | None = None
@@ -94,6 +107,7 @@ class _SubmitOptions(_PlainOptions):
     resource_specification: SmallJsonObject | None = None
     result_serializers: Strategies | None = None
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    retry_on: Annotated[list[ClassName], Field(fail_fast=True, max_length=MAX_NAMES)] | None = None
     container: Reference | None = None
 
     @model_validator(mode="after")
@@ -107,7 +121,8 @@ class _SubmitOptions(_PlainOptions):
         :raises ValueError: for a value there that an option cannot have.
         """
         given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
-        return TaskOptions(**{**given, "result_serializers": tuple(self.result_serializers or ())}).translated()
+        given |= {name: tuple(given[name] or ()) for name in ("result_serializers", "retry_on")}
+        return TaskOptions(**given).translated()
 
 
 class Submit(_SubmitOptions):

@@ -82,6 +82,8 @@ class ConnectService(Service):
             runtime["serializers"] = sorted(wanted.serializers)
         if wanted.platform:
             runtime["platform"] = wanted.platform
+        if wanted.knows_retries:
+            runtime["knows_retries"] = True
         if wanted.sealing is not None:
             runtime["sealing"] = wanted.sealing.model_dump()
         changes: dict[str, object] = {}

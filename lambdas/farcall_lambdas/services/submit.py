@@ -105,6 +105,7 @@ class SubmitService(Service):
         endpoint, functions, existing = self._access.submission(identity, endpoint_id, list(wanted.tasks), given_ids)
         _check_allowed(endpoint, functions)
         _check_runnable(endpoint, functions)
+        _check_retries(endpoint, options)
         if options.container is not None:
             container = self._containers.get(identity, options.container)
             _check_container(endpoint, container)
@@ -316,6 +317,17 @@ def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> No
                 f"{endpoint.name} runs Python {runs}.",
                 hint=f"Register it with Python {runs}, or so that it travels as source: no closures, no decorators.",
             )
+
+
+def _check_retries(endpoint: Endpoint, options: TaskOptions) -> None:
+    """A task never runs with fewer retries than it asks for. An endpoint that never connected may know them."""
+    runtime = _runtime(endpoint)
+    if options.retries and runtime and runtime.get("knows_retries") is not True:
+        raise EndpointIncompatible(
+            f"The tasks ask for retries, and the agent of endpoint {endpoint.name} is too old to run a task again that "
+            "raised.",
+            hint="The endpoint's owner has to update farcall-endpoint there. Or submit without retries.",
+        )
 
 
 def _runtime(endpoint: Endpoint) -> Mapping[str, Any]:

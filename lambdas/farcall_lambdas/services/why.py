@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
-from typing import Final
+import math
+from collections.abc import Mapping
+from typing import Any, Final
 
 from farcall_common.errors import Unavailable
 from farcall_common.store.model import Endpoint, QueuePosition, QueueState, Task
@@ -23,6 +25,8 @@ class Reason(enum.StrEnum):
     """It is finished."""
     RUNNING = "RUNNING"
     """It runs."""
+    RETRYING = "RETRYING"
+    """Its function raised, and it waits to be run again."""
     STARTING = "STARTING"
     """Its worker is being started."""
     ENDPOINT_DELETED = "ENDPOINT_DELETED"
@@ -51,7 +55,8 @@ class Reason(enum.StrEnum):
 class Situation:
     """Everything that explains a task's state. ``position`` is None when the queue cannot be reached.
 
-    ``since`` is when the task entered its state; ``online`` is whether the endpoint is connected.
+    ``since`` is when the task entered its state, ``detail`` what its history has with that; ``online`` is whether the
+    endpoint is connected.
     A task that has not started at ``expires_at`` fails.
     """
 
@@ -62,6 +67,7 @@ class Situation:
     position: QueuePosition | None
     now: dt.datetime
     expires_at: dt.datetime
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def may_expire(self) -> bool:
@@ -93,11 +99,13 @@ class WhyService(Service):
         """
         task, events = self._results.history(identity, task_id)
         now = self._now()
-        since = next((event.at for event in reversed(events) if event.state is task.state), task.submitted_at or now)
+        entered = next((event for event in reversed(events) if event.state is task.state), None)
+        since = entered.at if entered else task.submitted_at or now
         endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id)
         online = endpoint is not None and self._endpoints.state(endpoint) is EndpointState.ONLINE
         expires_at = (task.submitted_at or now) + dt.timedelta(days=self._settings.max_wait_days)
-        return explain(Situation(task, since, endpoint, online, self._position(task), now, expires_at))
+        position, detail = self._position(task), entered.detail if entered else {}
+        return explain(Situation(task, since, endpoint, online, position, now, expires_at, detail))
 
     def _position(self, task: Task) -> QueuePosition | None:
         try:
@@ -116,6 +124,9 @@ def explain(situation: Situation) -> Why:
 
 _Answer = tuple[Reason, str]
 
+#: The code of the endpoint for a task that was stopped after its walltime.
+_WALLTIME: Final = "WALLTIME_EXCEEDED"
+
 #: The sentence names the maximum wait when this much time is left.
 _SOON: Final = dt.timedelta(days=7)
 
@@ -132,7 +143,25 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
             return Reason.RUNNING, f"It has been running for {ago} (attempt {task.attempt})."
         case TaskState.WAITING_FOR_LAUNCH if situation.online:
             return Reason.STARTING, f"Its worker has been starting for {ago} (attempt {task.attempt})."
+        case TaskState.WAITING_FOR_NODES if situation.online and "retry" in situation.detail:
+            return _before_retry(situation)
     return None
+
+
+def _before_retry(situation: Situation) -> _Answer | None:
+    """For a task whose function raised, until the time of its retry."""
+    detail = situation.detail
+    left_s = detail.get("retry_at", 0.0) - situation.now.timestamp()
+    if left_s <= 0:
+        return None
+    raised = _raised(str(detail.get("error", "")))
+    return Reason.RETRYING, f"{raised}; retry {detail['retry']} of {detail['retries']} in {math.ceil(left_s)} s."
+
+
+def _raised(error: str) -> str:
+    if error == _WALLTIME:
+        return "It ran longer than its walltime"
+    return f"It raised {error}" if error else "It raised an exception"
 
 
 def _of_the_endpoint(situation: Situation) -> _Answer | None:

@@ -31,9 +31,11 @@ from farcall.cli._connect import bar, connected, waiting
 from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, Terminated, exit_status
+from farcall_common.task_options import TaskOptions
 
 if TYPE_CHECKING:
     from farcall._batch import Batch
+    from farcall_common.task_options import OwnOptionsDict
 
 _IDS_SHOWN: Final = 10
 
@@ -45,6 +47,14 @@ Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Wait at most this long, then cancel unfinished tasks.")
 ]
 Walltime = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop a task that runs longer.")]
+Retries = Annotated[int, typer.Option(metavar="N", help="Run a task whose function raised again, at most N times.")]
+RetryOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="EXCEPTION",
+        help="Retry only this exception, such as OSError or module.Error. May be given several times.",
+    ),
+]
 
 
 def run(
@@ -61,18 +71,21 @@ def run(
     wait: Wait = True,
     timeout: Timeout = None,
     walltime: Walltime = None,
+    retries: Retries = 0,
+    retry_on: RetryOn = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python function on an endpoint and show its result."""
+    options = _options(walltime, retries, retry_on)
     called = load_function(function)
     args, named = [parse_argument(each) for each in arguments or ()], parse_kwargs(kwargs)
     with connected(context, doing=None) as client:
         endpoint_id = _endpoint_id(client, endpoint)
         if not wait:
-            [task_id] = _submitted(client, endpoint_id, called, [(args, named)], walltime).task_ids
+            [task_id] = _submitted(client, endpoint_id, called, [(args, named)], options).task_ids
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
             return
-        with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
+        with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
             future = executor.submit(called, *args, **named)
             futures.append(future)
             remember("tasks", [future.task_id])
@@ -102,6 +115,8 @@ def map_(
     wait: Wait = True,
     timeout: Timeout = None,
     walltime: Walltime = None,
+    retries: Retries = 0,
+    retry_on: RetryOn = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a function once for each input, and write each result as a line of JSON, in the order of the inputs.
@@ -109,24 +124,40 @@ def map_(
     The line of a call that failed is null; its error is written to standard error. With --json each line is an object
     with index, task_id and either result or error.
     """
+    options = _options(walltime, retries, retry_on)
     called = load_function(function)
     calls = [_as_call(value, unpack=unpack) for value in _values(inputs)]
     with connected(context, doing=None) as client:
         endpoint_id = _endpoint_id(client, endpoint)
         if not wait:
-            batch = _submitted(client, endpoint_id, called, calls, walltime)
+            batch = _submitted(client, endpoint_id, called, calls, options)
             remember("groups", [batch.task_group_id])
             if as_json:
                 show_json({"task_group_id": batch.task_group_id, "task_ids": batch.task_ids})
             else:
                 typer.echo(batch.task_group_id)
             return
-        with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
+        with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
             futures.extend(executor.submit(called, *args, **named) for args, named in calls)
             remember("tasks", [future.task_id for future in reversed(futures)])
             failed = _show_results(futures, timeout, as_json=as_json)
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _options(walltime_s: float | None, retries: int, retry_on: list[str] | None) -> OwnOptionsDict:
+    """The options of the tasks.
+
+    :raises InvalidRequest: for a value that an option cannot have.
+    """
+    options: OwnOptionsDict = {"walltime_s": walltime_s, "retries": retries, "retry_on": retry_on or ()}
+    try:
+        TaskOptions.of(**options)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    if retry_on and not retries:
+        raise InvalidRequest("--retry-on has no effect without --retries", hint="Add --retries N.")
+    return options
 
 
 def _endpoint_id(client: Client, name: str | None) -> str:
@@ -136,11 +167,11 @@ def _endpoint_id(client: Client, name: str | None) -> str:
 
 @contextlib.contextmanager
 def _executor(
-    client: Client, endpoint_id: str, walltime_s: float | None, *, as_json: bool
+    client: Client, endpoint_id: str, options: OwnOptionsDict, *, as_json: bool
 ) -> Iterator[tuple[Executor, list[Future]]]:
     """An executor, and the list for its futures. After Ctrl-C or a closed pipe, submitted tasks continue, and Ctrl-C
     shows their ids; a second Ctrl-C cancels them."""
-    executor, futures = Executor(endpoint_id, client=client, walltime_s=walltime_s), list[Future]()
+    executor, futures = Executor(endpoint_id, client=client, **options), list[Future]()
     report_delays(executor, _ignore_delay if as_json else show_delay)
     try:
         yield executor, futures
@@ -227,12 +258,12 @@ def _show_failure(index: int, future: Future, error: FarcallError, *, as_json: b
 
 
 def _submitted(
-    client: Client, endpoint_id: str, called: Any, calls: Sequence[Arguments], walltime_s: float | None
+    client: Client, endpoint_id: str, called: Any, calls: Sequence[Arguments], options: OwnOptionsDict
 ) -> Batch:
     """Submit calls of a function without waiting for results."""
     with waiting("submitting"):
         function_id = client.register_function(called)
-        batch = client.create_batch(walltime_s=walltime_s)
+        batch = client.create_batch(**options)
         for args, named in calls:
             batch.add(function_id, args, named)
         client.batch_run(endpoint_id, batch)

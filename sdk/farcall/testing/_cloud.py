@@ -48,6 +48,7 @@ from farcall_common.payload import (
     pack_exception,
     strategy_named,
 )
+from farcall_common.retries import is_retried
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
 Json = dict[str, Any]
@@ -179,22 +180,36 @@ class FakeCloud:
         with self._lock:
             if task.ended():
                 return
-            task.attempt += 1
+            task.attempt = task.attempt or 1
             task.move(TaskState.RUNNING, Reporter.AGENT)
             body = self._registry.function(f"{task.function_id}@{task.function_version}")["function_code"].encode()
         started_at = time.time()
         result: bytes | None = None
         error: ErrorRecord | None = None
+        is_called = is_to_retry = False
         try:
             function = _serializer.unpack_function(body)
             args, kwargs = _serializer.unpack_call(task.payload)
-            result = _serializer.serialize(function(*args, **kwargs), strategies=_strategies(task))
+            is_called = True
+            value = function(*args, **kwargs)
+            is_called = False
+            result = _serializer.serialize(value, strategies=_strategies(task))
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
             error = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
             error = dataclasses.replace(error, exception_data=_exception_data(task, raised))
+            is_to_retry = is_called and task.retries_used < task.retries and is_retried(raised, task.retry_on)
         with self._lock:
             if task.ended():
                 return  # cancelled meanwhile
+            if error is not None and is_to_retry and self._pool is not None:
+                task.retries_used += 1
+                retry = {"retry": task.retries_used, "retries": task.retries, "retry_at": time.time()}
+                task.move(TaskState.WAITING_FOR_NODES, Reporter.AGENT, **retry, error=error.exception_type)
+                self._pool.submit(self._run, task)
+                return
+            if task.retries_used:
+                task.details = {"retries_used": task.retries_used}
+                error = error and dataclasses.replace(error, retries_used=task.retries_used)
             task.result, task.error = result, error
             task.timings |= {"started_at": started_at, "ended_at": time.time()}
             task.move(TaskState.FAILED if error else TaskState.SUCCESS, Reporter.AGENT)
@@ -258,6 +273,7 @@ class FakeCloud:
                 task.function_version = function["version"]
                 task.memo_key = (function["function_hash"], task.payload) if memoize else None
                 task.result_serializers = body.get("result_serializers") or ()
+                task.retries, task.retry_on = body.get("retries", 0), body.get("retry_on") or ()
                 known = self._tasks.get(task_id)
                 if known is None:
                     tasks.append(task)

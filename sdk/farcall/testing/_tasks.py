@@ -56,6 +56,9 @@ class Task:
     function_version: int = 1
     result_serializers: Sequence[str] = ()
     retry_of: str | None = None
+    retries: int = 0
+    retry_on: Sequence[str] = ()
+    retries_used: int = 0
     discarded: bool = False
 
     def ended(self) -> bool:
@@ -73,14 +76,14 @@ class Task:
             "attempt": self.attempt,
         }
 
-    def move(self, state: TaskState, reporter: Reporter) -> None:
+    def move(self, state: TaskState, reporter: Reporter, **detail: object) -> None:
         self.state = state
         event = {
             "state": str(state),
             "reporter": str(reporter),
             "at": time.time(),
             "attempt": self.attempt,
-            "detail": {},
+            "detail": detail,
         }
         self.events.append(event)
 

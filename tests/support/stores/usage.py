@@ -8,6 +8,7 @@ import datetime as dt
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from farcall_common.retries import EARLIER_RUN_S
 from farcall_common.store.model import Endpoint, Task, Usage, UsageBy
 from farcall_common.wire.states import TaskState
 from farcall_common.worker_share import WorkerShare
@@ -102,6 +103,7 @@ def _wall_s(task: Task, running_since: dt.datetime | None) -> float:
         wall_s = (moment(task.finished_at) - running_since).total_seconds()
     else:
         wall_s = 0.0
+    wall_s += float(task.details.get(EARLIER_RUN_S, 0.0))
     return max(0.0, min(wall_s, (moment(task.finished_at) - moment(task.submitted_at)).total_seconds()))
 
 
