@@ -11,9 +11,15 @@ from farcall_endpoint.agent.reports import StatusReports
 HEARTBEAT_S = 30.0
 
 
+def in_session() -> StatusReports:
+    reports = StatusReports()
+    reports.restart(heartbeat_s=HEARTBEAT_S)
+    return reports
+
+
 def times(numbers: Iterable[tuple[float, int]], reports: StatusReports | None = None) -> list[float]:
     """The instants at which a report is sent, of an agent whose turns see these numbers of idle workers."""
-    reports = reports or StatusReports(heartbeat_s=HEARTBEAT_S)
+    reports = reports or in_session()
     sent = []
     for now, idle in numbers:
         report = EndpointReport(idle_workers=idle)
@@ -43,7 +49,7 @@ def test_a_steady_flow_is_reported_every_five_seconds() -> None:
 
 
 def test_a_busy_agent_compares_ten_times_a_second_at_most() -> None:
-    reports = StatusReports(heartbeat_s=HEARTBEAT_S)
+    reports = in_session()
     report = EndpointReport(total_workers=4)
     reports.sent(report, now=0.0)
     compared = 0
@@ -56,9 +62,9 @@ def test_a_busy_agent_compares_ten_times_a_second_at_most() -> None:
 
 
 def test_a_new_session_gets_a_report_however_many_there_are() -> None:
-    reports = StatusReports(heartbeat_s=HEARTBEAT_S)
+    reports = in_session()
     assert times([(100.0, 4)], reports) == [100.0]
-    reports.restart()
+    reports.restart(heartbeat_s=HEARTBEAT_S)
     assert times([(100.5, 4), (101.0, 4)], reports) == [101.0]
 
 

@@ -79,16 +79,17 @@ class StatusReports:
     and once in a heartbeat period, which a busy session would pass without a heartbeat. Instants are monotonic seconds.
     """
 
-    def __init__(self, *, heartbeat_s: float) -> None:
-        self._heartbeat_s = heartbeat_s
+    def __init__(self) -> None:
+        self._heartbeat_s = float("inf")
         self._limiter = ReportLimiter()
         self._last: EndpointReport | None = None
         self._sent_at = float("-inf")
         #: The instant from which :meth:`is_due` is worth a call: once for many turns of a busy agent.
         self.due_at = float("-inf")
 
-    def restart(self) -> None:
-        """A session has begun, and has no report yet."""
+    def restart(self, *, heartbeat_s: float) -> None:
+        """A session with this heartbeat period has begun, and has no report yet."""
+        self._heartbeat_s = heartbeat_s
         self._last = None
         self.due_at = self._limiter.next_at
 

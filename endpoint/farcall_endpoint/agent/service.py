@@ -172,7 +172,7 @@ class Agent:
         self._forget_calls_at = 0.0
         self._instance_id = new_id()
         self._reported_generation = 0
-        self._status_reports = StatusReports(heartbeat_s=heartbeat_s)
+        self._status_reports = StatusReports()
         self._has_unreported_events = False
         self._nodes = ev.NodesChanged("", "")
         self._measured = ev.SpoolMeasured(None)
@@ -352,7 +352,7 @@ class Agent:
                     _logger.info(notice)
                 self._events.append(ev.SessionOpened(welcome.forget))
                 self._blobs.opened(welcome.relay_piece_bytes)
-                self._status_reports.restart()
+                self._status_reports.restart(heartbeat_s=welcome.heartbeat_s)
                 self._status_at = self._clock.monotonic()
                 self._on_connected()
             case c.SendHeartbeat():
