@@ -324,6 +324,7 @@ class Agent:
             "blocks": self._fleet.describe(offset_s=self._clock.epoch() - self._clock.monotonic()),
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             "problem": str(report.detail.get("problem", "")),
+            "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.epoch(),
         }
 

@@ -184,10 +184,8 @@ def _as_of(situation: Situation) -> str:
 
 def _of_the_queue(situation: Situation) -> _Answer:
     if _is_dispatched(situation):
-        return (
-            Reason.NEXT,
-            f"Nothing stands in its way: its endpoint has it, and a worker is idle{_as_of(situation)}; {_waits(situation)}.",
-        )
+        place = f"its endpoint has it, and a worker is idle{_as_of(situation)}"
+        return Reason.NEXT, f"Nothing stands in its way: {place}; {_waits(situation)}."
     if situation.position is None:
         return Reason.QUEUE_AWAY, "The queue cannot be reached; the task is recorded, and is queued when it is back."
     if situation.position.state is QueueState.QUEUED:
