@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -375,7 +375,7 @@ def _configure_from(
         _out.print(f"Review in {directory.config_file}: {', '.join(review)}", soft_wrap=True)
 
 
-def _show_rows(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _show_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table; to a pipe, one tab-separated line for each row."""
     if not sys.stdout.isatty():
         for row in rows:

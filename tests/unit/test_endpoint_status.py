@@ -141,7 +141,8 @@ def test_watching_writes_changes_to_a_pipe(capsys: pytest.CaptureFixture[str]) -
 def test_watching_redraws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    given = iter([{"name": "lab", "status": "Running", "idle_workers": 3}, {"name": "lab", "status": "Blocked"}])
+    shown: list[dict[str, Any]] = [{"status": "Running", "idle_workers": 3}, {"status": "Blocked"}]
+    given = iter(shown)
     console = Console(file=out, width=80, force_terminal=True)
     with pytest.raises(StopIteration):
         watch_status(lambda: next(given), console=console, as_json=False, wait=lambda _: None)

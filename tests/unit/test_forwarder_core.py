@@ -940,7 +940,7 @@ def test_writes_caused_by_heartbeats_are_rate_limited() -> None:
     assert spool_generations(written)[-1] == presences[-1].status.total_workers == 100, "the last value is recorded"
 
 
-def reported(world: World, **numbers: int) -> list[do.SetPresence]:
+def reported(world: World, **numbers: Any) -> list[do.SetPresence]:
     """The records that a report causes at once."""
     actions = world.hears(wire.Heartbeat(at=1.0, report=wire.EndpointReport(**numbers)))
     return [action for action in actions if isinstance(action, do.SetPresence)]

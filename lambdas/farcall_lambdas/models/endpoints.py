@@ -190,7 +190,7 @@ class EndpointDetails(Shape):
 
 class EndpointStatusAnswer(Shape):
     """``status`` is "online" or "offline"; the details are the agent's last report, which came at ``reported_at``
-    (epoch seconds), ``age_s`` seconds ago. Both are left out if there is none. An agent reports changes within a second,
+    (epoch seconds), ``age_s`` seconds ago; both are left out if there is none. Changes are reported within a second,
     and within five seconds if there are many."""
 
     status: str
