@@ -1,6 +1,6 @@
 """Site templates: whole ``config.yaml`` files for schedulers and kinds of machines, with a few settings changed.
 
-The files are text: their comments stay, and so do the lines that nobody changes.
+Templates are filled as text, so that their comments and all other lines stay as they are.
 """
 
 from __future__ import annotations
