@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -34,12 +35,21 @@ from farcall_common.exit_codes import (
 )
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
-from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
+from farcall_endpoint.config import (
+    Config,
+    EngineConfig,
+    SiteTemplate,
+    find_template,
+    list_templates,
+    read_config,
+    write_config,
+)
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
-from farcall_endpoint.status import facts_of, render
+from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
-_EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code not in (UNHEALTHY, BROKEN_PIPE)} | {
+_EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
     FAILED: "not connected (status)",
+    UNHEALTHY: "connected, and no task can run (status)",
     TERMINATED: "terminated by a signal (a running endpoint exits with 0)",
 }
 
@@ -89,15 +99,35 @@ def configure(
     max_workers: Annotated[
         int | None, typer.Option(min=1, help="Tasks at a time. [default: one for each core]")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE|list",
+            help="Start from the file for a scheduler or a kind of machine; `list` shows all.",
+            autocompletion=lambda: [each.name for each in list_templates()],
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the template, such as partition=gpu."),
+    ] = None,
 ) -> None:
     """Create an endpoint: a directory with a configuration file and a key pair."""
     with _errors():
+        if template == "list":
+            _show_rows(("Template", "For"), [(each.name, each.description) for each in list_templates()])
+            return
         directory = _directory(context, name)
-        directory.create()
-        write_config(
-            directory.config_file,
-            Config(display_name=display_name or name, engine=EngineConfig(max_workers_per_node=max_workers)),
-        )
+        if template is None:
+            if set_:
+                raise ConfigurationError("--set changes a template.", hint="Name one with --template.")
+            directory.create()
+            write_config(
+                directory.config_file,
+                Config(display_name=display_name or name, engine=EngineConfig(max_workers_per_node=max_workers)),
+            )
+        else:
+            _configure_from(directory, find_template(template), display_name or name, max_workers, set_ or [])
         _out.print(f"Configured [bold]{name}[/] in {directory.path}\nStart it with: farcall-endpoint start {name}")
 
 
@@ -162,29 +192,28 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
             _print_json([facts_of(directory.name, state, now=time.time()) for directory, state in listed])
             return
         rows = [(state.endpoint_id or "-", state.state, directory.name, state.note) for directory, state in listed]
-        if not sys.stdout.isatty():
-            for row in rows:
-                typer.echo("\t".join(row))
-            return
-        table = Table("Endpoint ID", "Status", "Endpoint Name", "Note")
-        for row in rows:
-            table.add_row(*map(escape, row))
-        _out.print(table)
+        _show_rows(("Endpoint ID", "Status", "Endpoint Name", "Note"), rows)
 
 
 @app.command()
-def status(context: typer.Context, name: Name = "default", as_json: AsJson = False) -> None:
-    """Show the status of an endpoint. Exit code 0 if it is running and connected, 1 if not."""
+def status(
+    context: typer.Context,
+    name: Name = "default",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again each second, until Ctrl-C; to a pipe, at each change.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the status of an endpoint. Exit code 0 if it is running and connected, 3 if it is connected and can run
+    nothing (its note says why), 1 if it is not running."""
     with _errors():
         directory = _directory(context, name)
-        directory.require()
-        state, now = daemon.read_state(directory), time.time()
-        facts = facts_of(name, state, now=now)
-        if as_json:
-            _print_json(facts)
-        else:
-            _out.print(render(facts, now=now))
-    raise typer.Exit(0 if state.state == "Running" else 1)
+        read = functools.partial(_read_facts, directory)
+        if watch:
+            watch_status(read, console=_out, as_json=as_json)
+        facts = read()
+        show_status(facts, console=_out, as_json=as_json)
+    raise typer.Exit(status_exit_code(facts))
 
 
 @app.command()
@@ -321,6 +350,41 @@ def version(as_json: AsJson = False) -> None:
         _print_json({"farcall-endpoint": number})
     else:
         typer.echo(number)
+
+
+def _read_facts(directory: EndpointDirectory) -> dict[str, Any]:
+    directory.require()
+    return facts_of(directory.name, daemon.read_state(directory), now=time.time())
+
+
+def _configure_from(
+    directory: EndpointDirectory, template: SiteTemplate, display_name: str, max_workers: int | None, given: list[str]
+) -> None:
+    settings = {"display_name": display_name}
+    if max_workers is not None:
+        settings["max_workers_per_node"] = str(max_workers)
+    for each in given:
+        field, separator, value = each.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--set {each}: there is no value.", hint="Write --set FIELD=VALUE.")
+        settings[field.strip()] = value.strip()
+    text = template.fill(settings)
+    directory.create()
+    directory.config_file.write_text(text, encoding="utf-8")
+    if review := template.to_review(settings):
+        _out.print(f"Review in {directory.config_file}: {', '.join(review)}", soft_wrap=True)
+
+
+def _show_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table; to a pipe, one tab-separated line for each row."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            typer.echo("\t".join(row))
+        return
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    _out.print(table)
 
 
 def _print_json(value: object) -> None:

@@ -29,12 +29,13 @@ _LOG_LINES = 5
 _LOG_BYTES = 4096
 _MAX_CONSOLE_BYTES = 2**20
 
-LocalState = Literal["Initialized", "Running", "Stopped", "Disconnected"]
+LocalState = Literal["Initialized", "Running", "Blocked", "Stopped", "Disconnected"]
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """State of an endpoint, as read from its directory. ``note`` explains it."""
+    """State of an endpoint, as read from its directory. ``note`` explains it. An endpoint that is Blocked is connected,
+    and can start no task: no block can be had, or its spool has no room."""
 
     state: LocalState
     endpoint_id: str | None
@@ -63,6 +64,8 @@ def read_state(directory: EndpointDirectory) -> State:
     numbers = directory.read_status()
     if not numbers.get("connected"):
         return State("Disconnected", endpoint_id, agent, numbers, str(numbers.get("connection_problem", "is starting")))
+    if blocked := numbers.get("blocked"):
+        return State("Blocked", endpoint_id, agent, numbers, str(blocked))
     return State("Running", endpoint_id, agent, numbers, str(numbers.get("problem", "")))
 
 

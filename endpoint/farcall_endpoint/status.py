@@ -6,17 +6,28 @@ The agent may report keys that are unknown here. A key's suffix tells how to wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+import datetime as dt
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NoReturn
 
-from rich.console import Group, RenderableType
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from farcall_common.exit_codes import FAILED, UNHEALTHY
 from farcall_endpoint.daemon import State
 
-_OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "up_s", "note")
-_HIDDEN: Final = ("connected", "connection_problem", "problem", "at")
+_OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "started_at", "reported_at", "note")
+_HIDDEN: Final = ("connected", "connection_problem", "problem", "blocked", "at")
+_AGES: Final = ("up_s", "reported_at")
+"""Facts that change with the time alone."""
+_NOT_WRITTEN: Final = ("up_s",)
+"""For programs only: the time of the start says it."""
 _ORDER: Final = (
     "managers",
     "workers",
@@ -28,7 +39,16 @@ _ORDER: Final = (
 )
 _COLUMNS: Final = ("block_id", "state", "since", "managers", "workers", "scheduler")
 _STALE_S: Final = 10.0
-_COLOURS: Final = {"Running": "green", "Disconnected": "red", "Stopped": "yellow", "Initialized": "yellow"}
+_COLOURS: Final = {
+    "Running": "green",
+    "Blocked": "red",
+    "Disconnected": "red",
+    "Stopped": "yellow",
+    "Initialized": "yellow",
+}
+_EXIT_CODES: Final = {"Running": 0, "Blocked": UNHEALTHY}
+_WATCH_S: Final = 1.0
+"""The agent writes its status each second."""
 
 
 def facts_of(name: str, state: State, *, now: float) -> dict[str, Any]:
@@ -42,26 +62,95 @@ def facts_of(name: str, state: State, *, now: float) -> dict[str, Any]:
         "note": state.note,
     }
     if state.agent is not None:
+        facts["started_at"] = state.agent.started_at
         facts["up_s"] = round(now - state.agent.started_at, 1)
         reported_at = state.numbers.get("at")
-        if isinstance(reported_at, int | float) and now - reported_at > _STALE_S and not facts["note"]:
-            facts["note"] = f"no status from the agent for {_duration(now - reported_at)}"
+        if isinstance(reported_at, int | float):
+            facts["reported_at"] = reported_at
+            if now - reported_at > _STALE_S and not facts["note"]:
+                facts["note"] = f"no status from the agent for {_duration(now - reported_at)}"
     return facts | {key: value for key, value in state.numbers.items() if key not in _HIDDEN}
+
+
+def status_exit_code(facts: Mapping[str, Any]) -> int:
+    """The exit code of ``status``: 0 if the endpoint runs, 3 if it is connected and can run nothing, else 1."""
+    return _EXIT_CODES.get(str(facts["status"]), FAILED)
+
+
+def show_status(facts: Mapping[str, Any], *, console: Console, as_json: bool) -> None:
+    """Write the facts: as JSON, as tables on a terminal, as lines with tabs to a pipe."""
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    elif sys.stdout.isatty():
+        console.print(render(facts, now=time.time()))
+    else:
+        for line in lines(facts, now=time.time()):
+            typer.echo(line)
+
+
+def watch_status(
+    read: Callable[[], Mapping[str, Any]],
+    *,
+    console: Console,
+    as_json: bool,
+    wait: Callable[[float], object] = time.sleep,
+) -> NoReturn:
+    """Show the status until interrupted: again and again on a terminal; else each time when more has changed than the
+    age of something, as a line of JSON or as lines with an empty one behind them."""
+    if sys.stdout.isatty() and not as_json:
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(render(read(), now=time.time()), refresh=True)
+                wait(_WATCH_S)
+    last: Mapping[str, Any] | None = None
+    while True:
+        facts = read()
+        lasting = {key: value for key, value in facts.items() if key not in _AGES}
+        if lasting != last:
+            text = json.dumps(facts) if as_json else "\n".join([*lines(facts, now=time.time()), ""])
+            typer.echo(text)
+            sys.stdout.flush()
+        last = lasting
+        wait(_WATCH_S)
 
 
 def render(facts: Mapping[str, Any], *, now: float) -> RenderableType:
     """The facts for a person."""
-    listed = {key: value for key, value in facts.items() if _is_table(value)}
-    plain = {key: value for key, value in facts.items() if key not in listed}
+    plain, listed = _parts(facts)
     rows = Table(show_header=False, box=None, pad_edge=False)
-    for key in _ordered(plain, (*_OURS, *_ORDER)):
-        style = _COLOURS.get(str(plain[key]), "") if key == "status" else ""
-        rows.add_row(_words(key), Text(_value(key, plain[key], now), style=style))
+    for key, value in plain.items():
+        style = _COLOURS.get(str(value), "") if key == "status" else ""
+        rows.add_row(_words(key), Text(_value(key, value, now), style=style))
     return Group(rows, *(_table(key, value, now) for key, value in listed.items()))
 
 
+def lines(facts: Mapping[str, Any], *, now: float) -> Iterator[str]:
+    """The facts for a pipe: name and value with a tab between them. A line of a table begins with the table's name."""
+    plain, listed = _parts(facts)
+    for key, value in plain.items():
+        yield f"{_words(key)}\t{_one_line(_value(key, value, now))}"
+    for key, items in listed.items():
+        for item in items:
+            yield "\t".join([_words(key), *(_one_line(_value(name, item.get(name), now)) for name in _columns(items))])
+
+
+def _parts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Mapping[str, Any]]]]:
+    """The single facts in their order, and the tables."""
+    listed = {key: value for key, value in facts.items() if _is_table(value)}
+    plain = _ordered((key for key in facts if key not in listed and key not in _NOT_WRITTEN), (*_OURS, *_ORDER))
+    return {key: facts[key] for key in plain}, listed
+
+
+def _columns(items: list[Mapping[str, Any]]) -> list[str]:
+    return _ordered(dict.fromkeys(key for item in items for key in item), _COLUMNS)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _table(key: str, items: list[Mapping[str, Any]], now: float) -> Table:
-    columns = _ordered(dict.fromkeys(key for item in items for key in item), _COLUMNS)
+    columns = _columns(items)
     table = Table(title=_words(key), title_justify="left", title_style="bold")
     for column in columns:
         table.add_column(_words(column))
@@ -96,10 +185,17 @@ def _value(key: str, value: object, now: float) -> str:
     if key.endswith("_bytes"):
         return _size(value)
     if key.endswith("_at") or key == "since":
-        return f"{_duration(max(0.0, now - value))} ago"
+        return _moment(value, now)
     if key.endswith("_s"):
         return _duration(value)
     return str(value) if key == "pid" else f"{value:,}"
+
+
+def _moment(at: float, now: float) -> str:
+    """A local time, with its date if that is another day, and how long ago it was."""
+    local, today = (dt.datetime.fromtimestamp(each).astimezone() for each in (at, now))
+    written = f"{local:%H:%M:%S}" if local.date() == today.date() else f"{local:%Y-%m-%d %H:%M:%S}"
+    return f"{written} ({_duration(max(0.0, now - at))} ago)"
 
 
 def _duration(seconds: float) -> str:

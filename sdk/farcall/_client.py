@@ -772,7 +772,9 @@ class Client(SourceCode, Sharing):
     get_endpoint_metadata = get_endpoint
 
     def get_endpoint_status(self, endpoint_id: str | uuid.UUID) -> Json:
-        """``status`` ("online", "offline") and ``details``: numbers of managers, workers and tasks."""
+        """``status`` ("online", "offline") and ``details``: numbers of managers, workers, tasks and blocks, which the
+        endpoint reported at ``reported_at`` (epoch seconds), ``age_s`` seconds ago. Those two are left out if it has
+        reported none."""
         return self._api.get_endpoint_status(self.find_endpoint(endpoint_id))
 
     def get_allowed_functions(self, endpoint_id: str | uuid.UUID) -> Json:

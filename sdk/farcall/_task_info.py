@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from farcall._display import card
+from farcall_common.durations import ago
 from farcall_common.plain_text import plain
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Why:
     ``queue_position`` is how many of your tasks go first, None when it is not in the endpoint's queue, in which
     ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. The fields of the endpoint are its
     name, whether it is online, when it was last seen (epoch seconds), its workers and how many of them are idle, and
-    ``problem``, as the endpoint reports it.
+    ``problem``, as the endpoint reports it; its last report came at ``reported_at`` (epoch seconds), ``report_age_s``
+    seconds before the answer. Both are None if there was none.
     """
 
     task_id: str
@@ -50,6 +52,8 @@ class Why:
     idle_workers: int | None = None
     problem: str = ""
     expires_at: float | None = None
+    reported_at: float | None = None
+    report_age_s: float | None = None
 
     @property
     def is_blocked(self) -> bool:
@@ -59,10 +63,17 @@ class Why:
     def __str__(self) -> str:
         return plain(self.text)
 
+    @property
+    def workers(self) -> str | None:
+        """The endpoint's workers in words, with the age of the numbers; None if they are not known."""
+        if self.total_workers is None:
+            return None
+        age = "" if self.report_age_s is None else f", as of {ago(self.report_age_s)}"
+        return f"{self.idle_workers or 0} of {self.total_workers} idle{age}"
+
     def _repr_html_(self) -> str:
-        workers = None if self.total_workers is None else f"{self.idle_workers or 0} of {self.total_workers} idle"
         known = {"task": self.task_id, "state": self.state, "endpoint": self.endpoint_name or self.endpoint_id}
-        ahead = {"tasks before it": self.queue_position, "workers": workers, "problem": self.problem}
+        ahead = {"tasks before it": self.queue_position, "workers": self.workers, "problem": self.problem}
         return card(self.text, {**known, **ahead})
 
     @classmethod
@@ -88,6 +99,8 @@ class Why:
             idle_workers=details.get("idle_workers"),
             problem=endpoint.get("problem", ""),
             expires_at=answer.get("expires_at"),
+            reported_at=endpoint.get("reported_at"),
+            report_age_s=endpoint.get("age_s"),
         )
 
 

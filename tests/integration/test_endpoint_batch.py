@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def scheduler() -> Moody:
 
 @pytest.fixture
 def provider(scheduler: Moody, tmp_path: Path) -> Iterator[BatchProvider]:
-    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, first_poll_s=0.02, poll_s=0.02)
+    provider = BatchProvider(
+        scheduler, name="lab", script_dir=tmp_path, walltime_s=None, first_poll_s=0.02, poll_s=0.02
+    )
     yield provider
     provider.close()
 
@@ -65,7 +68,7 @@ def has(block: BatchBlock, phase: Phase) -> Callable[[], bool]:
 
 
 def test_a_burst_of_blocks_does_not_query_the_scheduler_for_each_block(scheduler: Moody, tmp_path: Path) -> None:
-    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, first_poll_s=600.0)
+    provider = BatchProvider(scheduler, name="lab", script_dir=tmp_path, walltime_s=None, first_poll_s=600.0)
     blocks = [provider.start(["python", "manager"], block_id=str(number), environment={}) for number in range(50)]
     wait_until(lambda: len(scheduler.jobs) == 50)
     for block in blocks:
@@ -80,12 +83,12 @@ def test_jobs_of_a_killed_agent_are_cancelled_and_failed_cancels_are_repeated(sc
     scheduler.refusals["cancel"] = [SchedulerError("not now")]
     journal = tmp_path / "jobs.json"
     journal.write_text(json.dumps(scheduler.jobs))
-    provider = BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None, poll_s=600.0)
+    provider = BatchProvider(scheduler, name="lab", script_dir=tmp_path, walltime_s=None, poll_s=600.0)
     wait_until(lambda: scheduler.jobs == ["11"])
     provider.close()
     assert json.loads(journal.read_text()) == ["11"]
 
-    BatchProvider(scheduler, script_dir=tmp_path, walltime_s=None).close()
+    BatchProvider(scheduler, name="lab", script_dir=tmp_path, walltime_s=None).close()
     assert scheduler.jobs == []
     assert json.loads(journal.read_text()) == []
 
@@ -116,11 +119,48 @@ def test_a_refused_cancel_is_retried(scheduler: Moody, start: Callable[[str], Ba
 
 def test_a_job_unknown_to_the_scheduler_has_ended(scheduler: Moody, tmp_path: Path) -> None:
     provider = BatchProvider(
-        scheduler, script_dir=tmp_path, walltime_s=None, first_poll_s=0.02, poll_s=0.02, missing_limit_s=0.1
+        scheduler, name="lab", script_dir=tmp_path, walltime_s=None, first_poll_s=0.02, poll_s=0.02, missing_limit_s=0.1
     )
     block = provider.start(["python", "manager"], block_id="block-1", environment={})
     wait_until(has(block, Phase.RUNNING))
     scheduler.jobs.clear()
     wait_until(has(block, Phase.ENDED))
-    assert "does not know job block-1" in block.status().text
+    assert "does not know job farcall-lab-1" in block.status().text
+    provider.close()
+
+
+def test_jobs_have_the_name_of_the_endpoint(scheduler: Moody, tmp_path: Path) -> None:
+    provider = BatchProvider(scheduler, name="Lab_2.GPU", script_dir=tmp_path, walltime_s=None)
+    provider.start(["python", "manager"], block_id="block-1f2e3d4c", environment={})
+    wait_until(lambda: scheduler.jobs == ["farcall-lab-2-gpu-1f2e3d4c"])
+    provider.close()
+
+
+def test_scripts_and_output_of_the_last_blocks_are_kept(scheduler: Moody, tmp_path: Path) -> None:
+    scheduler.shares_files = True
+    of_former_agent = [tmp_path / f"block-{number:08d}.{end}" for number in range(20) for end in ("sh", "1.2.stderr")]
+    for age, path in enumerate(reversed(of_former_agent)):
+        path.touch()
+        os.utime(path, (1e9 - age, 1e9 - age))
+    provider = BatchProvider(
+        scheduler, name="lab", script_dir=tmp_path, walltime_s=None, first_poll_s=0.02, poll_s=0.02
+    )
+    wait_until(lambda: set(tmp_path.glob("block-*")) == set(of_former_agent[-20:]), "the last ten blocks are kept")
+    oldest = provider.start(["python", "manager"], block_id="block-oldest", environment={})
+    wait_until(has(oldest, Phase.RUNNING))
+    for number in range(15):
+        (tmp_path / f"farcall-lab-{number}.1.2.stderr").write_text("Killed")
+        (tmp_path / f"parsl.farcall-lab-{number}.1.2.submit").touch()
+        block = provider.start(["python", "manager"], block_id=f"block-{number}", environment={})
+        block.kill()
+        wait_until(has(block, Phase.ENDED))
+        assert "its standard error ends with: Killed" in block.status().text
+    wait_until(lambda: not list(tmp_path.glob("block-*")))
+
+    def kept(pattern: str) -> int:
+        return len(list(tmp_path.glob(pattern)))
+
+    wait_until(lambda: (kept("*.stderr"), kept("*.submit")) == (10, 10))
+    assert (tmp_path / "farcall-lab-oldest.sh").exists(), "its job may still read it"
+    assert (tmp_path / "farcall-lab-14.sh").exists()
     provider.close()

@@ -306,6 +306,46 @@ def test_small_commands(shell: Shell) -> None:
     assert (elsewhere / "endpoints" / "two" / "config.yaml").exists()
 
 
+def test_an_endpoint_that_can_run_nothing_is_blocked(shell: Shell, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: no hours are left' >&2; exit 1\n")
+    (tools / "sbatch").chmod(0o755)
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    listed = [line.split("\t") for line in shell.ok("configure", "--template", "list").splitlines()]
+    assert "slurm-cpu" in [name for name, _ in listed]
+    assert shell.run("configure", "lab", "--template", "slurm-cpu", "--set", "queue=x").returncode == os.EX_CONFIG
+    said = shell.ok("configure", "lab", "--template", "slurm-cpu", "--set", "account=us", "--set", "init_blocks=1")
+    assert "Review in " in said
+    assert "partition, scheduler_options, worker_init" in said
+    config = shell.directory("lab").config_file
+    config.write_text(config.read_text().replace("engine:\n", "engine:\n  max_block_failures: 1\n", 1))
+    shell.ok("start", "lab", "--detach", **path)
+    wait_until(lambda: shell.run("status", "lab").returncode == 3)
+    shown = shell.run("status", "lab").stdout.splitlines()
+    assert "status\tBlocked" in shown
+    assert any("no hours are left" in line for line in shown if line.startswith("note\t"))
+    assert "\tBlocked\tlab\t" in shell.ok("list")
+    shell.cloud.wait_for(lambda: "no hours are left" in str(shell.cloud.reports[-1].detail))
+
+
+def test_a_watched_status_ends_with_ctrl_c(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    command = [PROGRAM, "status", "--watch"]
+    watching = subprocess.Popen(command, env=shell.environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert watching.stdout is not None
+        assert "status\tInitialized\n" in iter(watching.stdout.readline, "")
+        shell.ok("start", "--detach")
+        assert "status\tRunning\n" in iter(watching.stdout.readline, "")
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=WAIT_S)
+        assert watching.returncode == 130
+    finally:
+        watching.kill()
+        watching.wait()
+
+
 def test_a_secret_key_that_others_may_read_is_refused(shell: Shell) -> None:
     shell.ok("configure")
     (shell.directory().path / "curve.secret").chmod(0o644)

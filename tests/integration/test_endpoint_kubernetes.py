@@ -116,6 +116,7 @@ CONFIG = KubernetesProviderConfig(
 def test_a_block_is_a_self_contained_pod(cluster: Cluster, tmp_path: Path) -> None:
     provider = BatchProvider(
         make_scheduler(CONFIG, script_dir=tmp_path),
+        name="Lab",
         script_dir=tmp_path,
         walltime_s=None,
         worker_init=CONFIG.worker_init,
@@ -126,7 +127,7 @@ def test_a_block_is_a_self_contained_pod(cluster: Cluster, tmp_path: Path) -> No
     block = provider.start(command, block_id="block-1", environment={**keys, "PLAIN": "p$"})
     wait_until(lambda: cluster.secrets)
     [(name, pod)] = cluster.pods.items()
-    assert name.startswith("block-1")
+    assert name.startswith("farcall-lab-1")
     [container] = pod["spec"]["containers"]
     assert container["image"] == "registry.example/farcall:1"
     assert container["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from farcall_common.payload import BINARY_DATA
-from farcall_common.wire import TaskState
+from farcall_common.wire import EndpointReport, TaskState
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.waiting import wait_until
@@ -393,6 +393,24 @@ def test_cancel_of_a_waiting_and_of_a_running_task(cloud: FakeCloud, tmp_path: P
     release.touch()
     assert all(end.state is TaskState.SUCCESS for end in cloud.ends([running[1], waiting[1]]))
     assert not paths[ids.index(waiting[0])].exists()
+
+
+def test_changed_numbers_are_reported_at_once(tmp_path: Path, release: Path) -> None:
+    """No heartbeat is due in this session."""
+    with running_endpoint(tmp_path / "home", heartbeat_s=3600.0) as endpoint:
+        cloud = endpoint.cloud
+
+        def reported(managers: int, idle: int, unfinished: int) -> bool:
+            last = cloud.reports[-1] if cloud.reports else EndpointReport()
+            return (last.managers, last.idle_workers, last.outstanding_tasks) == (managers, idle, unfinished)
+
+        cloud.wait_for(lambda: reported(1, 2, 0))
+        assert (cloud.reports[-1].total_workers, cloud.reports[-1].blocks) == (2, 1)
+        long = cloud.submit(note_and_wait, str(tmp_path / "runs"), str(release))
+        cloud.wait_for(lambda: reported(1, 1, 1))
+        release.touch()
+        cloud.end(long)
+        cloud.wait_for(lambda: reported(1, 2, 0))
 
 
 def test_only_lasting_states_are_reported(cloud: FakeCloud, tmp_path: Path, release: Path) -> None:

@@ -104,6 +104,54 @@ def test_an_endpoint_needs_its_owners_token_once_and_its_credential_can_be_revok
         assert endpoint.read_credential() != credential
 
 
+def wait_for_file(path: str) -> None:
+    import pathlib
+    import time
+
+    while not pathlib.Path(path).exists():
+        time.sleep(0.01)
+
+
+def test_status_and_why_follow_an_endpoint_from_its_start_to_its_stop(directory: Path, tmp_path: Path) -> None:
+    with LocalTier(directory, users=("ada",)) as tier, farcall.Client(tier.api_url, tier.tokens["ada"]) as ada:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FARCALL_")}
+        login = {"FARCALL_API_URL": tier.api_url, "FARCALL_TOKEN": tier.tokens["ada"]}
+        shell = EndpointCommand({**environment, "FARCALL_HOME": str(tmp_path / "home"), **login}, tmp_path)
+        shell.ok("configure", "--max-workers", "1")
+        shell.ok("start", "--detach")
+        go = tmp_path / "go"
+        try:
+            endpoint_id = EndpointDirectory.of(tmp_path / "home", "default").read_endpoint_id()
+            assert endpoint_id
+
+            def numbers(*names: str) -> list[int]:
+                details = ada.get_endpoint_status(endpoint_id)["details"]
+                return [details.get(name) for name in names]
+
+            of_workers = ("managers", "total_workers", "idle_workers", "blocks", "pending_blocks")
+            wait_until(lambda: numbers(*of_workers) == [1, 1, 1, 1, 0], "workers")
+            status = ada.get_endpoint_status(endpoint_id)
+            assert status["age_s"] < WAIT_S
+            assert status["reported_at"] > 0
+            batch = ada.create_batch()
+            for _ in range(2):
+                batch.add(ada.register_function(wait_for_file), (str(go),))
+            ada.batch_run(endpoint_id, batch)
+            wait_until(lambda: numbers("idle_workers", "outstanding_tasks") == [0, 2], "a busy worker")
+            last = batch.task_ids[-1]
+            wait_until(lambda: "its worker is busy (as of " in str(ada.why(last)), "the reason")
+            why = ada.why(last)
+            assert why.workers is not None
+            assert why.workers.startswith("0 of 1 idle, as of ")
+            go.touch()
+            wait_until(lambda: numbers("idle_workers", "outstanding_tasks") == [1, 0], "an idle worker")
+        finally:
+            go.touch()
+            shell.run("stop")
+        wait_until(lambda: ada.get_endpoint_status(endpoint_id)["status"] == "offline", "the end")
+        assert "age_s" not in ada.get_endpoint_status(endpoint_id), "it has no numbers"
+
+
 def test_a_service_account_runs_an_endpoint_and_a_limited_token_its_tasks(directory: Path, tmp_path: Path) -> None:
     with LocalTier(directory, users=("ada",)) as tier, farcall.Client(tier.api_url, tier.tokens["ada"]) as ada:
         account_id = ada.create_account("cluster")["account_id"]

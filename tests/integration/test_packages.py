@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         build = [UV, "build", "--quiet", "--wheel", "--out-dir", str(directory), str(ROOT / member)]
         subprocess.run(build, check=True, capture_output=True, text=True)
     return directory
+
+
+def test_the_wheel_of_the_endpoint_has_the_site_templates(wheels: Path) -> None:
+    [wheel] = wheels.glob("farcall_endpoint-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        found = {Path(name).stem for name in archive.namelist() if name.startswith("farcall_endpoint/config/sites/")}
+    assert found == {path.stem for path in (ROOT / "docs" / "endpoint" / "sites").glob("*.yaml")}
 
 
 @pytest.mark.parametrize("requirement", sorted(PUBLISHED))

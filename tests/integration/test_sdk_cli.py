@@ -83,6 +83,7 @@ def test_the_reason_of_a_waiting_task_is_shown(cloud: FakeCloud, script: str, ru
     first, *fields = capsys.readouterr().out.splitlines()
     assert first == "It does not wait: it ended as success."
     assert "reason\tENDED" in fields
+    assert "workers\t1 of 1 idle, as of now" in fields
     assert run("tasks", "why", str(uuid.uuid4())) == 66
 
 
@@ -206,7 +207,8 @@ def test_endpoints(cloud: FakeCloud, run: Run, capsys: Output) -> None:
     assert run("endpoints", "show", "fake") == 0
     assert cloud.endpoint_id in capsys.readouterr().out
     assert run("endpoints", "status", "fake") == 0
-    assert "status\tonline\n" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert {"status\tonline", "as of\tnow", "total workers\t1", "blocks\t1"} <= set(lines)
 
 
 def test_a_wrong_token(cloud: FakeCloud, run: Run, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def run(endpoint: EndpointProcess, function: object, *args: object) -> TaskState
 def test_tasks_run_in_jobs_and_stop_cancels_the_jobs(endpoint: EndpointProcess, cluster: SlurmCluster) -> None:
     assert run(endpoint, job_id) is TaskState.SUCCESS
     [job] = cluster.jobs("RUNNING")
+    name = cluster.command("squeue", "-h", f"--jobs={job}", "-o", "%j").strip()
+    assert re.fullmatch("farcall-test-[0-9a-f]{8}", name)
+    assert [path.name for path in endpoint.directory.script_dir.glob("*.sh")] == [f"{name}.sh"]
     wait_until(lambda: f"job {job} RUNNING" in str(endpoint.directory.read_status()["blocks"]))
     ended = endpoint.cloud.end(endpoint.cloud.submit(secrets))
     assert ended.value == []

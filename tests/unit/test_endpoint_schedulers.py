@@ -60,6 +60,10 @@ def write(path: Path, text: str) -> None:
 COMMON: dict[str, Any] = {"nodes_per_block": 2, "walltime": "01:30:00", "launcher": MpiExecLauncherConfig()}
 
 
+#: Lines of job scripts with the name that the scheduler shows.
+_NAMES = ("#SBATCH --job-name=", "#PBS -N ", "#BSUB -J ")
+
+
 @pytest.mark.parametrize(
     ("config", "command", "wanted"),
     [
@@ -120,6 +124,9 @@ def test_job_requests_the_configured_resources(
     job = (site / f"{command}.job").read_text()
     for text in wanted:
         assert text in job, f"{text!r} is not in\n{job}"
+    names = [line.rpartition("block-1")[2] for line in job.splitlines() if line.startswith(_NAMES)]
+    assert set(names) <= {""}, "Parsl's suffix is gone"
+    assert bool(names) is not isinstance(config, GridEngineProviderConfig | CondorProviderConfig)
     everything = job + "".join(path.read_text() for path in scripts.glob("*.script"))
     assert "/bin/bash /shared/block.sh" in everything
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from farcall_endpoint.agent.service import Rate
 from farcall_endpoint.daemon import State
 from farcall_endpoint.directory import AgentProcess
-from farcall_endpoint.status import facts_of, render
+from farcall_endpoint.status import facts_of, lines, render, show_status, status_exit_code, watch_status
 
 NOW = 1_000_000.0
 AGENT = AgentProcess(4711, NOW - 7_300, "login1")
@@ -91,3 +93,63 @@ def test_rate_covers_the_last_ten_seconds() -> None:
     for second in range(2, 30):
         latest = rate.per_s(150, now=50.0 + second)
     assert latest == 0.0
+
+
+def test_exit_codes_tell_what_can_run() -> None:
+    codes = {
+        state: status_exit_code({"status": state})
+        for state in ("Running", "Blocked", "Disconnected", "Stopped", "Initialized")
+    }
+    assert codes == {"Running": 0, "Blocked": 3, "Disconnected": 1, "Stopped": 1, "Initialized": 1}
+
+
+def local(at: float, form: str) -> str:
+    return dt.datetime.fromtimestamp(at).astimezone().strftime(form)
+
+
+def test_times_are_absolute_and_relative() -> None:
+    noon = dt.datetime.fromtimestamp(NOW).astimezone().replace(hour=12).timestamp()
+    agent = AgentProcess(4711, noon - 90_000, "login1")
+    facts = facts_of("lab", State("Running", "e-1", agent, numbers(at=noon - 120), ""), now=noon)
+    said = dict(line.split("\t") for line in lines(facts, now=noon))
+    assert said["started"] == f"{local(noon - 90_000, '%Y-%m-%d %H:%M:%S')} (1 d 1 h ago)"
+    assert said["reported"] == f"{local(noon - 120, '%H:%M:%S')} (2 min ago)"
+    assert facts["up_s"] == 90_000
+
+
+def test_a_pipe_gets_lines_with_tabs() -> None:
+    blocks = [{"block_id": "b1", "state": "running", "managers": 1, "scheduler": "7\nRUNNING", "workers": 2}]
+    facts = facts_of("lab", State("Running", "e-1", AGENT, numbers(blocks=blocks), "a\tnote"), now=NOW)
+    said = list(lines(facts, now=NOW))
+    assert "status\tRunning" in said
+    assert "note\ta note" in said
+    assert "blocks\tb1\trunning\t1\t2\t7 RUNNING" in said
+
+
+def test_watching_writes_changes_to_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    given = iter(
+        facts_of(
+            "lab", State("Running", "e-1", AGENT, numbers(idle_workers=idle, at=NOW + second), ""), now=NOW + second
+        )
+        for second, idle in enumerate([3, 3, 3, 2, 2, 3])
+    )
+    with pytest.raises(StopIteration):
+        watch_status(lambda: next(given), console=Console(), as_json=True, wait=lambda _: None)
+    assert [json.loads(line)["idle_workers"] for line in capsys.readouterr().out.splitlines()] == [3, 2, 3]
+
+
+def test_watching_redraws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    shown: list[dict[str, Any]] = [{"status": "Running", "idle_workers": 3}, {"status": "Blocked"}]
+    given = iter(shown)
+    console = Console(file=out, width=80, force_terminal=True)
+    with pytest.raises(StopIteration):
+        watch_status(lambda: next(given), console=console, as_json=False, wait=lambda _: None)
+    assert "Running" in out.getvalue()
+    assert "Blocked" in out.getvalue().partition("Running")[2]
+
+
+def test_the_status_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    show_status({"name": "lab", "status": "Running"}, console=Console(), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"name": "lab", "status": "Running"}

@@ -972,10 +972,54 @@ def test_writes_caused_by_heartbeats_are_rate_limited() -> None:
         if last := spool_generations(written[-5:]):
             written += world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, last[-1]))
     written += world.after(POLICY.record_s)
+    written += world.passes(5)
     presences = [action for action in written if isinstance(action, do.SetPresence)]
     assert 2 <= len(spool_generations(written)) <= 12
-    assert 2 <= len(presences) <= 12
+    assert 2 <= len(presences) <= 13
     assert spool_generations(written)[-1] == presences[-1].status.total_workers == 100, "the last value is recorded"
+
+
+def reported(world: World, **numbers: Any) -> list[do.SetPresence]:
+    """The records that a report causes at once."""
+    actions = world.hears(wire.Heartbeat(at=1.0, report=wire.EndpointReport(**numbers)))
+    return [action for action in actions if isinstance(action, do.SetPresence)]
+
+
+def test_numbers_are_recorded_at_once_with_the_time_of_the_report() -> None:
+    world = World()
+    world.serve()
+    [first] = reported(world)
+    assert first.status.reported_at == world.now.epoch, "an endpoint without workers has reported, too"
+    world.after(POLICY.record_s)
+    assert reported(world) == [], "nothing has changed"
+    [busy] = reported(world, managers=1, total_workers=4, idle_workers=3, outstanding_tasks=1, blocks=1)
+    assert (busy.status.idle_workers, busy.status.blocks) == (3, 1)
+    assert busy.status.reported_at == world.now.epoch
+
+
+def test_unchanged_numbers_are_recorded_again_when_presence_is_nearly_due() -> None:
+    world = World()
+    world.serve()
+    reported(world, managers=1)
+    world.mono += POLICY.presence_s / 2
+    assert reported(world, managers=1) == []
+    world.mono += POLICY.presence_s / 2
+    [again] = reported(world, managers=1)
+    assert again.status.reported_at == world.now.epoch
+
+
+def test_a_flood_of_reports_costs_one_record_a_second_and_soon_one_in_five() -> None:
+    world = World()
+    world.serve()
+    times: list[float] = []
+    for number in range(1, 60_001):  # a thousand a second
+        world.mono += 0.001
+        times += [world.mono for _ in reported(world, outstanding_tasks=number)]
+        if number % 500 == 0:
+            times += [world.mono for action in world.on(ev.Tick()) if isinstance(action, do.SetPresence)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert min(gaps) > 0.99 * POLICY.record_s
+    assert len(times) <= POLICY.record_burst + 60 / POLICY.record_sustained_s + 2
 
 
 # -- steps that a store refuses ----------------------------------------------------------------------------------------

@@ -296,10 +296,14 @@ def test_impossible_times_are_dropped(at: float | None) -> None:
 
 
 def test_numbers_fit_a_column_of_integers() -> None:
-    assert clean_status(EndpointReport(managers=2**63)).managers == 2**31 - 1
-    assert clean_status(EndpointReport(detail={"problem": "no \0 room"})).problem == "no \N{REPLACEMENT CHARACTER} room"
-    assert len(clean_status(EndpointReport(detail={"problem": "x" * 9999})).problem) == 1000
-    assert clean_status(EndpointReport(detail={"problem": ["odd"]})).problem == ""
+    assert clean_status(EndpointReport(managers=2**63), now=1.0).managers == 2**31 - 1
+    assert clean_status(EndpointReport(pending_blocks=2**63), now=1.0).pending_blocks == 2**31 - 1
+    assert (
+        clean_status(EndpointReport(detail={"problem": "no \0 room"}), now=1.0).problem
+        == "no \N{REPLACEMENT CHARACTER} room"
+    )
+    assert len(clean_status(EndpointReport(detail={"problem": "x" * 9999}), now=1.0).problem) == 1000
+    assert clean_status(EndpointReport(detail={"problem": ["odd"]}), now=1.0).problem == ""
 
 
 # -- transitions, functions, RunTasks ----------------------------------------------------------------------------------

@@ -81,13 +81,25 @@ def test_endpoint_is_online_while_heartbeats_arrive(api: MemoryApi) -> None:
     path = f"/v2/endpoints/{endpoint_id}/status"
     assert api.call("GET", path).body["status"] == "offline"
 
-    status = EndpointStatus(managers=1, total_workers=4, idle_workers=3, pending_tasks=2, outstanding_tasks=5)
+    status = EndpointStatus(managers=1, total_workers=4, idle_workers=3, pending_tasks=2, outstanding_tasks=5, blocks=2)
+    status = dataclasses.replace(status, reported_at=api.clock.now - 3.0)
     api.stores.endpoints.set_presence([Presence(endpoint_id, True, status)])
     details = {"total_workers": 4, "idle_workers": 3, "pending_tasks": 2, "outstanding_tasks": 5, "managers": 1}
-    assert api.call("GET", path).body == {"status": "online", "details": details}
+    details |= {"blocks": 2, "pending_blocks": 0}
+    reported = {"reported_at": api.clock.now - 3.0, "age_s": 3.0}
+    assert api.call("GET", path).body == {"status": "online", "details": details} | reported
 
     api.clock.now += 121
     assert api.call("GET", path).body["status"] == "offline"
+
+
+def test_an_endpoint_without_a_report_has_no_age(api: MemoryApi) -> None:
+    endpoint_id = api.endpoint()
+    api.stores.endpoints.set_presence([Presence(endpoint_id, True, EndpointStatus())])
+    answer = api.call("GET", f"/v2/endpoints/{endpoint_id}/status").body
+    assert answer["status"] == "online"
+    assert answer.keys() == {"status", "details"}
+    assert "blocks" not in answer["details"]
 
 
 @pytest.mark.parametrize("hours", [1, -1])

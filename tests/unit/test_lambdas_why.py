@@ -148,6 +148,26 @@ def test_reason_of_a_task_that_waits_for_a_retry(lab: WhyLab, error: dict[str, s
     assert lab.why(task_id)["reason"] == "WORKERS_BUSY", "its time has come"
 
 
+def test_reason_says_how_old_the_numbers_are(lab: WhyLab) -> None:
+    [task_id] = lab.tasks()
+    lab.seen()
+    answer = lab.why(task_id)
+    assert answer["text"].startswith("Endpoint laptop has connected, and has not reported its workers yet; ")
+    assert "age_s" not in answer["endpoint"]
+    lab.seen(blocks=2, pending_blocks=2, reported_at=lab.api.clock.now)
+    assert (
+        "has no workers yet: 2 blocks wait for nodes, or for the first manager to start (as of now); "
+        in (lab.why(task_id)["text"])
+    )
+    lab.seen(managers=1, total_workers=4, blocks=1, reported_at=lab.api.clock.now)
+    lab.api.clock.now += 14
+    answer = lab.why(task_id)
+    assert "all 4 workers are busy (as of 14 s ago); the task is" in answer["text"]
+    assert (answer["endpoint"]["reported_at"], answer["endpoint"]["age_s"]) == (lab.api.clock.now - 14, 14.0)
+    lab.seen(managers=1, total_workers=4, idle_workers=1, reported_at=lab.api.clock.now + 5)
+    assert "a worker is idle (as of now); " in lab.why(task_id)["text"], "the clocks of two machines differ"
+
+
 def test_reason_task_is_about_to_start(lab: WhyLab) -> None:
     [task_id] = lab.tasks()
     lab.seen(managers=1, total_workers=4, idle_workers=1)

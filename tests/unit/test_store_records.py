@@ -619,6 +619,7 @@ class RecordsSuite:
     def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
         status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
+        status = dataclasses.replace(status, blocks=2, pending_blocks=1, reported_at=1234.5)
         records.endpoints.set_presence([Presence("e1", True, status)])
         records.endpoints.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
         found = records.endpoints.get_endpoint("e1")
@@ -626,6 +627,7 @@ class RecordsSuite:
         assert found == Endpoint(
             "e1", "alice", "renamed", public=True, created_at=T0, seen_at=found.seen_at, online=True, status=status
         )
+        assert found.status.reported_at == 1234.5
         assert found.seen_at is not None, "the store's clock at that call; how long ago that was, by the same clock"
         assert found.silent_s is not None
         again = records.endpoints.get_endpoint("e1")

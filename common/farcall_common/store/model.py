@@ -185,7 +185,8 @@ class Container:
 
 @dataclasses.dataclass(frozen=True)
 class EndpointStatus:
-    """The last report of an agent: numbers of managers, workers and tasks, and its problem, if it has one."""
+    """The last report of an agent: numbers of managers, workers, tasks and blocks, and its problem, if it has one.
+    ``reported_at`` is when its forwarder received that, in epoch seconds; None before the first report."""
 
     managers: int = 0
     total_workers: int = 0
@@ -193,6 +194,13 @@ class EndpointStatus:
     pending_tasks: int = 0
     outstanding_tasks: int = 0
     problem: str = ""
+    blocks: int = 0
+    pending_blocks: int = 0
+    reported_at: float | None = dataclasses.field(default=None, compare=False)
+
+    def age_s(self, *, now: float) -> float | None:
+        """Seconds since the report; None if there was none. ``now`` is in epoch seconds."""
+        return None if self.reported_at is None else max(0.0, now - self.reported_at)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,8 @@ class Capabilities(Part, frozen=True):
 
 
 class EndpointReport(Part, frozen=True):
-    """Numbers that an agent reports with its heartbeat."""
+    """Numbers that an agent reports with its heartbeat. ``blocks`` are those that it has requested and that have not
+    ended, ``pending_blocks`` those of them without a manager yet."""
 
     managers: Count = 0
     total_workers: Count = 0
@@ -73,6 +74,8 @@ class EndpointReport(Part, frozen=True):
     pending_tasks: Count = 0
     outstanding_tasks: Count = 0
     detail: dict[str, Any] = {}
+    blocks: Count = 0
+    pending_blocks: Count = 0
 
 
 class BlobLocation(Part, frozen=True):
@@ -316,8 +319,8 @@ class Redirect(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent when nothing else was sent for a heartbeat period. An agent adds its numbers, and sends one at once when its
-    ``spool_generation`` has risen."""
+    """Sent when nothing else was sent for a heartbeat period. An agent adds its numbers; it sends one at once when its
+    ``spool_generation`` has risen, and when its numbers have changed."""
 
     at: Seconds
     report: EndpointReport | None = None

@@ -192,6 +192,16 @@ class Fleet:
         return [manager.registered for manager in self._managers.values()]
 
     @property
+    def pending_blocks(self) -> int:
+        """How many blocks wait or start: they have no manager yet."""
+        return sum(not block.managers and block.kill_at is None for block in self._here.values())
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks were started and have not ended."""
+        return len(self._here)
+
+    @property
     def is_empty(self) -> bool:
         """Whether no block is left."""
         return not self._here

@@ -82,7 +82,9 @@ def run_agent(
     with (
         directory.lock(),
         contextlib.closing(
-            provider_of(config.engine.provider, environment=environment, script_dir=directory.script_dir)
+            provider_of(
+                config.engine.provider, name=directory.name, environment=environment, script_dir=directory.script_dir
+            )
         ) as provider,
         contextlib.closing(Spool(directory.spool_file)) as spool,
         zmq.Context() as context,

@@ -41,9 +41,10 @@ _LOCAL_BACKOFF_S: Final = 0.2
 _BATCH_BACKOFF_S: Final = 5.0
 
 
-def provider_of(config: ProviderConfig, *, environment: Mapping[str, str], script_dir: Path) -> Provider:
+def provider_of(config: ProviderConfig, *, name: str, environment: Mapping[str, str], script_dir: Path) -> Provider:
     """The provider that a configuration names.
 
+    :param name: of the endpoint.
     :param environment: of managers on this machine; nodes elsewhere have their own.
     :param script_dir: for what a scheduler reads and writes; on a file system that the nodes share.
     :raises ConfigurationError: if it cannot be used from here.
@@ -54,7 +55,13 @@ def provider_of(config: ProviderConfig, *, environment: Mapping[str, str], scrip
     from farcall_endpoint.providers.schedulers import make_scheduler
 
     scheduler = make_scheduler(config, script_dir=script_dir)
-    return BatchProvider(scheduler, script_dir=script_dir, walltime_s=config.walltime_s, worker_init=config.worker_init)
+    return BatchProvider(
+        scheduler,
+        name=name,
+        script_dir=script_dir,
+        walltime_s=config.walltime_s,
+        worker_init=config.worker_init,
+    )
 
 
 def expect_workers(config: ProviderConfig, sharing: Sharing, *, environment: Mapping[str, str]) -> int:

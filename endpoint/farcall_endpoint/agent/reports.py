@@ -1,4 +1,4 @@
-"""Reports to the cloud: credit, state transitions, retries of uploads, and the messages of a turn."""
+"""Reports to the cloud: credit, status, state transitions, retries of uploads, and the messages of a turn."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, Final
 
 from farcall_common.backoff import Backoff
 from farcall_common.event_log import UserBytes
+from farcall_common.report_limiter import ReportLimiter
 from farcall_common.wire import (
     BlobRequest,
     Credit,
+    EndpointReport,
     Envelope,
     ResultSpec,
     RunTasks,
@@ -66,6 +68,43 @@ class CreditWindow:
             return 0
         self._given += due
         return due
+
+
+_COMPARE_S: Final = 0.1
+"""Shortest period between two comparisons of a report with the last one."""
+
+
+class StatusReports:
+    """When to send the endpoint's report: at once when it has changed, within the limits of :class:`ReportLimiter`;
+    and once in a heartbeat period, which a busy session would pass without a heartbeat. Instants are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._heartbeat_s = float("inf")
+        self._limiter = ReportLimiter()
+        self._last: EndpointReport | None = None
+        self._sent_at = float("-inf")
+        #: The instant from which :meth:`is_due` is worth a call: once for many turns of a busy agent.
+        self.due_at = float("-inf")
+
+    def restart(self, *, heartbeat_s: float) -> None:
+        """A session with this heartbeat period has begun, and has no report yet."""
+        self._heartbeat_s = heartbeat_s
+        self._last = None
+        self.due_at = self._limiter.next_at
+
+    def is_due(self, report: EndpointReport, *, now: float) -> bool:
+        """Whether to send this report. From ``due_at`` on, the limiter permits it."""
+        if report == self._last and now < self._sent_at + self._heartbeat_s:
+            self.due_at = now + _COMPARE_S
+            return False
+        return True
+
+    def sent(self, report: EndpointReport, *, now: float) -> None:
+        """A report was sent."""
+        self._last, self._sent_at = report, now
+        self._limiter.used(now=now)
+        self.due_at = self._limiter.next_at
 
 
 REPORT_AFTER_S: Final = 0.5

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
+import msgspec
 import zmq
 
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
@@ -27,6 +28,7 @@ from farcall_common.wire import (
     BlobTaken,
     CancelTasks,
     Capabilities,
+    EndpointReport,
     Envelope,
     Goodbye,
     Heartbeat,
@@ -44,7 +46,7 @@ from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
-from farcall_endpoint.agent.reports import messages_of, tasks_received
+from farcall_endpoint.agent.reports import StatusReports, messages_of, tasks_received
 from farcall_endpoint.agent.sealing import CallOpener
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Task
@@ -170,6 +172,8 @@ class Agent:
         self._forget_calls_at = 0.0
         self._instance_id = new_id()
         self._reported_generation = 0
+        self._status_reports = StatusReports()
+        self._has_unreported_events = False
         self._nodes = ev.NodesChanged("", "")
         self._measured = ev.SpoolMeasured(None)
         self._has_spool_problem = False
@@ -240,6 +244,7 @@ class Agent:
         if due_at is not None and self._clock.monotonic() >= due_at:
             self._connect(c.Tick())
         self._blobs.tick()
+        self._has_unreported_events |= bool(self._events)
         self._handle(now)
         self._wind_down(now)
         if now >= self._status_at:
@@ -256,6 +261,7 @@ class Agent:
             self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S - CLOCK_TOLERANCE_S)
         if now >= self._write_logs_at:
             self._write_logs(now)
+        self._report_status(now)
 
     def _write_logs(self, now: float) -> None:
         """Write the event logs that have grown, for bug reports."""
@@ -278,6 +284,7 @@ class Agent:
         deadlines = (
             self._status_at,
             self._connection.next_deadline(),
+            self._status_reports.due_at if self._is_report_awaited() else None,
             self._fleet.next_deadline(),
             self._blobs.next_deadline(),
             self._kill_at,
@@ -300,7 +307,7 @@ class Agent:
             self._kill_at = now + _LAST_REPORTS_S
 
     def _status(self) -> dict[str, object]:
-        report = self._core.report()
+        report = self._report()
         return {
             "connected": self._connection.is_open,
             "connection_problem": self._connection.problem,
@@ -317,6 +324,7 @@ class Agent:
             "blocks": self._fleet.describe(offset_s=self._clock.epoch() - self._clock.monotonic()),
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             "problem": str(report.detail.get("problem", "")),
+            "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.epoch(),
         }
 
@@ -345,10 +353,11 @@ class Agent:
                     _logger.info(notice)
                 self._events.append(ev.SessionOpened(welcome.forget))
                 self._blobs.opened(welcome.relay_piece_bytes)
+                self._status_reports.restart(heartbeat_s=welcome.heartbeat_s)
                 self._status_at = self._clock.monotonic()
                 self._on_connected()
             case c.SendHeartbeat():
-                self._send(Heartbeat(at=self._clock.epoch(), report=self._core.report()))
+                self._send_report(self._report(), self._clock.monotonic())
             case c.Close(politely=politely):
                 if politely and self._connection.may_send(Goodbye):
                     self._send(Goodbye(reason="the endpoint was stopped"))
@@ -540,6 +549,29 @@ class Agent:
             self._reported_generation = self._spool.generation
             self._send(Heartbeat(at=self._clock.epoch(), spool_generation=self._reported_generation))
 
+    def _report(self) -> EndpointReport:
+        """The present numbers."""
+        return msgspec.structs.replace(
+            self._core.report(), blocks=self._fleet.block_count, pending_blocks=self._fleet.pending_blocks
+        )
+
+    def _is_report_awaited(self) -> bool:
+        """Whether the numbers may have changed since the last comparison, and can be sent."""
+        return self._has_unreported_events and self._connection.may_send(Heartbeat)
+
+    def _report_status(self, now: float) -> None:
+        """Send the numbers if they have changed. One comparison for most turns of a busy agent."""
+        if now < self._status_reports.due_at or not self._connection.may_send(Heartbeat):
+            return
+        self._has_unreported_events = False
+        report = self._report()
+        if self._status_reports.is_due(report, now=now):
+            self._send_report(report, now)
+
+    def _send_report(self, report: EndpointReport, now: float) -> None:
+        self._send(Heartbeat(at=self._clock.epoch(), report=report))
+        self._status_reports.sent(report, now=now)
+
     def _send_reports(self, action: do.Action) -> None:
         for envelope in messages_of(action, body=self._inline_body):
             if self._connection.may_send(type(envelope.message)):
@@ -558,8 +590,6 @@ class Agent:
         if bool(problem) is not self._has_spool_problem:
             self._has_spool_problem = bool(problem)
             _logger.warning("%s", problem or "there is room in the file system again")
-            if self._connection.may_send(Heartbeat):
-                self._perform_connection(c.SendHeartbeat())
 
     def _body(self, task: Task) -> Frame:
         result = task.result

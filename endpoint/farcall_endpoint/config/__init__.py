@@ -25,6 +25,7 @@ from farcall_endpoint.config.providers import (
 )
 from farcall_endpoint.config.reader import parse_config, read_config
 from farcall_endpoint.config.schema import Config, EngineConfig, LimitsConfig
+from farcall_endpoint.config.site_template import SiteTemplate, find_template, list_templates
 from farcall_endpoint.config.template import write_config
 
 __all__ = [
@@ -47,11 +48,14 @@ __all__ = [
     "ProviderConfig",
     "SimpleLauncherConfig",
     "SingleNodeLauncherConfig",
+    "SiteTemplate",
     "SlurmProviderConfig",
     "SrunLauncherConfig",
     "SrunMPILauncherConfig",
     "TorqueProviderConfig",
     "WrappedLauncherConfig",
+    "find_template",
+    "list_templates",
     "parse_config",
     "read_config",
     "write_config",

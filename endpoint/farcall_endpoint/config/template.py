@@ -14,7 +14,7 @@ from farcall_endpoint.config.yaml12 import Dumper
 
 _TEMPLATE: Final = """\
 # Configuration of a Farcall endpoint. Restart the endpoint after a change; errors are reported with their line.
-# Templates for Slurm, PBS Pro, LSF, HTCondor, Grid Engine and Kubernetes: docs/endpoint/sites/.
+# Templates for Slurm, PBS Pro, LSF, HTCondor, Grid Engine and Kubernetes: `farcall-endpoint configure --template list`.
 
 # The name shown to others.
 {display_name}

@@ -173,8 +173,8 @@ class _Gathering:
 
     def _status(self) -> dict[str, Any]:
         state = daemon.read_state(self._directory)
-        running = state.state == "Running"
-        self._add_finding(running or None, f"the endpoint is {state.state}{f': {state.note}' if state.note else ''}")
+        good = {"Running": True, "Blocked": False}.get(state.state)
+        self._add_finding(good, f"the endpoint is {state.state}{f': {state.note}' if state.note else ''}")
         return dataclasses.asdict(state)
 
     def _processes(self) -> list[dict[str, Any]]:

@@ -284,7 +284,7 @@ class EngineLoop:
         options = self.options
         script_dir = options.scripts_root / new_id()
         belongings.callback(shutil.rmtree, script_dir, ignore_errors=True)
-        return provider_of(options.provider, environment=os.environ, script_dir=script_dir)
+        return provider_of(options.provider, name="engine", environment=os.environ, script_dir=script_dir)
 
     def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
         ready = {source for source, _ in poller.poll(self._timeout_ms(fleet))}

@@ -5,12 +5,15 @@ The ids of unfinished jobs are kept in a file: after a kill, the next agent canc
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import queue
+import re
 import shlex
 import threading
 import time
@@ -25,6 +28,13 @@ from farcall_endpoint.transport import FLEET_VARIABLES
 _logger = logging.getLogger(__name__)
 
 _CANCEL_TRIES: Final = 5
+_KEEP_BLOCKS: Final = 10
+"""Ended blocks whose scripts and output are kept, for a look at what went wrong."""
+_ADDED: Final = re.compile(r"^(?:parsl\.|cmd_)")
+"""What Parsl puts in front of the names of some files."""
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
+_MAX_NAME: Final = 40
+"""Characters of an endpoint's name in the names of its jobs: with the rest they are a DNS label, as pods need."""
 
 
 class SchedulerError(Exception):
@@ -83,6 +93,7 @@ class BatchBlock:
 class BatchProvider:
     """Jobs as blocks.
 
+    :param name: of the endpoint, for the names of its jobs: ``farcall-NAME-BLOCK``.
     :param script_dir: private, on a file system that the nodes share; for scripts and the jobs' output.
     :param worker_init: shell lines to run on each node before the manager.
     :param first_poll_s: seconds from the newest block to the first poll of the jobs' statuses.
@@ -94,6 +105,7 @@ class BatchProvider:
         self,
         scheduler: Scheduler,
         *,
+        name: str,
         script_dir: Path,
         walltime_s: float | None,
         worker_init: str = "",
@@ -108,8 +120,10 @@ class BatchProvider:
         self._first_poll_s = first_poll_s
         self._poll_s = poll_s
         self._missing_limit_s = missing_limit_s
+        self._job_prefix = f"farcall-{_NOT_IN_NAMES.sub('-', name.lower())[:_MAX_NAME].strip('-')}"
         self._journal = script_dir / "jobs.json"
         self._blocks: list[BatchBlock] = []
+        self._open_jobs: set[str] = set()  # names, from the start of a block to its end
         self._new: queue.SimpleQueue[BatchBlock] = queue.SimpleQueue()
         self._changes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake = threading.Event()
@@ -136,9 +150,10 @@ class BatchProvider:
             command = ["python3", *command[1:]]  # the nodes' own
             secrets = {name: value for name, value in environment.items() if name in FLEET_VARIABLES}
             environment = {name: value for name, value in environment.items() if name not in secrets}
+        self._open_jobs.add(self._job_name(block_id))
         script = node_script(command, environment=environment, worker_init=self._worker_init)
         if self._scheduler.shares_files:  # launchers put a command into shell code of theirs: a path survives that
-            path = self._script_dir / f"{block_id}.sh"
+            path = self._script_dir / f"{self._job_name(block_id)}.sh"
             path.touch(0o700)
             path.write_text(script)
             script = f"/bin/bash {shlex.quote(str(path))}"
@@ -146,6 +161,9 @@ class BatchProvider:
         self._new.put(block)
         self.wake()
         return block
+
+    def _job_name(self, block_id: str) -> str:
+        return f"{self._job_prefix}-{block_id.removeprefix('block-')}"
 
     def wake(self) -> None:
         """Wake the thread."""
@@ -163,6 +181,7 @@ class BatchProvider:
 
     def _work(self) -> None:
         self._cancel_leftovers()
+        self._delete_old_files()
         while True:
             try:
                 self._turn()
@@ -201,7 +220,9 @@ class BatchProvider:
             self._set_status(block, BlockStatus(Phase.ENDED, "released before it was submitted"))
             return
         try:
-            block.job_id = self._scheduler.submit(block.command, name=block.block_id, secrets=block.secrets)
+            block.job_id = self._scheduler.submit(
+                block.command, name=self._job_name(block.block_id), secrets=block.secrets
+            )
         except SchedulerError as error:
             _logger.error("the scheduler refused a block: %s", error)
             self._set_status(block, BlockStatus(Phase.ENDED, f"the scheduler refused it: {error}"))
@@ -254,15 +275,31 @@ class BatchProvider:
             self._blocks.remove(block)
         block.latest = status
         os.eventfd_write(self._changes, 1)
+        if status.phase is Phase.ENDED:
+            self._open_jobs.discard(self._job_name(block.block_id))
+            self._delete_old_files()
 
     def _output(self, block: BatchBlock) -> str:
         """The last lines of a job's standard error, which tell why it failed."""
-        for path in sorted(self._script_dir.glob(f"*{block.block_id}*.stderr")):
+        for path in sorted(self._script_dir.glob(f"*{self._job_name(block.block_id)}.*.stderr")):
             with contextlib.suppress(OSError):
                 lines = path.read_text(errors="replace").strip().splitlines()
                 if lines:
                     return "; its standard error ends with: " + " / ".join(line.strip() for line in lines[-3:])
         return ""
+
+    def _delete_old_files(self) -> None:
+        """Delete the scripts and the output of blocks that have ended, those of former agents too, but for the last
+        ones."""
+        by_job: dict[str, list[Path]] = collections.defaultdict(list)
+        with contextlib.suppress(OSError):
+            for path in self._script_dir.iterdir():
+                job = _ADDED.sub("", path.name).partition(".")[0]
+                if path != self._journal and job not in self._open_jobs:
+                    by_job[job].append(path)
+            ended = sorted(by_job.values(), key=lambda paths: max(path.stat().st_mtime for path in paths))
+            for path in itertools.chain.from_iterable(ended[:-_KEEP_BLOCKS]):
+                path.unlink()
 
     def _keep_journal(self) -> None:
         ids = [block.job_id for block in self._blocks if block.job_id is not None]

@@ -7,9 +7,11 @@ has forgotten as running for ever.
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +28,7 @@ from farcall_endpoint.config.providers import (
 from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.providers.batch import Scheduler, SchedulerError
 
+_JOB_NAME: Final = re.compile(r"(#(?:SBATCH --job-name=|PBS -N |BSUB -J ))\$\{jobname\}")
 _SLURM_WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED"})
 _SLURM_RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"})
 
@@ -67,10 +70,18 @@ class ParslScheduler:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
+        self._job_name = ""
+        if (write := getattr(provider, "_write_submit_script", None)) is not None:
+            provider._write_submit_script = functools.partial(self._write_script, write)
+
+    def _write_script(self, write: Callable[..., None], template: str, *arguments: Any) -> None:
+        """Write a script as Parsl does, whose job has the given name: Parsl adds the time of the submit."""
+        write(_JOB_NAME.sub(lambda found: found[1] + self._job_name, template), *arguments)
 
     def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
         """As :meth:`Scheduler.submit`."""
         assert not secrets, "these are in a file"
+        self._job_name = name
         with _ErrorLog() as errors:
             try:
                 job_id = self._provider.submit(command, tasks_per_node=1, job_name=name)

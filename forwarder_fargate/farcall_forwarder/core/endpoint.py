@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from farcall_common import wire
+from farcall_common.report_limiter import ReportLimiter
 from farcall_common.store.model import EndpointStatus, FunctionBody, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
@@ -158,8 +159,12 @@ class Endpoint:
         self.return_until = 0.0
         self.status = EndpointStatus()
         self.presence_at = 0.0
-        #: Monotonic second of the last record that was made because numbers changed that users see.
-        self.status_shown_at = float("-inf")
+        #: Of the records that are made because the agent reported its numbers.
+        self.status_limiter = ReportLimiter(
+            least_s=self.policy.record_s,
+            sustained_s=self.policy.record_sustained_s,
+            burst=self.policy.record_burst,
+        )
         self.is_presence_stale = False
 
     @property

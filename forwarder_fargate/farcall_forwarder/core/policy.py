@@ -6,6 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_STREAM_GROUPS
+from farcall_common.report_limiter import BURST, LEAST_S, SUSTAINED_S
 
 
 class Instant(NamedTuple):
@@ -38,7 +39,10 @@ class Policy:
     announce_s: float = 5.0
     presence_s: float = 30.0
     #: Shortest period between two writes of an agent's own data to the database: its spool's generation, its numbers.
-    record_s: float = 1.0
+    record_s: float = LEAST_S
+    #: Numbers that change all the time: so many writes come ``record_s`` apart, the following ones this far.
+    record_sustained_s: float = SUSTAINED_S
+    record_burst: int = BURST
     #: How often the numbers for metrics are written to the log.
     meter_s: float = 60.0
     #: How often free memory is returned to the operating system.

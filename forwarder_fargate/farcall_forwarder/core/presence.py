@@ -1,4 +1,5 @@
-"""Presence and spool generation: an agent's own data, recorded at most once in ``policy.record_s`` each."""
+"""Presence and spool generation: an agent's own data, each recorded at most once in ``policy.record_s``. Numbers that
+change all the time are recorded less often; see :class:`ReportLimiter`."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from farcall_forwarder.core.untrusted import clean_status
 
 
 def on_heartbeat(endpoint: Endpoint, heartbeat: wire.Heartbeat, now: Instant) -> list[Action]:
-    """Take over the generation of the spool and the agent's numbers. Changes that users see are recorded soon, the
-    others when presence is due."""
+    """Take over the generation of the spool and the agent's numbers. Changed numbers are recorded soon; the same ones,
+    for their time, when presence is about to be due."""
     actions: list[Action] = []
     generation = heartbeat.spool_generation
     if generation is not None and (endpoint.spool_generation is None or generation > endpoint.spool_generation):
@@ -22,29 +23,26 @@ def on_heartbeat(endpoint: Endpoint, heartbeat: wire.Heartbeat, now: Instant) ->
         actions += record_spool(endpoint, now)
     if heartbeat.report is None:
         return actions
-    former, endpoint.status = endpoint.status, clean_status(heartbeat.report)
-    if _shown(former) == _shown(endpoint.status):
-        return actions
-    endpoint.is_presence_stale = True
-    return actions + _record_shown(endpoint, now)
-
-
-def _shown(status: EndpointStatus) -> tuple[int, int, str]:
-    return status.managers, status.total_workers, status.problem
+    former, endpoint.status = endpoint.status, clean_status(heartbeat.report, now=now.epoch)
+    is_first, is_changed = former.reported_at is None, former != endpoint.status
+    is_soon_due = now.mono >= endpoint.presence_at + endpoint.policy.presence_s - endpoint.policy.maintenance_s
+    if is_first or is_changed or is_soon_due:
+        endpoint.is_presence_stale = True
+    return actions + _record_status(endpoint, now)
 
 
 def record_delayed(endpoint: Endpoint, now: Instant) -> list[Action]:
     """Record delayed data, if ``policy.record_s`` is over."""
-    return record_spool(endpoint, now) + _record_shown(endpoint, now)
+    return record_spool(endpoint, now) + _record_status(endpoint, now)
 
 
-def _record_shown(endpoint: Endpoint, now: Instant) -> list[Action]:
+def _record_status(endpoint: Endpoint, now: Instant) -> list[Action]:
     if not endpoint.is_presence_stale:
         return []
-    if now.mono < endpoint.status_shown_at + endpoint.policy.record_s:
+    if now.mono < endpoint.status_limiter.next_at:
         endpoint.context.delayed.add(endpoint.endpoint_id)
         return []
-    endpoint.status_shown_at = now.mono
+    endpoint.status_limiter.used(now=now.mono)
     return record_presence(endpoint, now)
 
 

@@ -84,8 +84,8 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
         )
 
 
-def clean_status(report: EndpointReport) -> EndpointStatus:
-    """An agent's numbers, within the range of an integer column, and its problem."""
+def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
+    """An agent's numbers, within the range of an integer column, and its problem. ``now`` is in epoch seconds."""
     problem = clean_map(report.detail).get("problem")
     return EndpointStatus(
         managers=min(report.managers, _MAX_COUNT),
@@ -94,6 +94,9 @@ def clean_status(report: EndpointReport) -> EndpointStatus:
         pending_tasks=min(report.pending_tasks, _MAX_COUNT),
         outstanding_tasks=min(report.outstanding_tasks, _MAX_COUNT),
         problem=problem[:MAX_PROBLEM] if isinstance(problem, str) else "",
+        blocks=min(report.blocks, _MAX_COUNT),
+        pending_blocks=min(report.pending_blocks, _MAX_COUNT),
+        reported_at=now,
     )
 
 

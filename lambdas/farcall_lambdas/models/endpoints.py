@@ -178,18 +178,27 @@ class EndpointAnswer(Shape):
 
 
 class EndpointDetails(Shape):
+    """``blocks`` are those that the agent has requested and that have not ended, ``pending_blocks`` those of them that
+    have no manager yet; both are left out until the agent has reported."""
+
     total_workers: int
     idle_workers: int
     pending_tasks: int
     outstanding_tasks: int
     managers: int
+    blocks: Maybe[int] = None
+    pending_blocks: Maybe[int] = None
 
 
 class EndpointStatusAnswer(Shape):
-    """``status`` is "online" or "offline"; the details are the agent's last report."""
+    """``status`` is "online" or "offline"; the details are the agent's last report, which came at ``reported_at``
+    (epoch seconds), ``age_s`` seconds ago; both are left out if there is none. Changes are reported within a second,
+    and within five seconds if there are many."""
 
     status: str
     details: EndpointDetails
+    reported_at: Maybe[float] = None
+    age_s: Maybe[float] = None
 
 
 class AllowedFunctions(Shape):

@@ -271,7 +271,8 @@ class TaskEvents(Shape):
 
 class WhyEndpoint(Shape):
     """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is the one
-    that it reported."""
+    that it reported. ``details`` and ``problem`` are as of ``reported_at`` (epoch seconds), ``age_s`` seconds ago; both
+    are left out if it has not reported yet."""
 
     endpoint_id: str
     name: str
@@ -279,6 +280,8 @@ class WhyEndpoint(Shape):
     seen_at: float | None
     details: EndpointDetails
     problem: str
+    reported_at: Maybe[float] = None
+    age_s: Maybe[float] = None
 
 
 class WhyAnswer(Shape):

@@ -104,6 +104,8 @@ def get_endpoint_status(endpoint_id: Id, call: CurrentCall) -> EndpointStatusAns
     return EndpointStatusAnswer(
         status=call.services.endpoints.state(endpoint).value,
         details=endpoint_details(endpoint),
+        reported_at=endpoint.status.reported_at,
+        age_s=call.services.endpoints.report_age_s(endpoint),
     )
 
 
@@ -162,12 +164,15 @@ def open_stream(body: OpenStream, call: CurrentCall) -> StreamAnswer:
 
 def endpoint_details(endpoint: Endpoint) -> EndpointDetails:
     """The numbers that an agent last reported."""
+    status = endpoint.status
+    blocks = {} if status.reported_at is None else {"blocks": status.blocks, "pending_blocks": status.pending_blocks}
     return EndpointDetails(
-        total_workers=endpoint.status.total_workers,
-        idle_workers=endpoint.status.idle_workers,
-        pending_tasks=endpoint.status.pending_tasks,
-        outstanding_tasks=endpoint.status.outstanding_tasks,
-        managers=endpoint.status.managers,
+        total_workers=status.total_workers,
+        idle_workers=status.idle_workers,
+        pending_tasks=status.pending_tasks,
+        outstanding_tasks=status.outstanding_tasks,
+        managers=status.managers,
+        **blocks,
     )
 
 

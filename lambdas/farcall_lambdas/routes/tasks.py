@@ -338,4 +338,6 @@ def _why_endpoint(situation: Situation) -> WhyEndpoint | None:
         seen_at=endpoint.seen_at.timestamp() if endpoint.seen_at else None,
         details=endpoint_details(endpoint),
         problem=endpoint.status.problem,
+        reported_at=endpoint.status.reported_at,
+        age_s=endpoint.status.age_s(now=situation.now.timestamp()),
     )

@@ -228,6 +228,10 @@ class EndpointService(Service):
         fresh = endpoint.silent_s < self._settings.online_window_s
         return EndpointState.ONLINE if fresh else EndpointState.OFFLINE
 
+    def report_age_s(self, endpoint: Endpoint) -> float | None:
+        """Seconds since the last report of an endpoint's agent; None if there was none."""
+        return endpoint.status.age_s(now=self._now().timestamp())
+
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
         """Workers of an endpoint as reported when it last connected, with Globus Compute's keys."""
         endpoint = self._stores.endpoints.get_endpoint(endpoint_id)

@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from farcall_common.durations import ago, span
 from farcall_common.errors import Unavailable
-from farcall_common.store.model import Endpoint, QueuePosition, QueueState, Task
+from farcall_common.store.model import Endpoint, EndpointStatus, QueuePosition, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
@@ -132,7 +133,7 @@ _SOON: Final = dt.timedelta(days=7)
 
 
 def _ended_or_running(situation: Situation) -> _Answer | None:
-    task, ago = situation.task, _span(situation.now - situation.since)
+    task, ago = situation.task, span((situation.now - situation.since).total_seconds())
     match task.state:
         case TaskState.SUCCESS:
             return Reason.ENDED, f"It does not wait: it succeeded {ago} ago."
@@ -171,39 +172,53 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
             Reason.ENDPOINT_DELETED,
             "Its endpoint is not registered any more; cancel the task and submit it to another one.",
         )
-    name, status = f"Endpoint {endpoint.name}", endpoint.status
+    name, status, as_of = f"Endpoint {endpoint.name}", endpoint.status, _as_of(situation)
     if endpoint.seen_at is None:
         return (
             Reason.ENDPOINT_NEVER_SEEN,
             f"{name} was never online: `farcall-endpoint start` on its machine starts it; {waits}.",
         )
     if not situation.online:
-        since, ago = f"{endpoint.seen_at:%Y-%m-%d %H:%M:%S} UTC", _span(dt.timedelta(seconds=endpoint.silent_s or 0.0))
+        since, ago = f"{endpoint.seen_at:%Y-%m-%d %H:%M:%S} UTC", span(endpoint.silent_s or 0.0)
         return Reason.ENDPOINT_OFFLINE, f"{name} has been offline since {since} ({ago}); {waits}."
     if status.problem:
-        return Reason.ENDPOINT_PROBLEM, f"{name} has a problem: {status.problem.rstrip('.')}; {waits}."
+        return Reason.ENDPOINT_PROBLEM, f"{name} has a problem: {status.problem.rstrip('.')}{as_of}; {waits}."
     if situation.position is not None and situation.position.limit:
         most = situation.position.limit
         running = "one running task, and it has one" if most == 1 else f"{most} running tasks, and it has as many"
         return Reason.ALLOWANCE, f"Your allowance on endpoint {endpoint.name} is {running}; {waits}."
     if status.total_workers == 0:
-        return Reason.NO_WORKERS, f"{name} has no workers yet, it is waiting for nodes; {waits}."
+        return Reason.NO_WORKERS, f"{name} {_without_workers(status)}{as_of}; {waits}."
     if status.idle_workers == 0:
         workers = "its worker is" if status.total_workers == 1 else f"all {status.total_workers} workers are"
-        return Reason.WORKERS_BUSY, f"{name} is online, and {workers} busy; {waits}."
+        return Reason.WORKERS_BUSY, f"{name} is online, and {workers} busy{as_of}; {waits}."
     return None
+
+
+def _without_workers(status: EndpointStatus) -> str:
+    """What an endpoint without workers is doing, as a predicate."""
+    if status.reported_at is None:
+        return "has connected, and has not reported its workers yet"
+    if status.pending_blocks == 0:
+        return "has no workers yet, it is waiting for nodes"
+    blocks = "one block waits" if status.pending_blocks == 1 else f"{status.pending_blocks} blocks wait"
+    return f"has no workers yet: {blocks} for nodes, or for the first manager to start"
+
+
+def _as_of(situation: Situation) -> str:
+    """How old the endpoint's numbers are, as a remark within a sentence; empty if that is not known."""
+    age_s = situation.endpoint.status.age_s(now=situation.now.timestamp()) if situation.endpoint else None
+    return "" if age_s is None else f" (as of {ago(age_s)})"
 
 
 def _of_the_queue(situation: Situation) -> _Answer:
     if _is_dispatched(situation):
-        return (
-            Reason.NEXT,
-            f"Nothing stands in its way: its endpoint has it, and a worker is idle; {_waits(situation)}.",
-        )
+        place = f"its endpoint has it, and a worker is idle{_as_of(situation)}"
+        return Reason.NEXT, f"Nothing stands in its way: {place}; {_waits(situation)}."
     if situation.position is None:
         return Reason.QUEUE_AWAY, "The queue cannot be reached; the task is recorded, and is queued when it is back."
     if situation.position.state is QueueState.QUEUED:
-        return Reason.NEXT, f"Nothing stands in its way: a worker is idle; {_waits(situation)}."
+        return Reason.NEXT, f"Nothing stands in its way: a worker is idle{_as_of(situation)}; {_waits(situation)}."
     return Reason.NOT_QUEUED, "It is recorded and not in the queue; the reconciler queues it within about a minute."
 
 
@@ -233,12 +248,3 @@ _FEW_OF_YOURS = ("the task is the next of yours", "one task of yours goes first"
 
 def _tasks(count: int) -> str:
     return "one task" if count == 1 else f"{count} tasks"
-
-
-def _span(length: dt.timedelta) -> str:
-    """A duration for people: two digits at most."""
-    seconds = max(0.0, length.total_seconds())
-    for unit, unit_s in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -14,6 +14,7 @@ from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
 from farcall.cli._sharing import Shareable, add_sharing
+from farcall_common.durations import ago
 from farcall_common.errors import InvalidRequest
 from farcall_common.exit_codes import INTERRUPTED
 
@@ -64,7 +65,8 @@ def list_(
             with ThreadPoolExecutor(_PARALLEL) as pool:
                 statuses = pool.map(client.get_endpoint_status, [each["uuid"] for each in endpoints])
                 endpoints = [
-                    each | {"status": found["status"]} for each, found in zip(endpoints, statuses, strict=True)
+                    each | {"status": found["status"], "age_s": found.get("age_s")}
+                    for each, found in zip(endpoints, statuses, strict=True)
                 ]
     remember("endpoints", (each["name"] for each in endpoints))
     if as_json:
@@ -96,7 +98,8 @@ def status(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson =
         show_json(found)
         return
     numbers = {name.replace("_", " "): number for name, number in found["details"].items()}
-    show_fields({"status": found["status"], **numbers})
+    age_s = found.get("age_s")
+    show_fields({"status": found["status"], "as of": None if age_s is None else ago(age_s), **numbers})
 
 
 @app.command()

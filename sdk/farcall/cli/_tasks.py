@@ -142,7 +142,6 @@ def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> Non
         return
     show_text(answer.text)
     online = {True: "online", False: "offline", None: None}[answer.endpoint_online]
-    idle = None if answer.total_workers is None else f"{answer.idle_workers} of {answer.total_workers} idle"
     show_fields(
         {
             "reason": answer.reason,
@@ -151,7 +150,7 @@ def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> Non
             "tasks in front": answer.queue_position,
             "endpoint": " ".join(filter(None, (answer.endpoint_name, answer.endpoint_id, online))),
             "last seen": instant(answer.endpoint_seen_at),
-            "workers": idle,
+            "workers": answer.workers,
             "problem": answer.problem,
         }
     )

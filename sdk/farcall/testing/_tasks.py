@@ -269,7 +269,10 @@ class Endpoint:
         workers = int(self.is_online)
         details = {"managers": workers, "total_workers": workers, "idle_workers": int(self.is_online and not waiting)}
         details |= {"pending_tasks": waiting, "outstanding_tasks": waiting}
-        return {"status": "online" if self.is_online else "offline", "details": details}
+        if not self.is_online:
+            return {"status": "offline", "details": details}
+        details |= {"blocks": 1, "pending_blocks": 0}
+        return {"status": "online", "details": details, "reported_at": time.time(), "age_s": 0.0}
 
     def _list(self, _: Json) -> list[Json]:
         endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}

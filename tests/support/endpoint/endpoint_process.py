@@ -114,10 +114,15 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 @contextlib.contextmanager
 def running_endpoint(
-    home: Path, *, workers: int = 2, start: bool = True, engine: Mapping[str, object] | None = None
+    home: Path,
+    *,
+    workers: int = 2,
+    start: bool = True,
+    engine: Mapping[str, object] | None = None,
+    heartbeat_s: float = 5.0,
 ) -> Iterator[EndpointProcess]:
     """An endpoint with its own fake cloud; both are gone afterwards, and no process is left."""
-    cloud = FakeCloud()
+    cloud = FakeCloud(heartbeat_s=heartbeat_s)
     try:
         endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine)
         try:

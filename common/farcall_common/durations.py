@@ -1,0 +1,21 @@
+"""Durations in words, for people: two digits at most."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_UNITS: Final = (("days", 86_400), ("hours", 3600), ("minutes", 60))
+
+
+def span(seconds: float) -> str:
+    """A duration: ``5 s``, ``4 minutes``. A negative one, of clocks that differ, is none."""
+    seconds = max(0.0, seconds)
+    for unit, unit_s in _UNITS:
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was: ``5 s ago``, or ``now`` within the last second."""
+    return "now" if seconds < 1 else f"{span(seconds)} ago"
