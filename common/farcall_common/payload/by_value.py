@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import io
 import linecache
+import operator
 import pickle
 import sys
 import typing
@@ -32,7 +33,14 @@ from typing import Any, NamedTuple, TypeGuard
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
-from farcall_common.payload.pickling import PROTOCOL, THIS_PYTHON, is_registered_by_user, travels_by_value
+from farcall_common.payload.pickling import (
+    PROTOCOL,
+    THIS_PYTHON,
+    is_decorated,
+    is_registered_by_user,
+    plain_function,
+    travels_by_value,
+)
 
 _MAIN = frozenset({"__main__", "__mp_main__"})
 _MAX_SOURCE_CHARACTERS = 64 * 1024
@@ -106,6 +114,8 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
             self.codes.append(obj)
+        if is_decorated(obj) and _is_local(obj.__module__):
+            return operator.itemgetter(0), ((plain_function(obj),),)
         if isinstance(obj, ModuleType) and obj.__name__ != "__main__" and _is_local(obj.__name__):
             self.modules.add(obj.__name__)
             # The contents go in as state, after the module is known to the pickler: modules may import each other.
