@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -26,6 +27,8 @@ from farcall_common.payload.pickling import INCLUDED_MARK, is_installed, is_part
 
 #: All included modules together: they are sent with every function.
 MAX_INCLUDED_BYTES: Final = 1024 * 1024
+
+_MISSING: Final = re.compile(r"No module named '(\w+)")
 
 #: For each module, whether it is a package, and its text.
 Sources = Mapping[str, tuple[bool, str]]
@@ -96,13 +99,23 @@ def with_modules(buffer: bytes) -> bytes:
     return f"st\nfunction:{_loader_text()}\n\n{call}\n".encode()
 
 
+def hint_for_missing(message: str) -> str:
+    """Advice for the error of a task that did not find a module which is a local file here; else empty."""
+    found = _MISSING.search(message)
+    file = local_file(found[1]) if found else None
+    if found is None or file is None:
+        return ""
+    name = found[1]
+    return f"{name} is a file of this machine ({file}). Send it along: call farcall.include({name!r}) before you submit."
+
+
 def local_file(name: str) -> Path | None:
     """The file of a module of this machine that is not installed, and not included; else None. Imports nothing."""
     if name in sys.stdlib_module_names or name in _included.sources or not name.isidentifier():
         return None
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+    except Exception:  # noqa: BLE001 - finders of the user may raise anything
         return None
     place = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
     if place is None or place.endswith(tuple(EXTENSION_SUFFIXES)) or not Path(place).exists():

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from farcall._binding import check_of
 from farcall._client import Client
+from farcall._decorator import Function
 from farcall._executor import Executor, interrupted, leave, report_delays
 from farcall._future import ComputeFuture
 from farcall._task_info import Why
@@ -64,10 +66,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a Python function on an endpoint and show its result."""
-    called = load_function(function)
+    called = _with_walltime(load_function(function), walltime)
     args, named = [parse_argument(each) for each in arguments or ()], parse_kwargs(kwargs)
+    _check(called, [(args, named)])
     with connected(context, doing=None) as client:
-        endpoint_id = _endpoint_id(client, endpoint)
+        endpoint_id = _endpoint_id(client, _endpoint_name(context, endpoint, called))
         if not wait:
             [task_id] = _submitted(client, endpoint_id, called, [(args, named)], walltime).task_ids
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
@@ -109,10 +112,11 @@ def map_(
     The line of a call that failed is null; its error is written to standard error. With --json each line is an object
     with index, task_id and either result or error.
     """
-    called = load_function(function)
+    called = _with_walltime(load_function(function), walltime)
     calls = [_as_call(value, unpack=unpack) for value in _values(inputs)]
+    _check(called, calls)
     with connected(context, doing=None) as client:
-        endpoint_id = _endpoint_id(client, endpoint)
+        endpoint_id = _endpoint_id(client, _endpoint_name(context, endpoint, called))
         if not wait:
             batch = _submitted(client, endpoint_id, called, calls, walltime)
             remember("groups", [batch.task_group_id])
@@ -127,6 +131,34 @@ def map_(
             failed = _show_results(futures, timeout, as_json=as_json)
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _with_walltime(called: Any, walltime_s: float | None) -> Any:
+    """The function; with this option instead of its own, if it is decorated."""
+    if isinstance(called, Function) and walltime_s is not None:
+        return called.options(walltime_s=walltime_s)
+    return called
+
+
+def _endpoint_name(context: typer.Context, name: str | None, called: object) -> str | None:
+    """The endpoint of the command line, else that of a decorated function, else that of the environment."""
+    source = context.get_parameter_source("endpoint")
+    if isinstance(called, Function) and called.endpoint and (source is None or source.name != "COMMANDLINE"):
+        return str(called.endpoint)
+    return name
+
+
+def _check(called: Any, calls: Sequence[Arguments]) -> None:
+    """:raises InvalidRequest: if the function does not take the arguments of a call."""
+    check = check_of(called)
+    if check is None:
+        return
+    for number, (args, named) in enumerate(calls, start=1):
+        try:
+            check(*args, **named)
+        except TypeError as error:
+            which = f"input {number}: " if len(calls) > 1 else ""
+            raise InvalidRequest(f"{which}{error}", hint="`farcall run --help` shows how to write arguments.") from None
 
 
 def _endpoint_id(client: Client, name: str | None) -> str:
@@ -232,7 +264,8 @@ def _submitted(
     """Submit calls of a function without waiting for results."""
     with waiting("submitting"):
         function_id = client.register_function(called)
-        batch = client.create_batch(walltime_s=walltime_s)
+        options = called.task_options if isinstance(called, Function) else {"walltime_s": walltime_s}
+        batch = client.create_batch(**options)
         for args, named in calls:
             batch.add(function_id, args, named)
         client.batch_run(endpoint_id, batch)
