@@ -31,6 +31,7 @@ from farcall_common.payload import (
     parse_allowed,
     strategy_named,
 )
+from farcall_common.payload.data import named_classes
 from farcall_common.payload.include import included, with_modules
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -48,28 +49,31 @@ _REMEMBERED: Final = 1024
 @dataclasses.dataclass(frozen=True)
 class Requirements:
     """Strategies that the reader of a function or call must know. ``python`` is the only version that can run it, or
-    None."""
+    None. ``classes``: those whose byte code is in it, in brackets."""
 
     strategies: frozenset[str]
     python: str | None
+    classes: str = dataclasses.field(default="", compare=False)
 
 
 def requirements_of(buffers: Iterable[Sequence[Piece]]) -> Requirements | None:
     """The requirements of buffers in pieces (see :meth:`Serializer.pieces`); None when every endpoint reads them."""
     ids: set[bytes] = set()
     python: str | None = None
+    classes = ""
     for pieces in buffers:
         strategy = bytes(pieces[0][:2])
         ids.add(strategy)
         if strategy in _WITH_HEAD:
             text = bytes(pieces[0][3:] or pieces[1])
             end = text.find(b"\n")
-            python = json.loads(text if end < 0 else text[:end]).get("python") or python
+            head = json.loads(text if end < 0 else text[:end])
+            python, classes = head.get("python") or python, named_classes(head) or classes
         elif strategy == _BYTE_CODE:
             python = THIS_PYTHON
     if ids <= _UNIVERSAL:
         return None
-    return Requirements(frozenset(strategy.decode() for strategy in ids), python)
+    return Requirements(frozenset(strategy.decode() for strategy in ids), python, classes)
 
 
 class PackedCall(NamedTuple):

@@ -44,6 +44,7 @@ from farcall_common.payload.pickling import (
 
 _MAIN = frozenset({"__main__", "__mp_main__"})
 _MAX_SOURCE_CHARACTERS = 64 * 1024
+_CLASSES_NAMED = 3
 _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 _SKELETONS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
 #: Our key in cloudpickle's field for extensions, which its own reader ignores.
@@ -56,6 +57,7 @@ class ByValue:
 
     ``python`` is the version of the byte code in it; None when it has only references: then any reads it. ``sources``
     are the lines of the functions that travel, for readable tracebacks: file name, number of the first line, text.
+    ``names`` are the classes whose byte code is in it, the first few, for messages.
     ``modules`` are those whose code is in it (see :func:`describe_modules`); None
     when there is no such code.
     """
@@ -64,6 +66,7 @@ class ByValue:
     python: str | None
     sources: list[tuple[str, int, str]]
     modules: Mapping[str, Sequence[str]] | None
+    names: Sequence[str] = ()
 
 
 def dump_by_value(value: object, *, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> ByValue:
@@ -81,6 +84,7 @@ def dump_by_value(value: object, *, buffer_callback: Callable[[pickle.PickleBuff
         THIS_PYTHON if pickler.codes else None,
         _source_blocks(pickler.codes),
         describe_modules(pickler.modules) if pickler.modules else None,
+        [*pickler.classes][:_CLASSES_NAMED],
     )
 
 
@@ -110,6 +114,7 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
+        self.classes: dict[str, None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
@@ -136,6 +141,7 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
                 self.modules.add(name)
         elif reduction[0] in _SKELETONS:
             self.modules.add(str(obj.__module__))
+            self.classes[str(obj.__qualname__)] = None
             if (name := importable_name(obj)) is not None:
                 make, args, *rest = reduction
                 return make, (*args[:-1], {_NAME: name}), *rest

@@ -95,7 +95,11 @@ def source_of(function: Any, read_source: Callable[[Any], str]) -> str:
     if not is_decorated(function):
         return source
     source = textwrap.dedent(source)
-    match ast.parse(source).body:
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return source
+    match body:
         case [ast.FunctionDef(decorator_list=[_, *others]) | ast.AsyncFunctionDef(decorator_list=[_, *others]) as node]:
             first = others[0].lineno if others else node.lineno
             return "".join(source.splitlines(keepends=True)[first - 1 :])
@@ -136,7 +140,8 @@ class _Bundle:
         elif isinstance(plain, FunctionType) and plain.__name__ == name:
             self._define(plain, source_of(value, self._read_source))
         else:
-            raise NotSelfContained(f"it uses {name!r}, a {type(value).__name__} of this machine")
+            what = f"the class {name!r}" if isinstance(value, type) else f"{name!r}, a {type(value).__name__}"
+            raise NotSelfContained(f"it uses {what} of this program")
 
     def _import_module(self, name: str, module: ModuleType, attributes: tuple[str, ...]) -> None:
         if travels_by_value(module.__name__):
@@ -149,7 +154,11 @@ class _Bundle:
 
     def _define(self, function: FunctionType, source: str) -> None:
         source = textwrap.dedent(source).rstrip() + "\n"
-        definition = _only_definition(ast.parse(source), function)
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:  # a part of a statement
+            raise NotSelfContained(_unwritten(function)) from None
+        definition = _only_definition(tree, function)
         _check_same(source, function)
         chains = _attribute_chains(definition)
         self._postpone_annotations |= not _annotations_are_plain(definition)
@@ -167,11 +176,14 @@ def _only_definition(tree: ast.Module, function: FunctionType) -> ast.FunctionDe
         case [(ast.FunctionDef() | ast.AsyncFunctionDef()) as definition] if definition.name == function.__name__:
             pass
         case _:
-            raise NotSelfContained(f"{function.__name__} is not written as a function definition")
+            raise NotSelfContained(_unwritten(function))
     if definition.decorator_list:
         raise NotSelfContained(f"{function.__name__} is decorated")
-    if function.__closure__ or function.__dict__:
-        raise NotSelfContained(f"{function.__name__} carries state: a closure or attributes")
+    if function.__closure__:
+        names = ", ".join(map(repr, function.__code__.co_freevars))
+        raise NotSelfContained(f"{function.__name__} is a closure: it uses {names} of the function around it")
+    if function.__dict__:
+        raise NotSelfContained(f"{function.__name__} has attributes")
     if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(definition)):
         raise NotSelfContained(f"{function.__name__} has a relative import")
     defaults = [ast.literal_eval(node) if _is_constant(node) else ... for node in definition.args.defaults]
@@ -183,6 +195,10 @@ def _only_definition(tree: ast.Module, function: FunctionType) -> ast.FunctionDe
     if defaults != list(function.__defaults__ or ()) or keyword_defaults != (function.__kwdefaults__ or {}):
         raise NotSelfContained(f"{function.__name__} has a default that is not a plain constant")
     return definition
+
+
+def _unwritten(function: FunctionType) -> str:
+    return "it is a lambda" if function.__name__ == "<lambda>" else f"{function.__name__} is not written with def"
 
 
 def _is_constant(node: ast.expr) -> bool:
