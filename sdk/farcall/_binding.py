@@ -52,7 +52,8 @@ def _with_signature(
 
 
 def _shown(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", "the function")
+    named = function.func if isinstance(function, functools.partial) else function
+    name: str = named.__name__  # plain functions and methods have one
     try:
         signature = str(inspect.signature(function, follow_wrapped=False))
     except Exception:  # noqa: BLE001 - the repr of a default is code of the user
@@ -66,7 +67,10 @@ def _accepting(function: types.FunctionType) -> Check | None:
     if not all(map(str.isidentifier, names)):
         return None
     return _empty(
-        function.__code__, len(function.__defaults__ or ()), frozenset(function.__kwdefaults__ or ()), function.__qualname__
+        function.__code__,
+        len(function.__defaults__ or ()),
+        frozenset(function.__kwdefaults__ or ()),
+        function.__qualname__,
     )
 
 
@@ -83,8 +87,7 @@ def _empty(code: types.CodeType, defaults: int, keyword_defaults: frozenset[str]
         after += 1
     elif keyword_only:
         parameters.append("*")
-    for each in names[count : count + keyword_only]:
-        parameters.append(f"{each}=None" if each in keyword_defaults else each)
+    parameters += [f"{each}=None" if each in keyword_defaults else each for each in names[count:][:keyword_only]]
     if code.co_flags & inspect.CO_VARKEYWORDS:
         parameters.append(f"**{names[after]}")
     made: dict[str, Any] = {}

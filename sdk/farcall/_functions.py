@@ -244,7 +244,18 @@ class PackedFunction(NamedTuple):
 class FunctionHandle:
     """A function to register: packed until then, known by its id from then on."""
 
-    __slots__ = ("check", "description", "function", "function_id", "is_given", "key", "name", "packed", "requirements", "rewritten")
+    __slots__ = (
+        "check",
+        "description",
+        "function",
+        "function_id",
+        "is_given",
+        "key",
+        "name",
+        "packed",
+        "requirements",
+        "rewritten",
+    )
 
     def __init__(
         self,

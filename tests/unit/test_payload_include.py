@@ -135,6 +135,8 @@ def knows_its_class(point: Any) -> Any:
 def missing() -> Any:
     import mylib.nothing  # type: ignore[import-not-found]
 
+    return mylib
+
 
 def test_modules_functions_classes_and_what_they_import_travel(tmp_path: Path, folder: Path) -> None:
     mylib: Any = importlib.import_module("mylib")
@@ -190,9 +192,7 @@ def test_a_module_of_the_endpoint_is_hidden_for_these_calls_only(tmp_path: Path,
     with_mine = include.with_modules(Serializer().serialize_function(total_of_json))
     include._included = include.Included({}, "")
     delattr(json, INCLUDED_MARK)
-    answers, _ = on_worker(
-        tmp_path, [(total_of_json, ())] * 3, packed=[plain, Serializer().pack([with_mine]), plain]
-    )
+    answers, _ = on_worker(tmp_path, [(total_of_json, ())] * 3, packed=[plain, Serializer().pack([with_mine]), plain])
     assert values(answers) == [(None, "json"), (1, "json"), (None, "json")]
 
 
@@ -246,8 +246,10 @@ def test_a_module_that_uses_farcall_runs_where_it_is_not_installed(
 
     body = PackedFunction.of(Serializer().serialize_function(call)).code
     without = f"import sys; sys.modules['farcall'] = None\n{WORKER}".replace(
-        "answers = []", "del sys.modules['farcall']\nimport importlib.util\nfind = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *a: None if name == 'farcall' else find(name, *a)\nanswers = []", 1
+        "answers = []",
+        "del sys.modules['farcall']\nimport importlib.util\nfind = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'farcall' else find(name, *a)\nanswers = []",
+        1,
     )
     monkeypatch.setitem(globals(), "WORKER", without)
     answers, left = on_worker(tmp_path, [(call, (4,))], packed=[body])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +38,14 @@ def around(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def message_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    try:
+        function(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((), {}),
     ((1,), {}),
@@ -59,14 +66,8 @@ def test_python_says_the_same(function: Callable[..., Any]) -> None:
     check = check_of(function)
     assert check is not None
     for args, kwargs in CALLS:
-        try:
-            function(*args, **kwargs)
-        except TypeError as error:
-            with pytest.raises(TypeError) as caught:
-                check(*args, **kwargs)
-            assert str(caught.value).startswith(f"{error}; it is called as ")
-        else:
-            check(*args, **kwargs)
+        by_python, by_us = message_of(function, args, kwargs), message_of(check, args, kwargs)
+        assert by_us.partition("; it is called as ")[0] == by_python
 
 
 def test_the_signature_is_in_the_message() -> None:
@@ -77,7 +78,7 @@ def test_the_signature_is_in_the_message() -> None:
 
 def test_what_is_unknown_is_not_checked() -> None:
     for function in (pow, len, int, Shape, print, "".join, functools.partial(pow, 2), min):
-        assert check_of(function) is None  # type: ignore[arg-type]
+        assert check_of(function) is None
 
     class Bad:
         def __repr__(self) -> str:
@@ -104,8 +105,8 @@ def test_executors_check_before_they_send(cloud: FakeCloud) -> None:
             executor.submit(keyword_only)  # type: ignore[call-overload]
         function_id = executor.register_function(plain)
         other = executor.register_function(keyword_only, function_id)
-        assert executor.submit(keyword_only, "x", mode="m").result(WAIT_S)[0] == "x"  # type: ignore[call-overload, index]
+        given: Callable[..., Any] = keyword_only
+        assert executor.submit(given, "x", mode="m").result(WAIT_S)[0] == "x"
         assert executor.submit_to_registered_function(other, ["x"], {"mode": "m"}).result(WAIT_S)[0] == "x"
-        assert inspect.signature(plain)
         assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
     assert executor.task_count_submitted == 3

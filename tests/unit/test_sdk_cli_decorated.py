@@ -39,7 +39,7 @@ def script(cloud: FakeCloud, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def submitted(cloud: FakeCloud) -> list[tuple[float | None, int]]:
+def submitted(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float | None, int]]:
     """``walltime_s`` and ``max_attempts`` of each submit."""
     found, transport = list[tuple[float | None, int]](), cloud.transport
 
@@ -49,7 +49,7 @@ def submitted(cloud: FakeCloud) -> list[tuple[float | None, int]]:
             found.append((body.get("walltime_s"), body["max_attempts"]))
         return transport.handle_request(request)
 
-    cloud.transport = httpx.MockTransport(answer)
+    monkeypatch.setattr(cloud, "transport", httpx.MockTransport(answer))
     return found
 
 
@@ -76,7 +76,11 @@ def test_wrong_arguments_are_refused_with_the_signature(
     result = Farcall(cloud)("run", f"{script}:plain", "-e", cloud.endpoint_id, wait)
     assert result.exit_code == 65
     assert "plain() missing 1 required positional argument: 'n'; it is called as plain(n)" in result.stderr
-    result = Farcall(cloud)("map", f"{script}:plain", "--unpack", "[1]", "[1, 2]", "-e", cloud.endpoint_id, wait, "--json")
+    result = Farcall(cloud)(
+        "map", f"{script}:plain", "--unpack", "[1]", "[1, 2]", "-e", cloud.endpoint_id, wait, "--json"
+    )
     assert result.exit_code == 65
-    assert json.loads(result.stderr)["error"]["message"].startswith("input 2: plain() takes 1 positional argument but 2")
+    assert json.loads(result.stderr)["error"]["message"].startswith(
+        "input 2: plain() takes 1 positional argument but 2"
+    )
     assert submitted == []

@@ -122,7 +122,8 @@ def test_byte_code_is_rewritten_as_source_text_for_another_python(cloud: FakeClo
 
 
 def test_an_argument_that_is_byte_code_is_refused(executor: Executor, cloud: FakeCloud) -> None:
-    with pytest.raises(EndpointIncompatible, match=rf"an argument of same holds byte code of Python {THIS_PYTHON} \(the class Local\), and the endpoint"):
+    refused = rf"an argument of same holds byte code of Python {THIS_PYTHON} \(the class Local\), and the endpoint"
+    with pytest.raises(EndpointIncompatible, match=refused):
         executor.submit(same, Local()).result(WAIT_S)
     with cloud.client() as client:
         function_id = client.register_function(same)

@@ -124,7 +124,8 @@ def test_it_travels_as_byte_code_where_text_is_not_enough(tmp_path: Path) -> Non
     program.write_text(
         "import sys\nsys.modules['farcall'] = None\nfrom farcall_common.payload import Serializer\n"
         "from pathlib import Path\ns = Serializer()\n"
-        "print(s.unpack_function(Path(sys.argv[1]).read_bytes())(1), s.deserialize(Path(sys.argv[2]).read_bytes())[0](2))\n"
+        "function, argument = (Path(each).read_bytes() for each in sys.argv[1:])\n"
+        "print(s.unpack_function(function)(1), s.deserialize(argument)[0](2))\n"
     )
     for name, content in (("function", buffer), ("argument", as_argument)):
         (tmp_path / name).write_bytes(content)
@@ -144,12 +145,12 @@ def test_what_is_wrong_is_said_where_it_is_written() -> None:
             @farcall.function
             def move(self) -> None: ...
 
-    for wrong in (Robot_like, functools.partial(pow, 2), pow, 3):
+    for wrong in (Machine, functools.partial(pow, 2), pow, 3):
         with pytest.raises(TypeError, match="expected a function, got"):
-            farcall.function(wrong)  # type: ignore[call-overload]
+            farcall.function(wrong)  # type: ignore[arg-type]
 
 
-class Robot_like:
+class Machine:
     pass
 
 
@@ -178,7 +179,9 @@ print(*[name for name in ("httpx", "zmq", "farcall_common.payload") if name in s
 def test_importing_a_module_with_decorated_functions_contacts_and_loads_nothing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environ = {"HOME": str(tmp_path), "FARCALL_API_URL": "http://127.0.0.1:9"}
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 

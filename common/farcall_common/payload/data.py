@@ -2,8 +2,8 @@
 
 A pickle that may hold byte code is written as a line of JSON, then the pickle in base64. The line has ``python`` when
 byte code is in it: only the same minor version can run that, and another one may crash on it, so it is checked before
-anything is loaded; ``classes`` names some of the classes in it. It may have ``sources`` and ``modules`` (see :class:`~farcall_common.payload.by_value.ByValue`).
-Unknown keys are ignored.
+anything is loaded; ``classes`` names some of the classes in it. It may have ``sources`` and ``modules`` (see
+:class:`~farcall_common.payload.by_value.ByValue`). Unknown keys are ignored.
 
 Large values are bytes (PEP 574, pickle protocol 5): a line of JSON, the pickle, and the contents of arrays as they lie
 in memory, each at a multiple of 64 bytes. The line gives their ``sizes`` in bytes, and the keys above. Only data that

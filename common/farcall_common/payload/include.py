@@ -106,7 +106,9 @@ def hint_for_missing(message: str) -> str:
     if found is None or file is None:
         return ""
     name = found[1]
-    return f"{name} is a file of this machine ({file}). Send it along: call farcall.include({name!r}) before you submit."
+    return (
+        f"{name} is a file of this machine ({file}). Send it along: call farcall.include({name!r}) before you submit."
+    )
 
 
 def local_file(name: str) -> Path | None:
@@ -124,7 +126,7 @@ def local_file(name: str) -> Path | None:
 
 
 def _mark() -> None:
-    """Let pickle send their functions and classes by name, also of those that were imported after they were included."""
+    """Let pickle send their functions and classes by name, also if they were imported after they were included."""
     for name in _included.top_level:
         if (module := sys.modules.get(name)) is not None:
             setattr(module, INCLUDED_MARK, _included.digest)
@@ -156,7 +158,8 @@ def _sources_of(name: str) -> Sources:
     place = Path(os.path.realpath(file or folders[0]))
     if is_part_of_an_installation(place):
         raise SerializationError(
-            f"{name} is an installed package ({place})", hint="Install it on the endpoint, in the environment of its workers."
+            f"{name} is an installed package ({place})",
+            hint="Install it on the endpoint, in the environment of its workers.",
         )
     if not folders:
         return {name: (False, _text(name, place))}

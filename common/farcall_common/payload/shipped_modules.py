@@ -1,4 +1,4 @@
-"""Loader of the modules that travel with a function. Its text is a part of that function: workers of any release run it.
+"""Loader of the modules that travel with a function. Its text is a part of that function, for workers of any release.
 
 It uses the standard library and what every release has, and nothing of its own module's surroundings.
 """
@@ -78,7 +78,7 @@ class ShippedModules:
         sys.meta_path.insert(0, self)
         return hidden
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """As finders have it."""
         if name not in self.sources:
             return None
@@ -112,9 +112,7 @@ class FunctionWithModules:
             return self.farcall_function(*args, **kwargs)
 
 
-def function_with_modules(
-    buffer: bytes, sources: Mapping[str, tuple[bool, str]], digest: str
-) -> FunctionWithModules:
+def function_with_modules(buffer: bytes, sources: Mapping[str, tuple[bool, str]], digest: str) -> FunctionWithModules:
     """The function of a buffer, with modules that it shares with other functions of this process."""
     from farcall_common.payload import Serializer  # of the worker's release
 
