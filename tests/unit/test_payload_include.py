@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from farcall._functions import FunctionTable, PackedFunction, pack_call
+from farcall._results import task_error
 from farcall_common.errors import PayloadTooLarge, SerializationError
-from farcall_common.payload import Serializer, include
+from farcall_common.payload import Serializer, describe_exception, include
 from farcall_common.payload.pickling import INCLUDED_MARK, travels_by_value
+from farcall_common.wire import StreamResult, TaskState
 
 #: Runs calls as a worker does. Its input: a line for each call, with function and payload.
 WORKER = """
@@ -67,6 +69,9 @@ def fail(point):
 """
 
 
+#: The modules that tests make.
+NAMES = frozenset({"mylib", "mylib_package", "native", "large", "other"})
+
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -76,7 +81,7 @@ def _nothing_stays_included(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if hasattr(sys.modules.get(name.partition(".")[0]), INCLUDED_MARK):
+        if name.partition(".")[0] in NAMES:
             del sys.modules[name]
 
 
@@ -257,6 +262,21 @@ def test_a_module_that_uses_farcall_runs_where_it_is_not_installed(
     assert left == []
 
 
+def test_a_module_may_include_itself_and_others(tmp_path: Path, folder: Path) -> None:
+    (folder / "mylib.py").write_text("import farcall\nfarcall.include(__name__, 'other')\nvalue = 5\n")
+    importlib.import_module("mylib")
+
+    def value() -> Any:
+        import mylib
+        import other  # type: ignore[import-not-found]
+
+        return mylib.value, other.FACTOR
+
+    assert sorted(include.included().sources) == ["mylib", "other"]
+    answers, _ = on_worker(tmp_path, [(value, ())])
+    assert values(answers) == [(5, 10)]
+
+
 def test_what_was_edited_is_another_function_once_it_is_included_again(folder: Path) -> None:
     table = FunctionTable()
     include.include("mylib")
@@ -285,6 +305,8 @@ def test_what_cannot_travel_is_refused(folder: Path, monkeypatch: pytest.MonkeyP
         include.include("sys")
     with pytest.raises(ValueError, match="include 'mylib_package'"):
         include.include(ModuleType("mylib_package.part"))
+    with pytest.raises(ValueError, match=r"mylib\.py is a file: give the name of the module, 'mylib'"):
+        include.include("mylib.py")
     with pytest.raises(ValueError, match="program itself"):
         include.include("__main__")
     with pytest.raises(TypeError, match="got int"):
@@ -299,3 +321,25 @@ def test_what_cannot_travel_is_refused(folder: Path, monkeypatch: pytest.MonkeyP
         include.include("mylib", "large")
     assert include.included().sources == {}
     assert travels_by_value("mylib")
+
+
+def test_the_hint_for_a_missing_module_knows_the_files_of_this_machine(folder: Path) -> None:
+    hint = include.hint_for_missing("ModuleNotFoundError: No module named 'mylib.parts'")
+    assert hint == (
+        f"mylib is a file of this machine ({folder / 'mylib.py'}). "
+        "Send it along: call farcall.include('mylib') before you submit."
+    )
+    for text in ("No module named 'numpy'", "No module named 'nowhere_at_all'", "No module named 'json'", "KeyError: 1"):
+        assert include.hint_for_missing(text) == ""
+    include.include("mylib")
+    assert include.hint_for_missing("No module named 'mylib'") == ""
+
+
+def test_the_error_of_a_task_has_that_hint(folder: Path) -> None:
+    record = describe_exception(ModuleNotFoundError("No module named 'mylib'", name="mylib"))
+    assert record.hint == (
+        "Install mylib on the endpoint. If it is your own module, send it along: "
+        "call farcall.include('mylib') before you submit."
+    )
+    result = StreamResult("t", "g", TaskState.FAILED, attempt=1, error=record.to_json())
+    assert task_error(result).hint.startswith("mylib is a file of this machine")

@@ -69,7 +69,7 @@ def include(*modules: ModuleType | str) -> None:
     todo = names.copy()
     while todo:
         name = todo.pop()
-        if name in sources:
+        if name in sources or _is_shipped(name):
             continue
         found = _sources_of(name)
         sources |= found
@@ -143,10 +143,18 @@ def _checked_name(module: ModuleType | str) -> str:
     name = module if isinstance(module, str) else module.__name__
     if name in ("__main__", "__mp_main__"):
         raise ValueError("the program itself cannot be included: what a function uses of it is sent anyway")
-    package, dot, _ = name.partition(".")
+    package, dot, rest = name.partition(".")
+    if rest == "py":
+        raise ValueError(f"{name} is a file: give the name of the module, {package!r}")
     if dot:
         raise ValueError(f"{name} is a part of {package}: include {package!r}, which has all of its modules")
     return name
+
+
+def _is_shipped(name: str) -> bool:
+    """Whether this is a worker that received the module: one that includes itself or others does so there, too."""
+    loader = getattr(importlib.import_module(name).__spec__, "loader", None)
+    return type(loader).__name__ == shipped_modules.ShippedModules.__name__
 
 
 def _sources_of(name: str) -> Sources:

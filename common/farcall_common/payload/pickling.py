@@ -71,7 +71,7 @@ def is_registered_by_user(module_name: str) -> bool:
 
 @functools.cache
 def is_installed(module_name: str, place: str) -> bool:
-    """Whether a module is of the standard library or of an installed package, as ``pip install -e`` does too."""
+    """Whether a module belongs to the standard library or to an installed package, ``pip install -e`` included."""
     path = Path(os.path.realpath(place))
     if is_part_of_an_installation(path):
         return True
