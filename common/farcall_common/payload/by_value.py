@@ -57,9 +57,8 @@ class ByValue:
 
     ``python`` is the version of the byte code in it; None when it has only references: then any reads it. ``sources``
     are the lines of the functions that travel, for readable tracebacks: file name, number of the first line, text.
-    ``names`` are the classes whose byte code is in it, the first few, for messages.
-    ``modules`` are those whose code is in it (see :func:`describe_modules`); None
-    when there is no such code.
+    ``names`` are the classes whose byte code is in it, the first few, for messages. ``modules`` are those whose code is
+    in it (see :func:`describe_modules`); None when there is no such code.
     """
 
     pickled: bytes
