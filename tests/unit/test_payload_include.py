@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import importlib
 import json
+import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from farcall._functions import FunctionTable, PackedFunction, pack_call
 from farcall._results import task_error
 from farcall_common.errors import PayloadTooLarge, SerializationError
 from farcall_common.payload import Serializer, describe_exception, include
-from farcall_common.payload.pickling import INCLUDED_MARK, travels_by_value
+from farcall_common.payload.pickling import INCLUDED_MARK, dumps_by_reference, travels_by_value
 from farcall_common.wire import StreamResult, TaskState
 
 #: Runs calls as a worker does. Its input: a line for each call, with function and payload.
@@ -329,7 +331,12 @@ def test_the_hint_for_a_missing_module_knows_the_files_of_this_machine(folder: P
         f"mylib is a file of this machine ({folder / 'mylib.py'}). "
         "Send it along: call farcall.include('mylib') before you submit."
     )
-    for text in ("No module named 'numpy'", "No module named 'nowhere_at_all'", "No module named 'json'", "KeyError: 1"):
+    for text in (
+        "No module named 'numpy'",
+        "No module named 'nowhere_at_all'",
+        "No module named 'json'",
+        "KeyError: 1",
+    ):
         assert include.hint_for_missing(text) == ""
     include.include("mylib")
     assert include.hint_for_missing("No module named 'mylib'") == ""
@@ -343,3 +350,65 @@ def test_the_error_of_a_task_has_that_hint(folder: Path) -> None:
     )
     result = StreamResult("t", "g", TaskState.FAILED, attempt=1, error=record.to_json())
     assert task_error(result).hint.startswith("mylib is a file of this machine")
+
+
+#: A worker without any package: what the loader needs of ours is written out.
+BARE_WORKER = """
+import pickle, sys, types
+
+class Serializer:
+    def deserialize_function(self, buffer):
+        strategy, _, text = buffer.decode().partition("\\n")
+        assert strategy == "st"
+        name, _, source = text.partition(":")
+        namespace = {"__name__": "__farcall__"}
+        exec(source, namespace)
+        return namespace[name]
+
+payload = types.ModuleType("farcall_common.payload")
+payload.Serializer = Serializer
+sys.modules |= {"farcall_common": types.ModuleType("farcall_common"), payload.__name__: payload}
+buffer, argument, result = sys.argv[1:]
+function = Serializer().deserialize_function(open(buffer, "rb").read())
+with function.farcall_modules:
+    value = function.farcall_function(pickle.load(open(argument, "rb")))
+    pickle.dump(value, open(result, "wb"), protocol=5)
+assert "mylib" not in sys.modules
+"""
+
+
+def other_pythons() -> dict[tuple[int, int], str]:
+    """Interpreters of other minor versions that this machine has."""
+    found: dict[tuple[int, int], str] = {}
+    named = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
+    for python in [*filter(None, named), *map(str, Path(sys.base_prefix).parent.glob("*/bin/python3"))]:
+        command = [python, "-c", "import sys; print(*sys.version_info[:2])"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            major, minor = map(int, done.stdout.split())
+            found[major, minor] = python
+    return {version: python for version, python in found.items() if (3, 11) <= version != sys.version_info[:2]}
+
+
+def test_other_versions_of_python_take_included_classes(tmp_path: Path, folder: Path) -> None:
+    pythons = other_pythons()
+    if not pythons:
+        pytest.skip("there is no other Python")
+    mylib: Any = importlib.import_module("mylib")
+    include.include("mylib")
+
+    def moved(point: Any) -> Any:
+        import mylib
+
+        return isinstance(point, mylib.Point), point.moved(1)
+
+    program, buffer, argument, result = (tmp_path / name for name in ("worker.py", "buffer", "argument", "result"))
+    program.write_text(BARE_WORKER)
+    buffer.write_bytes(include.with_modules(Serializer().serialize_function(moved)))
+    argument.write_bytes(dumps_by_reference(mylib.Point(1)))
+    for python in pythons.values():
+        command = [python, "-I", str(program), str(buffer), str(argument), str(result)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert pickle.loads(result.read_bytes()) == (True, mylib.Point(11))
+        result.unlink()
