@@ -72,7 +72,7 @@ def fail(point):
 
 
 #: The modules that tests make.
-NAMES = frozenset({"mylib", "mylib_package", "native", "large", "other"})
+NAMES = frozenset({"mylib", "mylib_package", "native", "large", "old", "other"})
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -318,6 +318,10 @@ def test_what_cannot_travel_is_refused(folder: Path, monkeypatch: pytest.MonkeyP
     (folder / "native" / "_fast.abi3.so").write_bytes(b"")
     with pytest.raises(SerializationError, match=r"native\._fast is not pure Python"):
         include.include("native")
+    (folder / "old").mkdir()
+    (folder / "old" / "latin.py").write_bytes(b"# \xe9\n")
+    with pytest.raises(SerializationError, match=r"source text of old\.latin cannot be read"):
+        include.include("old")
     (folder / "large.py").write_text(f"TEXT = {'x' * 2**20!r}\n")
     with pytest.raises(PayloadTooLarge, match=r"take 1\.0 MiB of source text, 1\.0 MiB of it large; the limit is 1\.0"):
         include.include("mylib", "large")

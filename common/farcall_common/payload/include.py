@@ -199,7 +199,10 @@ def _text(name: str, path: Path) -> str:
         raise SerializationError(
             f"{name} is not pure Python ({path})", hint="Install it on the endpoint, in the environment of its workers."
         )
-    return importlib.util.decode_source(path.read_bytes())
+    try:
+        return importlib.util.decode_source(path.read_bytes())
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:  # in an archive, for instance
+        raise SerializationError(f"the source text of {name} cannot be read ({path}): {error}") from error
 
 
 def _imported_by(sources: Sources) -> Iterator[str]:
