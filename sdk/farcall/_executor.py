@@ -13,6 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from farcall._arguments import as_id, refuse
+from farcall._binding import accepts_of, check_arguments, checked
 from farcall._client import Client, SourceCode, connection_of
 from farcall._decorated import Decorated
 from farcall._display import card
@@ -268,8 +269,8 @@ class Submitter(concurrent.futures.Executor):
         :raises RuntimeError: after :meth:`shutdown`.
         """
         handle = self._engine.functions.handle(fn)
-        if handle.check is not None:
-            handle.check(*args, **kwargs)
+        if handle.accepts is not None:
+            check_arguments(fn, handle.accepts, args, kwargs)
         return self._engine.submit(handle, args, kwargs, self._with_options_of(fn)._complete_context())
 
     def _with_options_of(self, function: object) -> Submitter:
@@ -328,16 +329,13 @@ class Submitter(concurrent.futures.Executor):
         rows: Iterator[tuple[Any, ...]] = zip(*iterables)  # noqa: B905 - the shortest ends it, as everywhere else
         if chunksize == 1:
             return results_in_order(lambda row: self.submit(fn, *row), rows, timeout_s=timeout, ahead=buffersize)
-        from farcall._binding import check_of
         from farcall._functions import display_name
 
-        if (check := check_of(fn)) is not None:
-            rows = (row for row in rows if check(*row) is None)
         call_each = by_chunk(fn, name=display_name(fn))  # spans and lists of functions show the function's own name
         return flattened(
             results_in_order(
                 lambda chunk: submitter.submit(call_each, *chunk),
-                chunks_of(rows, chunksize),
+                chunks_of(checked(fn, rows), chunksize),
                 timeout_s=timeout,
                 ahead=buffersize,
             )
@@ -564,9 +562,8 @@ class Executor(Submitter, SourceCode):
 
         :raises SerializationError: if the function cannot be sent.
         """
-        check = None  # by an id, it is whatever that function is
+        accepts = None  # by an id, it is whatever that function is
         if function_id is None:
-            from farcall._binding import check_of
             from farcall._functions import registration
 
             request = registration(
@@ -579,8 +576,8 @@ class Executor(Submitter, SourceCode):
                 serializer=self._engine.serializer,
             )
             function_id = self._api.register_function(request)
-            check = check_of(function)
-        self._engine.functions.registered(function_id, function, check=check)
+            accepts = accepts_of(function)
+        self._engine.functions.registered(function_id, function, accepts=accepts)
         return function_id
 
     def reload_tasks(self, task_group_id: str | uuid.UUID | None = None) -> list[ComputeFuture[Any]]:

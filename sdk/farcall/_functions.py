@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from farcall._binding import Check, check_of
+from farcall._binding import Accepts, accepts_of
 from farcall._decorated import Decorated
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
@@ -245,7 +245,7 @@ class FunctionHandle:
     """A function to register: packed until then, known by its id from then on."""
 
     __slots__ = (
-        "check",
+        "accepts",
         "description",
         "function",
         "function_id",
@@ -264,12 +264,12 @@ class FunctionHandle:
         packed: PackedFunction | None = None,
         function_id: str | None = None,
         function: types.FunctionType | Decorated[..., Any] | None = None,
-        check: Check | None = None,
+        accepts: Accepts | None = None,
     ) -> None:
         self.name: str = name
         self.description: str | None = function.registered_description if isinstance(function, Decorated) else None
         #: Raises a TypeError for arguments that the function does not take; None if that is unknown.
-        self.check: Check | None = check
+        self.accepts: Accepts | None = accepts
         self.packed: PackedFunction | None = packed
         self.function_id: str | None = function_id
         #: Whether the id was there first: it stays, whatever travels with functions.
@@ -320,7 +320,7 @@ class FunctionTable:
             display_name(function),
             packed=_pack_function(function, self._serializer),
             function=function if isinstance(function, types.FunctionType | Decorated) else None,
-            check=check_of(function),
+            accepts=accepts_of(function),
         )
         handle = self._by_key.setdefault(fresh.key, fresh)
         if isinstance(function, types.FunctionType | types.BuiltinFunctionType | Decorated):
@@ -328,11 +328,11 @@ class FunctionTable:
         return handle
 
     def registered(
-        self, function_id: str, function: Callable[..., Any] | None = None, *, check: Check | None = None
+        self, function_id: str, function: Callable[..., Any] | None = None, *, accepts: Accepts | None = None
     ) -> FunctionHandle:
         """The handle of a registered function; calls of ``function`` use it from now on."""
         name = function_id if function is None else display_name(function)
-        handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id, check=check))
+        handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id, accepts=accepts))
         if function is not None:
             self._remember(function, handle)
         return handle

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from farcall import Executor
-from farcall._binding import check_of
+from farcall._binding import accepts_of, check_arguments
 from farcall.testing import FakeCloud
 from tests.waiting import WAIT_S
+
+
+def check_of(function: Callable[..., Any]) -> Callable[..., None] | None:
+    accepts = accepts_of(function)
+    if accepts is None:
+        return None
+    return lambda *args, **kwargs: check_arguments(function, accepts, args, kwargs)
 
 
 def plain(path: str, times: int = 2, /, *rest: int, mode: str, **options: Any) -> Any:
@@ -110,3 +119,23 @@ def test_executors_check_before_they_send(cloud: FakeCloud) -> None:
         assert executor.submit_to_registered_function(other, ["x"], {"mode": "m"}).result(WAIT_S)[0] == "x"
         assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
     assert executor.task_count_submitted == 3
+
+
+def test_nothing_of_the_function_is_kept() -> None:
+    class Large:
+        def method(self, x: int) -> int:
+            return x
+
+    def accepting() -> tuple[list[Callable[..., None] | None], weakref.ref[Large]]:
+        large = Large()
+
+        def closure(x: Any = large) -> Any:
+            return large, x
+
+        functions = (large.method, closure, functools.partial(closure, large))
+        return [accepts_of(each) for each in functions], weakref.ref(large)
+
+    kept, large = accepting()
+    gc.collect()
+    assert None not in kept
+    assert large() is None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from farcall._binding import check_of
+from farcall._binding import accepts_of, check_arguments
 from farcall._client import Client
 from farcall._decorator import Function
 from farcall._executor import Executor, interrupted, leave, report_delays
@@ -150,12 +150,12 @@ def _endpoint_name(context: typer.Context, name: str | None, called: object) -> 
 
 def _check(called: Any, calls: Sequence[Arguments]) -> None:
     """:raises InvalidRequest: if the function does not take the arguments of a call."""
-    check = check_of(called)
-    if check is None:
+    accepts = accepts_of(called)
+    if accepts is None:
         return
     for number, (args, named) in enumerate(calls, start=1):
         try:
-            check(*args, **named)
+            check_arguments(called, accepts, args, named)
         except TypeError as error:
             which = f"input {number}: " if len(calls) > 1 else ""
             raise InvalidRequest(f"{which}{error}", hint="`farcall run --help` shows how to write arguments.") from None
