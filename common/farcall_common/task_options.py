@@ -68,7 +68,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param retries: how often the task is run again after its function raised; apart from ``max_attempts``, which counts
         the runs that ended with their worker, node or endpoint.
     :param retry_on: which exceptions are retried: classes or their names, with those of their subclasses; none = every
-        :class:`Exception`.
+        ``Exception``.
     :param retry_delay_s: seconds before the first retry. They double with each retry, up to 5 minutes; each wait is
         shortened at random by up to a half.
     :param num_nodes: number of whole nodes of its block for MPI ranks.

@@ -1,9 +1,11 @@
 """Call a Python function on any computer you may use: client, executor and command line of Farcall."""
 
 from farcall._client import Client
+from farcall._decorator import Function, function
 from farcall._display import track
 from farcall._executor import Executor
 from farcall._future import ComputeFuture, InputFailed
+from farcall._include import include
 from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._shell_remote import ShellResult
@@ -49,6 +51,7 @@ __all__ = [
     "Executor",
     "FarcallError",
     "Forbidden",
+    "Function",
     "FunctionUnknown",
     "InputFailed",
     "InvalidRequest",
@@ -74,5 +77,7 @@ __all__ = [
     "Unsupported",
     "Why",
     "__version__",
+    "function",
+    "include",
     "track",
 ]

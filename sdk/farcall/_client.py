@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from farcall._arguments import as_function_id, as_id, refuse
+from farcall._display import Record, Records
 from farcall._settings import Settings, bearer_token
 from farcall._sharing import Sharing
 from farcall._task_info import TaskInfo, Why
@@ -367,7 +368,7 @@ class Client(SourceCode, Sharing):
     def get_task_groups(self, *, limit: int = 100) -> list[Json]:
         """Your task groups, newest first: ``task_group_id, created_at`` (epoch seconds), ``tasks`` (how many) and
         ``states`` (how many in each)."""
-        groups: list[Json] = []
+        groups = Records()
         before = None
         while len(groups) < limit:
             page = self._api.list_groups(before=before, limit=min(limit - len(groups), _GROUPS_PER_REQUEST))
@@ -417,7 +418,7 @@ class Client(SourceCode, Sharing):
 
     def get_tasks(self, *, state: str | None = None, limit: int = 100) -> list[Json]:
         """Your tasks, newest first, without results; with ``state``, those in that state."""
-        return list(itertools.islice(self.iter_tasks(state=state, page=min(limit, _PAGE)), limit))
+        return Records(itertools.islice(self.iter_tasks(state=state, page=min(limit, _PAGE)), limit))
 
     def iter_tasks(
         self,
@@ -445,7 +446,7 @@ class Client(SourceCode, Sharing):
 
     def get_task_events(self, task_id: str) -> list[Json]:
         """The history of a task: ``state, reporter, at`` (epoch seconds), ``attempt, detail``."""
-        return self._api.list_events(task_id)
+        return Records(self._api.list_events(task_id))
 
     def retry(self, task_id: str | uuid.UUID) -> str:
         """Run a task that has ended again: the same function, arguments, endpoint and options. Returns the id of the
@@ -589,7 +590,7 @@ class Client(SourceCode, Sharing):
 
         ``version`` is the number of the newest version, and so how many there are.
         """
-        return self._api.list_functions(search=search, limit=limit)
+        return Records(self._api.list_functions(search=search, limit=limit))
 
     def find_function(self, function: str | uuid.UUID) -> Json:
         """The function of an id, ``<id>@<version>`` or an alias of yours: ``function_uuid, version, reference`` (for
@@ -709,7 +710,7 @@ class Client(SourceCode, Sharing):
 
     def get_endpoints(self, *, role: str = "any") -> list[Json]:
         """``uuid, name, display_name, owner`` of endpoints: ``role`` "any" for all you may use, "owner" for yours."""
-        return self._api.list_endpoints(role=role)
+        return Records(self._api.list_endpoints(role=role))
 
     def find_endpoint(self, name: str | uuid.UUID | None = None) -> str:
         """The id of an endpoint: by its name, by its id, or by the first digits of it (4 or more). Without any of them,
@@ -766,7 +767,7 @@ class Client(SourceCode, Sharing):
 
     def get_endpoint(self, endpoint_id: str | uuid.UUID) -> Json:
         """The registration of an endpoint."""
-        return self._api.get_endpoint(self.find_endpoint(endpoint_id))
+        return Record(self._api.get_endpoint(self.find_endpoint(endpoint_id)))
 
     #: Its name in ``globus_compute_sdk``.
     get_endpoint_metadata = get_endpoint
@@ -775,7 +776,7 @@ class Client(SourceCode, Sharing):
         """``status`` ("online", "offline") and ``details``: numbers of managers, workers, tasks and blocks, which the
         endpoint reported at ``reported_at`` (epoch seconds), ``age_s`` seconds ago. Those two are left out if it has
         reported none."""
-        return self._api.get_endpoint_status(self.find_endpoint(endpoint_id))
+        return Record(self._api.get_endpoint_status(self.find_endpoint(endpoint_id)))
 
     def get_allowed_functions(self, endpoint_id: str | uuid.UUID) -> Json:
         """``restricted``, and if so, ``functions``: the only ones that the endpoint runs."""

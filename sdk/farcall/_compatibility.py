@@ -10,6 +10,7 @@ from farcall._endpoints import EndpointCache, EndpointRuntime
 from farcall._functions import FunctionHandle, PackedFunction, Requirements
 from farcall_common.errors import EndpointIncompatible
 from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill
+from farcall_common.payload.data import WITHOUT_BYTE_CODE
 from farcall_common.task_options import TaskOptions
 
 #: Strategies for a function, text first: dill finds the source of functions that were typed into an interpreter.
@@ -69,7 +70,8 @@ def unmet(requirements: Requirements | None, runtime: EndpointRuntime) -> str:
     if unread:
         return f"is written with strategy {unread[0]}, which the endpoint does not read"
     if requirements.python and runtime.python and runtime.python != requirements.python:
-        return f"holds byte code of Python {requirements.python}, and the endpoint runs Python {runtime.python}"
+        code = f"byte code of Python {requirements.python}{requirements.classes}"
+        return f"holds {code}, and the endpoint runs Python {runtime.python}"
     return ""
 
 
@@ -94,7 +96,4 @@ def _rewritten(handle: FunctionHandle, requirements: Requirements, runtime: Endp
 def _hint(requirements: Requirements, runtime: EndpointRuntime) -> str:
     if requirements.strategies - (runtime.strategies or requirements.strategies):
         return "Upgrade the endpoint, or choose a strategy that it reads."
-    return (
-        f"Run this program with Python {runtime.python}, or send functions and data that need no byte code: no "
-        "closures, decorators or classes of the script, imports inside the function."
-    )
+    return f"Run this program with Python {runtime.python}. Or {WITHOUT_BYTE_CODE}."

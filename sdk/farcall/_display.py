@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import datetime as dt
 import importlib
 import operator
 import reprlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 _LONGEST: Final = 200
 _REDRAW_S: Final = 0.1
+_ROWS: Final = 100
 
 _short: Final = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = _LONGEST
@@ -28,6 +30,57 @@ def card(heading: str, fields: Mapping[str, object]) -> str:
         if value is not None and value != ""
     )
     return f"<b>{html.escape(heading)}</b><table>{rows}</table>"
+
+
+def local_time(at: float | None) -> str:
+    """An instant in epoch seconds as local date and time; empty for None."""
+    if at is None:
+        return ""
+    try:
+        return dt.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):  # an endpoint may report anything
+        return str(at)
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """HTML with a column for each field that a row has a value for."""
+    import html
+
+    def cells(tag: str, texts: Iterable[str]) -> str:
+        return "".join(f'<{tag} style="text-align:left">{html.escape(text)}</{tag}>' for text in texts)
+
+    shown = [_readable(row) for row in rows[:_ROWS]]
+    names = list(dict.fromkeys(name for row in shown for name in row))
+    lines = [cells("th", names), *(cells("td", (row.get(name, "") for name in names)) for row in shown)]
+    more = f"<p>and {len(rows) - _ROWS} more</p>" if len(rows) > _ROWS else ""
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{more}" if rows else "<i>none</i>"
+
+
+def _readable(fields: Mapping[str, object]) -> dict[str, str]:
+    """Fields as text: instants in local time, without those that are empty."""
+    readable = {}
+    for name, value in fields.items():
+        if value is None or value in ("", {}, []):
+            continue
+        is_instant = isinstance(value, float) and (name == "at" or name.endswith("_at"))
+        text = local_time(cast("float", value)) if is_instant else value if isinstance(value, str) else str(value)
+        readable[name] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return readable
+
+
+class Record(dict[str, Any]):
+    """A dictionary that notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        name = next((str(self[name]) for name in ("display_name", "name", "status") if self.get(name)), "")
+        return card(name, _readable(self))
+
+
+class Records(list[dict[str, Any]]):
+    """A list of dictionaries that notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        return table(self)
 
 
 def shortened(value: Any) -> str:

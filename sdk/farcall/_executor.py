@@ -13,7 +13,9 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from farcall._arguments import as_id, refuse
+from farcall._binding import accepts_of, check_arguments, checked
 from farcall._client import Client, SourceCode, connection_of
+from farcall._decorated import Decorated
 from farcall._display import card
 from farcall._future import ComputeFuture
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
@@ -41,7 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _Future = concurrent.futures.Future[Any]
 #: Arguments that become values when the call is sent.
-_Later = _Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future]
+Later = _Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future]
 
 
 class _Option(Generic[T]):
@@ -79,6 +81,12 @@ class Submitter(concurrent.futures.Executor):
     #: Set where a submitter is made. As parameters they would be public types, with all that they refer to.
     _engine: Engine
     _context: SubmitContext
+
+    def __init__(self) -> None:
+        #: Views with the options of decorated functions, each with the context that it was made of.
+        self._views: weakref.WeakKeyDictionary[Decorated[..., Any], tuple[SubmitContext, Submitter]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def __repr__(self) -> str:
         return f"<Submitter to endpoint {self.endpoint_id}, {self._context.options}>"
@@ -249,12 +257,12 @@ class Submitter(concurrent.futures.Executor):
 
     @overload  # for mypy all functions match here; it still checks their arguments
     def submit(  # type: ignore[overload-cannot-match]
-        self, fn: Callable[..., T], first: _Later, /, *args: Any, **kwargs: Any
+        self, fn: Callable[..., T], first: Later, /, *args: Any, **kwargs: Any
     ) -> ComputeFuture[T]: ...
 
     @overload
     def submit(  # type: ignore[overload-cannot-match]
-        self, fn: Callable[..., T], first: Any, second: _Later, /, *args: Any, **kwargs: Any
+        self, fn: Callable[..., T], first: Any, second: Later, /, *args: Any, **kwargs: Any
     ) -> ComputeFuture[T]: ...
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> ComputeFuture[T]:
@@ -265,11 +273,27 @@ class Submitter(concurrent.futures.Executor):
         cancelled, the call is never made: its future raises :class:`InputFailed`, caused by that failure. Type checkers
         verify the function's arguments, and accept futures in place of the first two.
 
+        A function that :func:`function` decorated is called with its own options, on this executor's endpoint.
+
+        :raises TypeError: if the function does not take these arguments.
         :raises SerializationError: if the function or an argument cannot be sent; the message names it.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         :raises RuntimeError: after :meth:`shutdown`.
         """
-        return self._engine.submit(self._engine.functions.handle(fn), args, kwargs, self._complete_context())
+        handle = self._engine.functions.handle(fn)
+        if handle.accepts is not None:
+            check_arguments(fn, handle.accepts, args, kwargs)
+        return self._engine.submit(handle, args, kwargs, self._with_options_of(fn)._complete_context())
+
+    def _with_options_of(self, function: object) -> Submitter:
+        """A view with the options of a decorated function."""
+        if not isinstance(function, Decorated) or not function.task_options:
+            return self
+        known = self._views.get(function)
+        if known is None or known[0] is not self._context:
+            context = self._context
+            known = self._views[function] = context, self.options(**function.task_options)
+        return known[1]
 
     def submit_to_registered_function(
         self, function_id: str | uuid.UUID, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -313,6 +337,7 @@ class Submitter(concurrent.futures.Executor):
             raise ValueError("chunksize must be at least 1")
         if buffersize is not None and buffersize < 1:
             raise ValueError("buffersize must be at least 1, or None")
+        submitter = self._with_options_of(fn)
         rows: Iterator[tuple[Any, ...]] = zip(*iterables)  # noqa: B905 - the shortest ends it, as everywhere else
         if chunksize == 1:
             return results_in_order(lambda row: self.submit(fn, *row), rows, timeout_s=timeout, ahead=buffersize)
@@ -321,8 +346,8 @@ class Submitter(concurrent.futures.Executor):
         call_each = by_chunk(fn, name=display_name(fn))  # spans and lists of functions show the function's own name
         return flattened(
             results_in_order(
-                lambda chunk: self.submit(call_each, *chunk),
-                chunks_of(rows, chunksize),
+                lambda chunk: submitter.submit(call_each, *chunk),
+                chunks_of(checked(fn, rows), chunksize),
                 timeout_s=timeout,
                 ahead=buffersize,
             )
@@ -399,6 +424,7 @@ class Executor(Submitter, SourceCode):
         sealed: SealMode | None = None,
         **options: Unpack[OwnOptionsDict],
     ) -> None:
+        super().__init__()
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
         # The engine and its imports (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
         from farcall._batch import SubmitContext
@@ -549,6 +575,7 @@ class Executor(Submitter, SourceCode):
 
         :raises SerializationError: if the function cannot be sent.
         """
+        accepts = None  # by an id, it is whatever that function is
         if function_id is None:
             from farcall._functions import registration
 
@@ -562,7 +589,8 @@ class Executor(Submitter, SourceCode):
                 serializer=self._engine.serializer,
             )
             function_id = self._api.register_function(request)
-        self._engine.functions.registered(function_id, function)
+            accepts = accepts_of(function)
+        self._engine.functions.registered(function_id, function, accepts=accepts)
         return function_id
 
     def reload_tasks(self, task_group_id: str | uuid.UUID | None = None) -> list[ComputeFuture[Any]]:

@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from farcall._binding import Accepts, accepts_of
+from farcall._decorated import Decorated
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
@@ -29,6 +31,8 @@ from farcall_common.payload import (
     parse_allowed,
     strategy_named,
 )
+from farcall_common.payload.data import named_classes
+from farcall_common.payload.include import included, with_modules
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
@@ -45,28 +49,31 @@ _REMEMBERED: Final = 1024
 @dataclasses.dataclass(frozen=True)
 class Requirements:
     """Strategies that the reader of a function or call must know. ``python`` is the only version that can run it, or
-    None."""
+    None. ``classes``: those whose byte code is in it, in brackets."""
 
     strategies: frozenset[str]
     python: str | None
+    classes: str = dataclasses.field(default="", compare=False)
 
 
 def requirements_of(buffers: Iterable[Sequence[Piece]]) -> Requirements | None:
     """The requirements of buffers in pieces (see :meth:`Serializer.pieces`); None when every endpoint reads them."""
     ids: set[bytes] = set()
     python: str | None = None
+    classes = ""
     for pieces in buffers:
         strategy = bytes(pieces[0][:2])
         ids.add(strategy)
         if strategy in _WITH_HEAD:
             text = bytes(pieces[0][3:] or pieces[1])
             end = text.find(b"\n")
-            python = json.loads(text if end < 0 else text[:end]).get("python") or python
+            head = json.loads(text if end < 0 else text[:end])
+            python, classes = head.get("python") or python, named_classes(head) or classes
         elif strategy == _BYTE_CODE:
             python = THIS_PYTHON
     if ids <= _UNIVERSAL:
         return None
-    return Requirements(frozenset(strategy.decode() for strategy in ids), python)
+    return Requirements(frozenset(strategy.decode() for strategy in ids), python, classes)
 
 
 class PackedCall(NamedTuple):
@@ -145,7 +152,7 @@ def sorted_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def display_name(function: Callable[..., Any]) -> str:
     """The name of a function; of one without a name (a partial, an instance), that of its class."""
-    name = getattr(function, "__name__", None)
+    name = (isinstance(function, Decorated) and function.registered_name) or getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__
 
 
@@ -165,7 +172,9 @@ def registration(
     :raises PayloadTooLarge: if it takes more than 10 MiB.
     """
     body = _pack_function(function, serializer)
-    documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType) else None
+    documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType | Decorated) else None
+    if isinstance(function, Decorated):
+        documentation = function.registered_description or documentation
     request = body.registration(
         name or display_name(function), description=description or documentation, metadata=metadata, public=public
     )
@@ -202,8 +211,9 @@ class PackedFunction(NamedTuple):
 
     @classmethod
     def of(cls, buffer: bytes) -> PackedFunction:
-        """Pack the buffer of a function."""
-        return cls(DEFAULT_SERIALIZER.pack([buffer]), buffer[:2].decode(), requirements_of([(buffer,)]))
+        """Pack the buffer of a function, with the modules that travel with it."""
+        code = DEFAULT_SERIALIZER.pack([with_modules(buffer)])
+        return cls(code, buffer[:2].decode(), requirements_of([(buffer,)]))
 
     def registration(
         self,
@@ -234,7 +244,18 @@ class PackedFunction(NamedTuple):
 class FunctionHandle:
     """A function to register: packed until then, known by its id from then on."""
 
-    __slots__ = ("function", "function_id", "key", "name", "packed", "requirements", "rewritten")
+    __slots__ = (
+        "accepts",
+        "description",
+        "function",
+        "function_id",
+        "is_given",
+        "key",
+        "name",
+        "packed",
+        "requirements",
+        "rewritten",
+    )
 
     def __init__(
         self,
@@ -242,15 +263,21 @@ class FunctionHandle:
         *,
         packed: PackedFunction | None = None,
         function_id: str | None = None,
-        function: types.FunctionType | None = None,
+        function: types.FunctionType | Decorated[..., Any] | None = None,
+        accepts: Accepts | None = None,
     ) -> None:
         self.name: str = name
+        self.description: str | None = function.registered_description if isinstance(function, Decorated) else None
+        #: Raises a TypeError for arguments that the function does not take; None if that is unknown.
+        self.accepts: Accepts | None = accepts
         self.packed: PackedFunction | None = packed
         self.function_id: str | None = function_id
+        #: Whether the id was there first: it stays, whatever travels with functions.
+        self.is_given: bool = function_id is not None
         #: None when every endpoint reads the function, or when nothing is known.
         self.requirements: Requirements | None = packed.requirements if packed else None
         #: For writing it with another strategy. A function with state is not kept: each use of it is another function.
-        self.function: types.FunctionType | None = function if self.requirements else None
+        self.function: Callable[..., Any] | None = function if self.requirements else None
         #: The same function, written with other strategies.
         self.rewritten: list[FunctionHandle] = []
         #: Two handles with the same key are the same function.
@@ -259,7 +286,7 @@ class FunctionHandle:
     def registration(self) -> dict[str, Any]:
         """The body of the request that registers it."""
         assert self.packed is not None
-        return self.packed.registration(self.name)
+        return self.packed.registration(self.name, description=self.description)
 
 
 class FunctionTable:
@@ -273,6 +300,7 @@ class FunctionTable:
         self._serializer = serializer
         self._by_identity: dict[int, tuple[Callable[..., Any], FunctionHandle]] = {}
         self._by_key: dict[str, FunctionHandle] = {}
+        self._included = included()
 
     def handle(self, function: Callable[..., Any]) -> FunctionHandle:
         """The handle of a function.
@@ -280,23 +308,31 @@ class FunctionTable:
         :raises SerializationError: if the function cannot be sent.
         :raises PayloadTooLarge: if it takes more than 10 MiB.
         """
+        if self._included is not (now := included()):  # other modules travel: their functions are other functions
+            self._included = now
+            for number, (_, handle) in [*self._by_identity.items()]:
+                if not handle.is_given:
+                    self._by_identity.pop(number, None)
         known = self._by_identity.get(id(function))
         if known is not None and known[0] is function:
             return known[1]
         fresh = FunctionHandle(
             display_name(function),
             packed=_pack_function(function, self._serializer),
-            function=function if isinstance(function, types.FunctionType) else None,
+            function=function if isinstance(function, types.FunctionType | Decorated) else None,
+            accepts=accepts_of(function),
         )
         handle = self._by_key.setdefault(fresh.key, fresh)
-        if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
+        if isinstance(function, types.FunctionType | types.BuiltinFunctionType | Decorated):
             self._remember(function, handle)
         return handle
 
-    def registered(self, function_id: str, function: Callable[..., Any] | None = None) -> FunctionHandle:
+    def registered(
+        self, function_id: str, function: Callable[..., Any] | None = None, *, accepts: Accepts | None = None
+    ) -> FunctionHandle:
         """The handle of a registered function; calls of ``function`` use it from now on."""
         name = function_id if function is None else display_name(function)
-        handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id))
+        handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id, accepts=accepts))
         if function is not None:
             self._remember(function, handle)
         return handle

@@ -35,6 +35,7 @@ from farcall_common.errors import (
 )
 from farcall_common.payload import Piece, Serializer, load_user_data
 from farcall_common.payload import task_error as error_of_record
+from farcall_common.payload.include import hint_for_missing
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
 
 _logger = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ def task_error(result: StreamResult, *, load_original: Callable[[bytes], Any] | 
     if result.error is None:
         return expected(f"task {result.task_id} ended as {state}")
     record, data = ErrorRecord.from_json(result.error), _exception_data(result)
+    if hint := hint_for_missing(record.message):
+        record = dataclasses.replace(record, hint=hint)
     load = None if data is None or load_original is None else functools.partial(load_original, data)
     return error_of_record(record, expected=expected, load_original=load)
 

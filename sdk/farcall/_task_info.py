@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from farcall._display import card
+from farcall._display import card, local_time, shortened
 from farcall_common.durations import ago
 from farcall_common.plain_text import plain
 
@@ -106,7 +106,7 @@ class Why:
 
 @dataclasses.dataclass(frozen=True)
 class TaskInfo(Mapping[str, Any]):
-    """A task at the time of the request. Instants and ``timings`` are epoch seconds.
+    """A task at the time of the request. Instants and ``timings`` are epoch seconds, shown in local time.
 
     ``state`` is None for a task that does not exist. ``exception`` is raised by :meth:`result`: a
     :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats.
@@ -128,6 +128,27 @@ class TaskInfo(Mapping[str, Any]):
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     value: Any = dataclasses.field(default=None, repr=False)
     exception: Exception | None = dataclasses.field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        ran = f", ran {seconds} s" if (seconds := self._ran_s()) else ""
+        ended = f", ended {local_time(self.finished_at)}" if self.finished_at is not None else ""
+        return f"<TaskInfo {self.task_id}: {self._state_text()}{ran}{ended}>"
+
+    def _repr_html_(self) -> str:
+        known = {"state": self._state_text(), "endpoint": self.endpoint_id, "function": self.function_id}
+        instants = {name: self.timings.get(f"{name}_at") for name in ("submitted", "started", "ended")}
+        result = shortened(self.value) if self.state is not None and self.state.value == "success" else None
+        ended = {"error": self.exception and str(self.exception), "result": None if self.exception else result}
+        shown = {**known, "attempts": self.attempt or None, **{name: local_time(at) for name, at in instants.items()}}
+        return card(f"Task {self.task_id}", {**shown, "seconds": self._ran_s(), "retry of": self.retry_of, **ended})
+
+    def _state_text(self) -> str:
+        return str(self.state or "unknown")
+
+    def _ran_s(self) -> str:
+        """For how long its function ran; empty if that is not known."""
+        started_at, ended_at = self.timings.get("started_at"), self.timings.get("ended_at")
+        return "" if started_at is None or ended_at is None else f"{ended_at - started_at:.1f}"
 
     @property
     def pending(self) -> bool:
@@ -151,7 +172,7 @@ class TaskInfo(Mapping[str, Any]):
     def _as_dict(self) -> dict[str, Any]:
         known: dict[str, Any] = {
             "task_id": self.task_id,
-            "status": str(self.state or "unknown"),
+            "status": self._state_text(),
             "pending": self.pending,
             "details": self.details,
         }

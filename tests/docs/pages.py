@@ -96,6 +96,8 @@ def run(page: Page, *, directory: Path, environment: Mapping[str, str]) -> str:
     """Run the program of a page in ``directory``, and return what it printed; an ``AssertionError`` if it fails."""
     program = directory / page.name.replace("/", "-").replace(".md", ".py")
     program.write_text(page.program(), encoding="utf-8")
+    for name, body in page.files().items():
+        (directory / name).write_text(body, encoding="utf-8")
     return printed([sys.executable, "-W", "error", str(program)], directory=directory, environment=environment)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from farcall.testing import FakeCloud
 from tests.integration.sdk_served_cloud import serving
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 Start = Callable[[str], "subprocess.Popen[str]"]
 
@@ -66,6 +66,7 @@ def test_ctrl_c_leaves_tasks_running_and_a_second_one_cancels_them(
     assert program.stdout is not None
     assert program.stderr is not None
     assert program.stdout.readline() == "ready\n"
+    wait_until_received(cloud, 10)
     program.send_signal(signal.SIGINT)
     line = program.stderr.readline()
     assert line.startswith("10 tasks will continue; press Ctrl-C again to cancel now. Later: `farcall groups wait ")
@@ -73,6 +74,48 @@ def test_ctrl_c_leaves_tasks_running_and_a_second_one_cancels_them(
         program.send_signal(signal.SIGINT)
     _, errors = program.communicate(timeout=WAIT_S)
     assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert ("were cancelled" in errors) == (count == 2)
+    with cloud.client() as client:
+        assert [task["status"] for task in client.get_tasks()] == [state] * 10
+
+
+def wait_until_received(cloud: FakeCloud, count: int) -> None:
+    with cloud.client() as client:
+        wait_until(lambda: len(client.get_tasks()) == count, "the tasks were not received")
+
+
+DECORATED = """
+import farcall
+
+@farcall.function(endpoint=executor.endpoint_id)
+def power(n):
+    return 2**n
+
+futures = [power.submit(n) for n in range(10)]
+print("ready", flush=True)
+"""
+
+
+def test_calls_of_decorated_functions_are_sent_before_the_process_exits(start: Start, cloud: FakeCloud) -> None:
+    _, errors = start(DECORATED).communicate(timeout=WAIT_S)
+    assert errors == ""
+    with cloud.client() as client:
+        assert [task["status"] for task in client.get_tasks()] == ["received"] * 10
+
+
+@pytest.mark.parametrize(("count", "state"), [(1, "received"), (2, "cancelled")])
+def test_ctrl_c_is_the_same_for_decorated_functions(start: Start, cloud: FakeCloud, count: int, state: str) -> None:
+    program = start(f"{DECORATED}futures[0].result()")
+    assert program.stdout is not None
+    assert program.stderr is not None
+    assert program.stdout.readline() == "ready\n"
+    wait_until_received(cloud, 10)
+    program.send_signal(signal.SIGINT)
+    line = next(line for line in program.stderr if "will continue" in line)
+    assert line.startswith("10 tasks will continue; press Ctrl-C again to cancel now. Later: `farcall groups wait ")
+    if count == 2:
+        program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=WAIT_S)
     assert ("were cancelled" in errors) == (count == 2)
     with cloud.client() as client:
         assert [task["status"] for task in client.get_tasks()] == [state] * 10

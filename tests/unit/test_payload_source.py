@@ -54,11 +54,12 @@ def test_function_source_includes_its_globals(script: str, args: list[object], r
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("f = lambda x: x\n", "<lambda>"),
-        ("def make(n):\n    def g(x): return x + n\n    return g\nf = make(2)\n", "closure"),
+        ("f = lambda x: x\n", "it is a lambda"),
+        ("f = list(map(int, '1')) and (\n    lambda x: x)\n", "it is a lambda"),
+        ("def make(n):\n    def g(x): return x + n\n    return g\nf = make(2)\n", "closure: it uses 'n' of"),
         ("def same(f): return f\n@same\ndef f(x): return x\n", "decorated"),
-        ("def f(x): return x\nf.state = 1\n", "carries state"),
-        ("class C: pass\ndef f(): return C()\n", "'C', a type"),
+        ("def f(x): return x\nf.state = 1\n", "has attributes"),
+        ("class C: pass\ndef f(): return C()\n", "the class 'C' of"),
         ("K = object()\ndef f(): return K\n", "'K', a object"),
         ("NAN = float('nan')\ndef f(): return NAN\n", "'NAN'"),
         ("K = {1}\ndef f(): return K\n", "'K', a set"),

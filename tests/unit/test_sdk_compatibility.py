@@ -101,7 +101,7 @@ def test_a_function_that_is_byte_code_is_refused_with_the_reason(executor: Execu
     error = caught.value
     assert error.record.message == (
         f"function get holds byte code of Python {THIS_PYTHON}, and the endpoint runs Python 3.99; "
-        "its source text alone is not enough: get carries state: a closure or attributes"
+        "its source text alone is not enough: get is a closure: it uses 'value' of the function around it"
     )
     assert "Run this program with Python 3.99" in error.hint
     assert future.task_id not in cloud._tasks
@@ -122,7 +122,8 @@ def test_byte_code_is_rewritten_as_source_text_for_another_python(cloud: FakeClo
 
 
 def test_an_argument_that_is_byte_code_is_refused(executor: Executor, cloud: FakeCloud) -> None:
-    with pytest.raises(EndpointIncompatible, match="an argument of same holds byte code of Python"):
+    refused = rf"an argument of same holds byte code of Python {THIS_PYTHON} \(the class Local\), and the endpoint"
+    with pytest.raises(EndpointIncompatible, match=refused):
         executor.submit(same, Local()).result(WAIT_S)
     with cloud.client() as client:
         function_id = client.register_function(same)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
+import re
+import uuid
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 
-from farcall import Executor
+from farcall import ComputeFuture, Executor
+from farcall._display import Records, local_time
 from farcall.testing import FakeCloud
 from tests.waiting import WAIT_S
 
@@ -59,3 +65,52 @@ def test_executor_and_reason_are_shown(executor: Executor) -> None:
     future = executor.submit(str.upper, "a")
     concurrent.futures.wait([future], WAIT_S)
     assert future.why()._repr_html_().startswith("<b>It does not wait: it succeeded.</b>")
+
+
+def test_tasks_are_shown_with_words_and_local_times(executor: Executor, cloud: FakeCloud) -> None:
+    futures: list[ComputeFuture[Any]] = [executor.submit(str.upper, "<a>"), executor.submit(fail, "too <cold>")]
+    concurrent.futures.wait(futures, WAIT_S)
+    with cloud.client() as client:
+        done, failed = client.get_batch_result([future.task_id for future in futures]).values()
+        year = local_time(done.finished_at)[:4]
+        assert re.match(rf"<TaskInfo {done.task_id}: success, ran \d+\.\d s, ended {year}-", repr(done))
+        shown = done._repr_html_()
+        assert "&#x27;&lt;A&gt;&#x27;" in shown
+        assert f">{local_time(done.timings['started_at'])}<" in shown
+        assert str(done.timings["started_at"]) not in shown
+        assert "too &lt;cold&gt;" in failed._repr_html_()
+        assert repr(failed).startswith(f"<TaskInfo {failed.task_id}: failed, ran ")
+        assert done["status"] == "success"
+        assert "unknown" in repr(client.get_batch_result([str(uuid.uuid4())]))
+
+
+def test_lists_are_shown_as_tables_and_stay_lists(executor: Executor, cloud: FakeCloud) -> None:
+    future = executor.submit(str.upper, "a")
+    future.result(WAIT_S)
+    with cloud.client() as client:
+        tasks = client.get_tasks()
+        assert json.loads(json.dumps(tasks)) == tasks
+        assert msgspec.json.decode(msgspec.json.encode(tasks)) == tasks
+        shown = tasks._repr_html_()  # type: ignore[attr-defined]
+        assert shown.count("<tr>") == 2
+        assert local_time(tasks[0]["finished_at"]) in shown
+        assert str(tasks[0]["finished_at"]) not in shown
+        for rows in (client.get_endpoints(), client.get_functions(), client.get_task_groups()):
+            assert "<th" in rows._repr_html_()  # type: ignore[attr-defined]
+        events = client.get_task_events(future.task_id)
+        assert local_time(events[0]["at"]) in events._repr_html_()  # type: ignore[attr-defined]
+        status = client.get_endpoint_status(cloud.endpoint_id)
+        assert "online" in status._repr_html_()  # type: ignore[attr-defined]
+        assert "display_name" not in client.get_endpoint(cloud.endpoint_id)._repr_html_()  # type: ignore[attr-defined]
+
+
+def test_long_lists_and_strange_values_are_shown() -> None:
+    rows = Records({"name": f"<{number}>", "text": "x" * 300, "at": 1e300} for number in range(150))
+    shown = rows._repr_html_()
+    assert "and 50 more" in shown
+    assert "&lt;99&gt;" in shown
+    assert "&lt;100&gt;" not in shown
+    assert "x" * 201 not in shown
+    assert "1e+300" in shown
+    assert Records()._repr_html_() == "<i>none</i>"
+    assert local_time(None) == ""

@@ -20,12 +20,14 @@ from farcall import (
     ErrorRecord,
     Executor,
     FarcallError,
+    Function,
     MPIFunction,
     ShellFunction,
     ShellResult,
     TaskFailed,
     TaskInfo,
     Why,
+    function,
     track,
 )
 from farcall.testing import FakeCloud
@@ -131,6 +133,39 @@ def type_of_arguments(executor: Executor) -> None:
     executor.submit(cube, "two")  # type: ignore[arg-type]
     executor.submit(named, "x", many=2)  # type: ignore[call-arg]
     executor.submit(cube)  # type: ignore[call-overload]
+
+
+@function
+def cubed(number: int) -> int:
+    return number**3
+
+
+@function(endpoint="here", walltime_s=60)
+def named_there(name: str, *, times: int = 1) -> str:
+    return name * times
+
+
+def test_decorated_functions_have_the_types_of_their_functions() -> None:
+    known: Function[[int], int] = cubed
+    assert known is cubed
+    assert_type(cubed(2), int)
+    assert_type(named_there("x", times=2), str)
+    assert_type(named_there.options(walltime_s=5)("x"), str)
+
+
+def type_of_decorated_functions(executor: Executor) -> None:
+    """For the checker alone: decorated functions keep their arguments and their result."""
+    assert_type(cubed.submit(2), ComputeFuture[int])
+    assert_type(cubed.submit(cubed.submit(2)), ComputeFuture[int])
+    assert_type(cubed.map(range(3), chunksize=2), Iterator[int])
+    assert_type(named_there.submit("x", times=2), ComputeFuture[str])
+    assert_type(executor.submit(cubed, 2), ComputeFuture[int])
+    assert_type(executor.map(cubed, range(3)), Iterator[int])
+    cubed("two")  # type: ignore[arg-type]
+    cubed.submit("two")  # type: ignore[arg-type]
+    named_there.submit("x", many=2)  # type: ignore[arg-type]
+    executor.submit(cubed, "two")  # type: ignore[arg-type]
+    function(walltime=3)(cube)  # type: ignore[call-overload]
 
 
 def type_of_the_engine(engine: Engine) -> None:

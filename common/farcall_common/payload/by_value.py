@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import io
 import linecache
+import operator
 import pickle
 import sys
 import typing
@@ -32,10 +33,18 @@ from typing import Any, NamedTuple, TypeGuard
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
-from farcall_common.payload.pickling import PROTOCOL, THIS_PYTHON, is_registered_by_user, travels_by_value
+from farcall_common.payload.pickling import (
+    PROTOCOL,
+    THIS_PYTHON,
+    is_decorated,
+    is_registered_by_user,
+    plain_function,
+    travels_by_value,
+)
 
 _MAIN = frozenset({"__main__", "__mp_main__"})
 _MAX_SOURCE_CHARACTERS = 64 * 1024
+_CLASSES_NAMED = 3
 _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 _SKELETONS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
 #: Our key in cloudpickle's field for extensions, which its own reader ignores.
@@ -48,14 +57,15 @@ class ByValue:
 
     ``python`` is the version of the byte code in it; None when it has only references: then any reads it. ``sources``
     are the lines of the functions that travel, for readable tracebacks: file name, number of the first line, text.
-    ``modules`` are those whose code is in it (see :func:`describe_modules`); None
-    when there is no such code.
+    ``names`` are the classes whose byte code is in it, the first few, for messages. ``modules`` are those whose code is
+    in it (see :func:`describe_modules`); None when there is no such code.
     """
 
     pickled: bytes
     python: str | None
     sources: list[tuple[str, int, str]]
     modules: Mapping[str, Sequence[str]] | None
+    names: Sequence[str] = ()
 
 
 def dump_by_value(value: object, *, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> ByValue:
@@ -73,6 +83,7 @@ def dump_by_value(value: object, *, buffer_callback: Callable[[pickle.PickleBuff
         THIS_PYTHON if pickler.codes else None,
         _source_blocks(pickler.codes),
         describe_modules(pickler.modules) if pickler.modules else None,
+        [*pickler.classes][:_CLASSES_NAMED],
     )
 
 
@@ -102,10 +113,13 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
+        self.classes: dict[str, None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, CodeType):
             self.codes.append(obj)
+        if is_decorated(obj) and _is_local(obj.__module__):
+            return operator.itemgetter(0), ((plain_function(obj),),)
         if isinstance(obj, ModuleType) and obj.__name__ != "__main__" and _is_local(obj.__name__):
             self.modules.add(obj.__name__)
             # The contents go in as state, after the module is known to the pickler: modules may import each other.
@@ -126,6 +140,7 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
                 self.modules.add(name)
         elif reduction[0] in _SKELETONS:
             self.modules.add(str(obj.__module__))
+            self.classes[str(obj.__qualname__)] = None
             if (name := importable_name(obj)) is not None:
                 make, args, *rest = reduction
                 return make, (*args[:-1], {_NAME: name}), *rest

@@ -14,8 +14,15 @@ from typing import Any, ClassVar
 
 from farcall_common.errors import DeserializationError
 from farcall_common.payload.data import dump_with_code, load_with_code
-from farcall_common.payload.pickling import THIS_PYTHON, dill_dumps, dill_loads, dill_source, dumps_by_reference
-from farcall_common.payload.source import function_from_source, self_contained_source
+from farcall_common.payload.pickling import (
+    THIS_PYTHON,
+    dill_dumps,
+    dill_loads,
+    dill_source,
+    dumps_by_reference,
+    plain_function,
+)
+from farcall_common.payload.source import function_from_source, self_contained_source, source_of
 from farcall_common.payload.strategy import Combination, Strategy
 
 
@@ -44,7 +51,7 @@ class DillCode(Strategy):
     for_code: ClassVar[bool] = True
 
     def dump(self, value: object) -> bytes:
-        return base64.encodebytes(dill_dumps(value))
+        return base64.encodebytes(dill_dumps(plain_function(value)))
 
     def load(self, text: bytes) -> object:
         pickled = binascii.a2b_base64(text)
@@ -86,7 +93,7 @@ class _PureSource(Strategy):
 
     def dump(self, value: object) -> bytes:
         read = self._read_source
-        source = self_contained_source(value, read) if self.self_contained else read(value)
+        source = self_contained_source(value, read) if self.self_contained else source_of(value, read)
         name: str = value.__name__  # type: ignore[attr-defined]  # objects with source have a name
         return f"{name}:{source}".encode()
 
@@ -126,7 +133,7 @@ class _DilledSource(Strategy):
 
     def dump(self, value: object) -> bytes:
         name: str = value.__name__  # type: ignore[attr-defined]  # objects with source have a name
-        return base64.encodebytes(dill_dumps((name, self._read_source(value))))
+        return base64.encodebytes(dill_dumps((name, source_of(value, self._read_source))))
 
     def load(self, text: bytes) -> object:
         pair = dill_loads(binascii.a2b_base64(text))

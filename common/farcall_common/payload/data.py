@@ -2,8 +2,8 @@
 
 A pickle that may hold byte code is written as a line of JSON, then the pickle in base64. The line has ``python`` when
 byte code is in it: only the same minor version can run that, and another one may crash on it, so it is checked before
-anything is loaded. It may have ``sources`` and ``modules`` (see :class:`~farcall_common.payload.by_value.ByValue`).
-Unknown keys are ignored.
+anything is loaded; ``classes`` names some of the classes in it. It may have ``sources`` and ``modules`` (see
+:class:`~farcall_common.payload.by_value.ByValue`). Unknown keys are ignored.
 
 Large values are bytes (PEP 574, pickle protocol 5): a line of JSON, the pickle, and the contents of arrays as they lie
 in memory, each at a multiple of 64 bytes. The line gives their ``sizes`` in bytes, and the keys above. Only data that
@@ -21,6 +21,7 @@ import dataclasses
 import json
 import pickle
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -39,6 +40,7 @@ from farcall_common.payload.pickling import (
 )
 from farcall_common.payload.source import remember_lines
 from farcall_common.payload.strategy import Combination, Strategy
+from farcall_common.plain_text import plain
 
 if TYPE_CHECKING:
     from farcall_common.payload.by_value import ByValue
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 _MAX_LOSSLESS_NODES = 1000
 """Beyond this, checking every node costs more than JSON saves; pickle takes over."""
 _MAX_LOSSLESS_INT = 2**63 - 1
+_MAX_NAMES_CHARACTERS = 200
 _MAX_FLOAT = sys.float_info.max
 _ALIGNMENT_BYTES: Final = 16
 """The largest alignment that processors require; every allocator provides it."""
@@ -191,6 +194,8 @@ def _text_with_code(dumped: ByValue, *, with_sources: bool) -> bytes:
 def _head_of(dumped: ByValue) -> dict[str, Any]:
     """The facts that a reader needs before it loads a pickle."""
     head: dict[str, Any] = {"python": dumped.python} if dumped.python else {}
+    if dumped.python and dumped.names:
+        head["classes"] = dumped.names
     if dumped.modules is not None:
         head["modules"] = dumped.modules
     return head
@@ -204,10 +209,22 @@ def _check_python(head: Mapping[str, Any]) -> None:
     python = head.get("python", THIS_PYTHON)
     if python != THIS_PYTHON:
         raise DeserializationError(
-            f"This is byte code of Python {python}; this side runs Python {THIS_PYTHON}.",
-            hint=f"Use an endpoint with Python {python}, or send the function as source: "
-            "no closures, no decorators, no classes of the script, imports inside the function.",
+            f"This is byte code of Python {python}{named_classes(head)}; this side runs Python {THIS_PYTHON}.",
+            hint=f"Use Python {python} on both sides. Or {WITHOUT_BYTE_CODE}.",
         )
+
+
+#: How functions and values travel between versions of Python.
+WITHOUT_BYTE_CODE: Final = (
+    "move classes of the program to a module and call farcall.include with its name, and write functions with def, "
+    "without closures and decorators"
+)
+
+
+def named_classes(head: Mapping[str, Any]) -> str:
+    """The classes in a pickle with this head, in brackets; empty if there are none."""
+    names = plain(", ".join(map(str, head.get("classes", ()))))  # the other side wrote them
+    return f" (the class {textwrap.shorten(names, _MAX_NAMES_CHARACTERS, placeholder=' ...')})" if names else ""
 
 
 def load_with_code(text: bytes, *, own_classes: bool = False) -> object:

@@ -3,6 +3,7 @@
 Code of the standard library, of installed packages and of extension modules travels *by reference*: the worker imports
 it. Everything else may exist only on this machine and travels *by value*: ``__main__``, notebooks, scripts, and modules
 in the directory of a script or on ``PYTHONPATH``. A reader that has the same source uses its own: see ``by_value``.
+Modules that travel as source text (see ``include``) are by reference too: the worker imports what it received.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ PROTOCOL = 5
 #: The minor version, which byte code is bound to.
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
+#: The attribute of a top-level module whose source travels with functions.
+INCLUDED_MARK = "__farcall_included__"
+
 _SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 _BEFORE_RESUME = frozenset(
     {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
@@ -43,6 +47,8 @@ def travels_by_value(module_name: str) -> bool:
     """
     if module_name in ("__main__", "__mp_main__"):
         return True
+    if hasattr(sys.modules.get(module_name.partition(".")[0]), INCLUDED_MARK):
+        return False
     module = sys.modules.get(module_name)
     if module is None or is_registered_by_user(module_name):
         return True
@@ -51,7 +57,7 @@ def travels_by_value(module_name: str) -> bool:
         return getattr(module, "__spec__", None) is None
     if place.endswith(tuple(EXTENSION_SUFFIXES)):  # machine code cannot be sent
         return False
-    return not _is_installed(module_name, place)
+    return not is_installed(module_name, place)
 
 
 def is_registered_by_user(module_name: str) -> bool:
@@ -64,15 +70,21 @@ def is_registered_by_user(module_name: str) -> bool:
 
 
 @functools.cache
-def _is_installed(module_name: str, place: str) -> bool:
+def is_installed(module_name: str, place: str) -> bool:
+    """Whether a module belongs to the standard library or to an installed package, ``pip install -e`` included."""
     path = Path(os.path.realpath(place))
-    if not _SITE_DIRECTORIES.isdisjoint(path.parts):
-        return True
-    if any(path.is_relative_to(directory) for directory in _standard_library()):
+    if is_part_of_an_installation(path):
         return True
     top_level, *below = module_name.split(".")
     up = len(below) + (path.name == "__init__.py")
     return path.parents[min(up, len(path.parents) - 1)] in _editable_roots() or top_level in _editable_names()
+
+
+def is_part_of_an_installation(path: Path) -> bool:
+    """Whether a resolved path is in the standard library or in ``site-packages``."""
+    return not _SITE_DIRECTORIES.isdisjoint(path.parts) or any(
+        path.is_relative_to(directory) for directory in _standard_library()
+    )
 
 
 @functools.cache
@@ -103,6 +115,19 @@ def _editable_names() -> frozenset[str]:
     return frozenset(name for finder in finders for name in getattr(finder, "MAPPING", ()))
 
 
+# -- decorated functions ----------------------------------------------------------------------------------------------
+
+
+def is_decorated(value: object) -> bool:
+    """Whether it is a function with options, as the SDK's decorator makes them."""
+    return getattr(type(value), "farcall_decorated", None) is True
+
+
+def plain_function(value: Any) -> Any:
+    """The function itself: the other side needs no decorator, and may not have it."""
+    return value.__wrapped__ if is_decorated(value) else value
+
+
 # -- pickle by reference -----------------------------------------------------------------------------------------------
 
 
@@ -113,10 +138,11 @@ class ReferencePickler(pickle.Pickler):
     """
 
     def reducer_override(self, obj: object, /) -> Any:
-        if isinstance(obj, (type, FunctionType)):
+        if isinstance(obj, (type, FunctionType)) or is_decorated(obj):
             module: object = obj.__module__  # a class can set it to anything
             if isinstance(module, str) and travels_by_value(module):
-                raise pickle.PicklingError(f"{module}.{obj.__qualname__} cannot be imported on another machine")
+                name = obj.__qualname__  # type: ignore[attr-defined]
+                raise pickle.PicklingError(f"{module}.{name} cannot be imported on another machine")
         return NotImplemented
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from farcall_common.payload.pickling import travels_by_value
+from farcall_common.payload.pickling import is_decorated, plain_function, travels_by_value
 
 _NAME_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _SURROUNDINGS = frozenset({"EXTENDED_ARG", "NOP", "PUSH_NULL"})
@@ -79,13 +79,31 @@ def self_contained_source(function: object, read_source: Callable[[Any], str]) -
     :raises OSError: if there is no source text.
     :raises SyntaxError: if the text that was found does not compile.
     """
-    if not isinstance(function, FunctionType):
+    plain = plain_function(function)
+    if not isinstance(plain, FunctionType):
         raise NotSelfContained(f"a {type(function).__name__} has no source of its own")
-    if not travels_by_value(function.__module__ or ""):
-        raise NotSelfContained(f"it is imported from {function.__module__}")
+    if not travels_by_value(plain.__module__ or ""):
+        raise NotSelfContained(f"it is imported from {plain.__module__}")
     bundle = _Bundle(read_source)
-    bundle.require(function.__name__, function, attributes=())
+    bundle.require(plain.__name__, function, attributes=())
     return bundle.text()
+
+
+def source_of(function: Any, read_source: Callable[[Any], str]) -> str:
+    """The text of a function; without the decorator of the SDK, which is the first if it is decorated."""
+    source = read_source(plain_function(function))
+    if not is_decorated(function):
+        return source
+    source = textwrap.dedent(source)
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return source
+    match body:
+        case [ast.FunctionDef(decorator_list=[_, *others]) | ast.AsyncFunctionDef(decorator_list=[_, *others]) as node]:
+            first = others[0].lineno if others else node.lineno
+            return "".join(source.splitlines(keepends=True)[first - 1 :])
+    return source
 
 
 class _Bundle:
@@ -106,10 +124,10 @@ class _Bundle:
 
     def require(self, name: str, value: object, *, attributes: tuple[str, ...]) -> None:
         """Define ``name`` as ``value``; ``attributes`` are the dotted names that are used in it."""
-        known = name in self._meanings
-        if known and self._meanings[name] is not value:
+        known, plain = name in self._meanings, plain_function(value)
+        if known and self._meanings[name] is not plain:
             raise NotSelfContained(f"the name {name!r} has two meanings")
-        self._meanings[name] = value
+        self._meanings[name] = plain
         if isinstance(value, ModuleType):
             self._import_module(name, value, attributes)
         elif known:
@@ -119,10 +137,11 @@ class _Bundle:
         elif (origin := _importable(value)) is not None:
             alias = "" if origin[1] == name else f" as {name}"
             self._imports[f"from {origin[0]} import {origin[1]}{alias}"] = None
-        elif isinstance(value, FunctionType) and value.__name__ == name:
-            self._define(value)
+        elif isinstance(plain, FunctionType) and plain.__name__ == name:
+            self._define(plain, source_of(value, self._read_source))
         else:
-            raise NotSelfContained(f"it uses {name!r}, a {type(value).__name__} of this machine")
+            what = f"the class {name!r}" if isinstance(value, type) else f"{name!r}, a {type(value).__name__}"
+            raise NotSelfContained(f"it uses {what} of this program")
 
     def _import_module(self, name: str, module: ModuleType, attributes: tuple[str, ...]) -> None:
         if travels_by_value(module.__name__):
@@ -133,9 +152,13 @@ class _Bundle:
             if submodule in sys.modules and getattr(sys.modules[submodule], "__spec__", None) is not None:
                 self._imports[f"import {submodule}"] = None
 
-    def _define(self, function: FunctionType) -> None:
-        source = textwrap.dedent(self._read_source(function)).rstrip() + "\n"
-        definition = _only_definition(ast.parse(source), function)
+    def _define(self, function: FunctionType, source: str) -> None:
+        source = textwrap.dedent(source).rstrip() + "\n"
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:  # a part of a statement
+            raise NotSelfContained(_unwritten(function)) from None
+        definition = _only_definition(tree, function)
         _check_same(source, function)
         chains = _attribute_chains(definition)
         self._postpone_annotations |= not _annotations_are_plain(definition)
@@ -153,11 +176,14 @@ def _only_definition(tree: ast.Module, function: FunctionType) -> ast.FunctionDe
         case [(ast.FunctionDef() | ast.AsyncFunctionDef()) as definition] if definition.name == function.__name__:
             pass
         case _:
-            raise NotSelfContained(f"{function.__name__} is not written as a function definition")
+            raise NotSelfContained(_unwritten(function))
     if definition.decorator_list:
         raise NotSelfContained(f"{function.__name__} is decorated")
-    if function.__closure__ or function.__dict__:
-        raise NotSelfContained(f"{function.__name__} carries state: a closure or attributes")
+    if function.__closure__:
+        names = ", ".join(map(repr, function.__code__.co_freevars))
+        raise NotSelfContained(f"{function.__name__} is a closure: it uses {names} of the function around it")
+    if function.__dict__:
+        raise NotSelfContained(f"{function.__name__} has attributes")
     if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(definition)):
         raise NotSelfContained(f"{function.__name__} has a relative import")
     defaults = [ast.literal_eval(node) if _is_constant(node) else ... for node in definition.args.defaults]
@@ -169,6 +195,10 @@ def _only_definition(tree: ast.Module, function: FunctionType) -> ast.FunctionDe
     if defaults != list(function.__defaults__ or ()) or keyword_defaults != (function.__kwdefaults__ or {}):
         raise NotSelfContained(f"{function.__name__} has a default that is not a plain constant")
     return definition
+
+
+def _unwritten(function: FunctionType) -> str:
+    return "it is a lambda" if function.__name__ == "<lambda>" else f"{function.__name__} is not written with def"
 
 
 def _is_constant(node: ast.expr) -> bool:

@@ -30,6 +30,7 @@ from farcall_common.payload import (
     strategy_named,
 )
 from farcall_common.payload.native import NATIVE, dump_native, is_native, load_call
+from farcall_common.payload.shipped_modules import FunctionWithModules
 from farcall_common.retries import is_retried
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker import mpi
@@ -149,13 +150,28 @@ class Runner:
         started_at = time.time()
         try:
             function = self._function(order.function_hash)
+        except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
+            return self._unreadable(order, error, started_at)
+        # By name: the class is in the text that came with the function.
+        if type(function).__name__ != FunctionWithModules.__name__:
+            return self._call(function, order, payload, started_at)
+        try:
+            called: FunctionWithModules = function  # type: ignore[assignment]
+            with called.farcall_modules:  # for arguments and results, too
+                return self._call(called.farcall_function, order, payload, started_at)
+        except BaseException as error:  # noqa: BLE001 - it is text of the submitter
+            return self._unreadable(order, error, started_at)
+
+    def _call(
+        self, function: Callable[..., Any], order: Order, payload: Piece, started_at: float
+    ) -> tuple[Done, Sequence[Piece]]:
+        try:
             if self._native and is_native(payload):
                 args, kwargs = load_call(payload)
             else:
                 args, kwargs = self._reader(order).unpack_call(payload)
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
-            record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
-            return self._failed(order, record, started_at, started_at)
+            return self._unreadable(order, error, started_at)
         started_at = time.time()
         try:
             value = function(*args, **kwargs)
@@ -179,6 +195,10 @@ class Runner:
         return Done(
             order.task_id, started_at, ended_at, None, self._output() if order.options.keep_output else None
         ), result
+
+    def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Piece]]:
+        record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
+        return self._failed(order, record, started_at, started_at)
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Piece]) -> tuple[Done, Sequence[Piece]]:
         """The result of a task, unless it exceeded a limit before the manager measured it."""

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from farcall._binding import accepts_of, check_arguments
 from farcall._client import Client
+from farcall._decorator import Function
 from farcall._executor import Executor, interrupted, leave, report_delays
 from farcall._future import ComputeFuture
 from farcall._task_info import Why
@@ -47,7 +49,9 @@ Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Wait at most this long, then cancel unfinished tasks.")
 ]
 Walltime = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop a task that runs longer.")]
-Retries = Annotated[int, typer.Option(metavar="N", help="Run a task whose function raised again, at most N times.")]
+Retries = Annotated[
+    int | None, typer.Option(metavar="N", help="Run a task whose function raised again, at most N times.")
+]
 RetryOn = Annotated[
     list[str] | None,
     typer.Option(
@@ -71,16 +75,17 @@ def run(
     wait: Wait = True,
     timeout: Timeout = None,
     walltime: Walltime = None,
-    retries: Retries = 0,
+    retries: Retries = None,
     retry_on: RetryOn = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python function on an endpoint and show its result."""
     options = _options(walltime, retries, retry_on)
-    called = load_function(function)
+    called = _with_options(load_function(function), options)
     args, named = [parse_argument(each) for each in arguments or ()], parse_kwargs(kwargs)
+    _check(called, [(args, named)])
     with connected(context, doing=None) as client:
-        endpoint_id = _endpoint_id(client, endpoint)
+        endpoint_id = _endpoint_id(client, _endpoint_name(context, endpoint, called))
         if not wait:
             [task_id] = _submitted(client, endpoint_id, called, [(args, named)], options).task_ids
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
@@ -115,7 +120,7 @@ def map_(
     wait: Wait = True,
     timeout: Timeout = None,
     walltime: Walltime = None,
-    retries: Retries = 0,
+    retries: Retries = None,
     retry_on: RetryOn = None,
     as_json: AsJson = False,
 ) -> None:
@@ -125,10 +130,11 @@ def map_(
     with index, task_id and either result or error.
     """
     options = _options(walltime, retries, retry_on)
-    called = load_function(function)
+    called = _with_options(load_function(function), options)
     calls = [_as_call(value, unpack=unpack) for value in _values(inputs)]
+    _check(called, calls)
     with connected(context, doing=None) as client:
-        endpoint_id = _endpoint_id(client, endpoint)
+        endpoint_id = _endpoint_id(client, _endpoint_name(context, endpoint, called))
         if not wait:
             batch = _submitted(client, endpoint_id, called, calls, options)
             remember("groups", [batch.task_group_id])
@@ -145,12 +151,18 @@ def map_(
         raise typer.Exit(FAILED)
 
 
-def _options(walltime_s: float | None, retries: int, retry_on: list[str] | None) -> OwnOptionsDict:
-    """The options of the tasks.
+def _options(walltime_s: float | None, retries: int | None, retry_on: list[str] | None) -> OwnOptionsDict:
+    """The options that the command line has.
 
     :raises InvalidRequest: for a value that an option cannot have.
     """
-    options: OwnOptionsDict = {"walltime_s": walltime_s, "retries": retries, "retry_on": retry_on or ()}
+    options: OwnOptionsDict = {}
+    if walltime_s is not None:
+        options["walltime_s"] = walltime_s
+    if retries is not None:
+        options["retries"] = retries
+    if retry_on:
+        options["retry_on"] = retry_on
     try:
         TaskOptions.of(**options)
     except ValueError as error:
@@ -158,6 +170,32 @@ def _options(walltime_s: float | None, retries: int, retry_on: list[str] | None)
     if retry_on and not retries:
         raise InvalidRequest("--retry-on has no effect without --retries", hint="Add --retries N.")
     return options
+
+
+def _with_options(called: Any, options: OwnOptionsDict) -> Any:
+    """The function; with these options instead of its own, if it is decorated."""
+    return called.options(**options) if isinstance(called, Function) and options else called
+
+
+def _endpoint_name(context: typer.Context, name: str | None, called: object) -> str | None:
+    """The endpoint of the command line, else that of a decorated function, else that of the environment."""
+    source = context.get_parameter_source("endpoint")
+    if isinstance(called, Function) and called.endpoint and (source is None or source.name != "COMMANDLINE"):
+        return str(called.endpoint)
+    return name
+
+
+def _check(called: Any, calls: Sequence[Arguments]) -> None:
+    """:raises InvalidRequest: if the function does not take the arguments of a call."""
+    accepts = accepts_of(called)
+    if accepts is None:
+        return
+    for number, (args, named) in enumerate(calls, start=1):
+        try:
+            check_arguments(called, accepts, args, named)
+        except TypeError as error:
+            which = f"input {number}: " if len(calls) > 1 else ""
+            raise InvalidRequest(f"{which}{error}", hint="`farcall run --help` shows how to write arguments.") from None
 
 
 def _endpoint_id(client: Client, name: str | None) -> str:
@@ -263,6 +301,8 @@ def _submitted(
     """Submit calls of a function without waiting for results."""
     with waiting("submitting"):
         function_id = client.register_function(called)
+        if isinstance(called, Function):
+            options = {**options, **called.task_options}  # type: ignore[typeddict-item]
         batch = client.create_batch(**options)
         for args, named in calls:
             batch.add(function_id, args, named)
