@@ -340,3 +340,34 @@ def test_a_class_of_a_script_is_that_of_the_script_that_reads_the_result(tmp_pat
         for name in ("write.py", "read.py")
     ]  # fmt: skip
     assert printed[1] == "[True, False] [3, 3]\n"
+
+
+CACHED = """
+import functools
+
+made = []
+
+@functools.cache
+def model(name):
+    made.append(name)
+    return [name]
+
+@functools.lru_cache(maxsize=2, typed=True)
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+def predict(name):
+    return model(name) is model(name), len(made), fib(20)
+"""
+
+
+def test_cached_functions_travel_with_an_empty_cache(place: Place) -> None:
+    there: Any = place(CACHED)
+    there.model("one")
+    buffers = [worker.serialize_function(each) for each in (there.predict, there.fib)]
+    place(None)
+    predict, fib = map(worker.deserialize_function, buffers)
+    assert predict("two") == (True, 2, 6765)
+    assert fib(10) == 55
+    cached: Any = fib
+    assert cached.cache_parameters() == {"maxsize": 2, "typed": True}

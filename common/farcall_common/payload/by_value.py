@@ -127,6 +127,8 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             return cloudpickle.dynamic_subimport, (obj.__name__, {}), (contents, {}), None, None, _set_class_state
         if isinstance(obj, _NAMED_TYPES) and not _is_importable(obj):
             return _reduced_type(obj)
+        if isinstance(obj, _CACHED) and _is_local(obj.__module__):
+            return _reduced_cached(obj)
         reduction = super().reducer_override(obj)
         if reduction is NotImplemented:
             if isinstance(obj, FunctionType) and _is_local(obj.__module__):
@@ -149,6 +151,16 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
 #: Types in annotations: pickle sends these by name only, from any module.
 _NAMED_TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType)
+
+
+#: What ``functools.cache`` and ``lru_cache`` return. Pickle sends it by name only.
+_CACHED = type(functools.cache(lambda: None))
+
+
+def _reduced_cached(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """An empty cache of the same kind, around the function: ``lru_cache(maxsize, typed)(function)``."""
+    maxsize, typed = obj.cache_parameters().values()
+    return functools.reduce, (operator.call, (functools.partial(functools.lru_cache, maxsize), typed, obj.__wrapped__))
 
 
 def _is_importable(obj: Any) -> bool:
