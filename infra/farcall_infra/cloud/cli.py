@@ -20,7 +20,6 @@ import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.exit_codes import UNHEALTHY, Terminated
-from farcall_infra.bundles import WORKSPACE
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.aws import Aws, connect
@@ -42,6 +41,7 @@ from farcall_infra.cloud.tools import Tools
 from farcall_infra.cost import idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
 from farcall_infra.prices import load_prices
+from farcall_infra.profiles import DEFAULT_PROFILES
 
 app = typer.Typer(name="cloud", help="The cloud tier in your own AWS account.", no_args_is_help=True)
 
@@ -129,6 +129,12 @@ def cost(
 
 
 @app.command()
+def profiles() -> None:
+    """Print the profiles with their comments, for a file of your own: -c profiles=FILE."""
+    typer.echo(DEFAULT_PROFILES.read_text(encoding="utf-8"), nl=False)
+
+
+@app.command()
 def bootstrap(ctx: typer.Context, region: RegionOption = None) -> None:
     """Prepare the account, once in each region: the CDK's bootstrap stack, and the service-linked roles."""
     environment = ctx.ensure_object(CloudEnvironment)
@@ -138,10 +144,7 @@ def bootstrap(ctx: typer.Context, region: RegionOption = None) -> None:
         if not aws.has_role(role):
             aws.make_service_role(service)
             echo(f"created the role of {service}")
-    with tempfile.TemporaryDirectory(prefix="farcall-bootstrap-") as empty:  # in the clone, the CDK would run the app
-        arguments = ["bootstrap", f"aws://{number}/{aws.region}"]
-        status = _run_cdk(environment.tools(), arguments, aws.region, directory=Path(empty))
-    if status != 0:
+    if _run_cdk(environment.tools(), ["bootstrap", f"aws://{number}/{aws.region}"], aws.region) != 0:
         raise DeploymentFailed(
             f"account {number} is not bootstrapped in {aws.region}",
             hint="The reason is above. Fix the problem and run the command again.",
@@ -263,14 +266,15 @@ def cdk_arguments(context: Mapping[str, str], name: str, parameters: Mapping[str
     ]
 
 
-def _run_cdk(tools: Tools, arguments: list[str], region: str, *, directory: Path = WORKSPACE) -> int:
-    """Run the CDK's command line, and return its exit status.
+def _run_cdk(tools: Tools, arguments: list[str], region: str) -> int:
+    """Run the CDK's command line in an empty directory, where it finds no ``cdk.json``, and return its exit status.
 
     :raises DeploymentInterrupted: on Ctrl-C or SIGTERM.
     """
     environment = {**tools.environment(), "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
     with (
         _interruptible(_RETRY_HINT),
+        tempfile.TemporaryDirectory(prefix="farcall-cdk-") as directory,
         subprocess.Popen([*tools.cdk, *arguments], cwd=directory, env=environment) as program,
     ):
         try:
@@ -367,7 +371,7 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
         key, separator, value = pair.partition("=")
         if not separator:
             raise ConfigurationError(f"{pair!r} is not a setting", hint="Write -c section.key=value.")
-        # The app runs in the clone, not in the current directory.
+        # The app does not run in the current directory.
         arguments[key] = str(Path(value).resolve()) if key == "profiles" else value
     deployment = deployment_from_context(arguments)
     if deployment.ca_bundle:
@@ -376,17 +380,15 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
 
 
 def _synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
-    """The templates by stack, for ``context`` on top of that in ``cdk.json``, from a separate process: without bundles,
-    checks and an account.
+    """The templates by stack, for ``context``, from a separate process: without bundles, checks and an account.
 
     :raises ConfigurationError: if the app does not synthesise.
     """
-    committed = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))["context"]
     with tempfile.TemporaryDirectory(prefix="farcall-synth-") as directory:
         environment = {
             **os.environ,
             "CDK_OUTDIR": directory,
-            "CDK_CONTEXT_JSON": json.dumps({**committed, **context, "aws:cdk:bundling-stacks": []}),
+            "CDK_CONTEXT_JSON": json.dumps({**context, "aws:cdk:bundling-stacks": []}),
             "CDK_VALIDATION": "false",  # cdk-nag runs in the deployment; these templates are only read
         }
         done = subprocess.run(
