@@ -93,8 +93,9 @@ class Bundle:
                     " pass -c database.authorities=FILE",
                 )
         _uv(
-            "pip", "install", "--quiet", "--target", str(directory), *platform.pip_arguments, "--only-binary", ":all:",
-            "--no-deps", "--require-hashes", "--link-mode", "copy", "-r", str(self.requirements),
+            "pip", "install", "--quiet", "--target", str(directory.absolute()), *platform.pip_arguments,
+            "--only-binary", ":all:", "--no-deps", "--require-hashes", "--link-mode", "copy",
+            "-r", str(self.requirements),
         )  # fmt: skip
         shutil.rmtree(directory / "bin", ignore_errors=True)  # console scripts; they name this machine's interpreter
         for path, relative in self._files():

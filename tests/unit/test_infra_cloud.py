@@ -476,7 +476,7 @@ def test_status_shows_deployed_and_installed_release(aws: FakeAws) -> None:
 @pytest.mark.parametrize(("version", "way"), [("0.0.9", "farcall cloud deploy"), ("999.0.0", "git pull && make setup")])
 def test_status_compares_release_versions(aws: FakeAws, version: str, way: str) -> None:
     _set_outputs(aws, {part: {"Release": f"{version}+0123456789ab"} for part in STACKS})
-    assert f"Release {version}+0123456789ab; this installation is {this_release()}: `{way}` updates" in _output(aws)
+    assert f"Release {version}+0123456789ab; this installation is {this_release()}: `{way}`" in _output(aws)
 
 
 def _settings(**sections: Mapping[str, object]) -> dict[str, str]:
