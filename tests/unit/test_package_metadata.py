@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import farcall
 
@@ -34,6 +35,8 @@ def test_the_version_is_the_same_everywhere() -> None:
     workspace = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert {_project(part)["version"] for part in PUBLISHED} == {workspace}
     assert farcall.__version__ == workspace
+    chart = yaml.safe_load((ROOT / "endpoint" / "chart" / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (workspace, workspace)
 
 
 @pytest.mark.parametrize("part", PUBLISHED)
