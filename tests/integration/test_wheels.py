@@ -21,6 +21,8 @@ from tests.docs.pages import DOCS, Page, follow
 from tests.support.wheels import THIS_PYTHON, Installation, NoWheel, build_wheels, find_python, install
 from tests.waiting import WAIT_S, wait_until
 
+pytestmark = pytest.mark.timeout(1200)  # a minute on a good machine
+
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 WHOLE = PYTHONS if os.environ.get("FARCALL_ALL_PYTHONS") else (THIS_PYTHON,)
 
@@ -33,8 +35,6 @@ PUBLISHED = {
     "farcall[globus]": ["farcall.cli._globus"],
     "farcall[otel]": ["farcall._tracing"],
     "farcall-endpoint": ["farcall_endpoint"],
-    "farcall-forwarder": ["farcall_forwarder"],
-    "farcall-lambdas": ["farcall_lambdas.services", "farcall_lambdas.models"],
     "farcall-local": ["farcall_local"],
 }
 
