@@ -80,7 +80,8 @@ class Installation:
     @property
     def environment(self) -> Mapping[str, str]:
         """What a login shell would have. The caches and the network of uv are those of this machine."""
-        own = {name: value for name, value in os.environ.items() if name.startswith(("UV_", "SSL_"))}
+        passed = ("UV_", "SSL_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+        own = {name: value for name, value in os.environ.items() if name.upper().startswith(passed)}
         path = os.pathsep.join([str(self.python.parent), os.defpath])
         home = str(self.directory / "home")
         return {**own, "PATH": path, "HOME": home, "LANG": "C.UTF-8", "UV_CACHE_DIR": _uv_cache()}
