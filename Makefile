@@ -14,7 +14,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -34,6 +34,12 @@ help:
 	@touch $@
 
 setup: .venv/.synced
+
+# The published packages as source distributions and wheels; the wheels are built from the former.
+DIST ?= dist
+PUBLISHED := common endpoint forwarder_fargate infra lambdas local sdk
+wheels: | $(filter .tools/%,$(UV))
+	@for part in $(PUBLISHED); do $(UV) build --quiet --out-dir $(DIST) $$part || exit 1; done
 
 # Globus Compute's own SDK, in an environment of its own, for the tests that let it speak with us.
 GLOBUS_REQUIREMENTS := tests/e2e/data/globus-requirements.txt
@@ -179,6 +185,10 @@ fuzz: setup
 # The site, and the code on its pages, on local tiers of its own.
 test-docs: setup .venv-globus/.made .tools/site/.made
 	$(PYTEST) tests/docs -n 2 --dist loadfile
+
+# The wheels on each Python of this machine; test-integration does all of it on one, and little on the others.
+test-wheels: setup
+	FARCALL_ALL_PYTHONS=1 $(PYTEST) tests/integration/test_wheels.py
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
 test-slurm: setup

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks
@@ -12,6 +14,15 @@ from farcall_infra.constructs.metrics import Monitored
 from farcall_infra.deployment import DEPLOYMENT_TAG, Deployment, deployment_from_context, stack_name
 from farcall_infra.release import RELEASE_OUTPUT, this_release
 from farcall_infra.stacks import ApiStack, DataStack, ForwarderStack, NetworkStack, ObservabilityStack
+
+#: Behaviour of the CDK that its next major version makes the default, and rules for all stacks.
+FEATURE_FLAGS: Final[Mapping[str, object]] = {
+    "@aws-cdk/core:defaultCrossStackReferences": "strong",
+    "@aws-cdk/aws-iam:minimizePolicies": True,
+    "@aws-cdk/core:checkSecretUsage": True,
+    "@aws-cdk/aws-ecs:disableExplicitDeploymentControllerForCircuitBreaker": True,
+    "@aws-cdk/aws-apigateway:disableCloudWatchRole": True,
+}
 
 
 def add_stacks(app: cdk.App, deployment: Deployment) -> None:
@@ -48,7 +59,7 @@ def synthesize(*, outdir: Path | None = None, context: dict[str, object] | None 
     :raises ConfigurationError: if the context does not describe a deployment.
     :raises RuntimeError: if cdk-nag finds something that no construct suppresses.
     """
-    app = cdk.App(outdir=str(outdir) if outdir else None, context=context)
+    app = cdk.App(outdir=str(outdir) if outdir else None, context={**FEATURE_FLAGS, **(context or {})})
     deployment = deployment_from_context(app.node.get_all_context())
     add_stacks(app, deployment)
     if deployment.target.checked:

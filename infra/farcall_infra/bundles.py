@@ -1,14 +1,15 @@
-"""Code bundles: a part of the workspace with its locked dependencies, built by uv, without docker.
+"""Code bundles: installed packages of ours with their locked dependencies, built by uv, without docker.
 
-A bundle is a directory that Python can run from when it is on the path: the wheels that ``uv.lock`` names for that
-part, for the platform it will run on, plus the sources of the workspace members. Its asset hash is a hash of exactly
-these inputs, so a synth on another machine gives the same template.
+A bundle is a directory that Python can run from when it is on the path: the wheels that a file of ``requirements/``
+names, for the platform it will run on, plus the files of our packages as they are installed here, from a clone or from
+wheels. Its asset hash is a hash of exactly these inputs, so a synth on another machine gives the same template.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,9 @@ import uv
 
 from farcall_common.errors import ConfigurationError
 
-WORKSPACE: Final = Path(__file__).resolve().parents[2]
-_RUNTIME: Final = WORKSPACE / "infra" / "runtime"
+_HERE: Final = Path(__file__).resolve().parent
+#: Programs in the cloud that belong to no part.
+RUNTIME: Final = _HERE / "runtime"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,31 +57,21 @@ HOST: Final = WheelPlatform(
 class Bundle:
     """The contents of one bundle.
 
-    ``member`` is the workspace member whose locked dependencies are installed, ``sources`` are package directories
-    relative to the workspace, ``extra_files`` are files of ``infra/runtime``, ``texts`` are files of one deployment by
-    name and contents, and ``omitted`` names distributions that are left out, together with their own dependencies.
+    ``requirements`` is a file of locked requirements with their hashes, ``packages`` names our packages,
+    ``extra_files`` are files of ``runtime/``, and ``texts`` are files of one deployment by name and contents.
     If botocore is installed, only its data for ``aws_services`` is kept.
     """
 
     name: str
-    member: str
-    sources: tuple[str, ...]
+    requirements: Path
+    packages: tuple[str, ...]
     extra_files: tuple[str, ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
-    omitted: tuple[str, ...] = ()
     aws_services: tuple[str, ...] = ()
-
-    def requirements(self) -> str:
-        """The locked requirements with their hashes, as text for ``uv pip install -r``."""
-        prunes = [argument for name in self.omitted for argument in ("--prune", name)]
-        return _uv(
-            "export", "--frozen", "--package", self.member, "--no-dev", "--no-emit-workspace",
-            "--no-annotate", "--no-header", *prunes,
-        )  # fmt: skip
 
     def digest(self, platform: WheelPlatform) -> str:
         """A hash of everything that the bundle is made of."""
-        digest = hashlib.sha256(f"{platform}\n{self.requirements()}\n{self.aws_services}".encode())
+        digest = hashlib.sha256(f"{platform}\n{self.requirements.read_text()}\n{self.aws_services}".encode())
         for path, relative in self._files():
             digest.update(f"\n{relative}\n".encode())
             digest.update(path.read_bytes())
@@ -100,11 +92,10 @@ class Bundle:
                     hint="Deploy with `farcall cloud deploy`, which downloads the database's CA bundle, or"
                     " pass -c database.authorities=FILE",
                 )
-        requirements = self.requirements()
         _uv(
-            "pip", "install", "--quiet", "--target", str(directory), *platform.pip_arguments, "--only-binary", ":all:",
-            "--no-deps", "--require-hashes", "--link-mode", "copy", "-r", "-",
-            stdin=requirements,
+            "pip", "install", "--quiet", "--target", str(directory.absolute()), *platform.pip_arguments,
+            "--only-binary", ":all:", "--no-deps", "--require-hashes", "--link-mode", "copy",
+            "-r", str(self.requirements),
         )  # fmt: skip
         shutil.rmtree(directory / "bin", ignore_errors=True)  # console scripts; they name this machine's interpreter
         for path, relative in self._files():
@@ -137,29 +128,36 @@ class Bundle:
 
     def _files(self) -> list[tuple[Path, Path]]:
         """Our own files and their paths in the bundle, in a stable order."""
-        files = [(_RUNTIME / name, Path(name)) for name in self.extra_files]
-        for source in self.sources:
-            root = WORKSPACE / source
-            files += [
-                (path, path.relative_to(root.parent))
-                for path in sorted(root.rglob("*"))
-                if path.is_file() and "__pycache__" not in path.parts
-            ]
+        files = [(RUNTIME / name, Path(name)) for name in self.extra_files]
+        for package in self.packages:
+            root = package_directory(package)
+            files += [(path, path.relative_to(root.parent)) for path in package_files(root)]
         return files
+
+
+def package_directory(package: str) -> Path:
+    """Where one of our packages is installed; it is not imported."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def package_files(directory: Path) -> list[Path]:
+    """The files of a package without byte code, in a stable order."""
+    return [path for path in sorted(directory.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
 
 
 LAMBDAS: Final = Bundle(
     "lambdas",
-    member="farcall-lambdas",
-    sources=("lambdas/farcall_lambdas", "common/farcall_common"),
+    requirements=_HERE / "requirements" / "lambdas.txt",
+    packages=("farcall_lambdas", "farcall_common"),
     extra_files=("migration_resource.py",),
-    omitted=("boto3", "botocore"),  # Lambda's Python runtime has them
 )
 FORWARDER: Final = Bundle(
     "forwarder",
-    member="farcall-forwarder",
-    sources=("forwarder_fargate/farcall_forwarder", "common/farcall_common"),
-    omitted=("alembic",),  # only the API runs migrations
+    requirements=_HERE / "requirements" / "forwarder.txt",
+    packages=("farcall_forwarder", "farcall_common"),
     aws_services=("s3", "secretsmanager"),  # a test compares them with the calls in the sources
 )
 
@@ -192,11 +190,9 @@ def _compile(directory: Path, python: str) -> None:
     subprocess.run(command, check=False)
 
 
-def _uv(*arguments: str, stdin: str | None = None) -> str:
-    """Run uv in the workspace and return what it printed."""
-    done = subprocess.run(
-        [uv.find_uv_bin(), *arguments], cwd=WORKSPACE, input=stdin, capture_output=True, text=True, check=False
-    )
+def _uv(*arguments: str) -> str:
+    """Run uv, without the settings of the current directory, and return what it printed."""
+    done = subprocess.run([uv.find_uv_bin(), *arguments], cwd=_HERE, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ConfigurationError(f"uv {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
     return done.stdout

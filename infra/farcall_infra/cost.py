@@ -266,5 +266,5 @@ def _listed(table: Mapping[str, float], name: str) -> float:
 def _unpriced(what: str) -> ConfigurationError:
     return ConfigurationError(
         f"there is no price for {what}",
-        hint="add it to infra/prices.toml, and a rule to farcall_infra.cost if it needs one",
+        hint="add it to farcall_infra/prices.toml, and a rule to farcall_infra.cost if it needs one",
     )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from farcall_common.errors import ConfigurationError
 
-DEFAULT_PRICES: Final = Path(__file__).resolve().parents[1] / "prices.toml"
+DEFAULT_PRICES: Final = Path(__file__).resolve().with_name("prices.toml")
 
 
 class _Section(BaseModel):

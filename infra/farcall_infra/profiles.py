@@ -22,7 +22,7 @@ from farcall_common.errors import ConfigurationError
 
 #: The availability zones of a deployment. A synth without an account can name only two of a region.
 ZONES: Final = 2
-DEFAULT_PROFILES: Final = Path(__file__).resolve().parents[1] / "profiles.toml"
+DEFAULT_PROFILES: Final = Path(__file__).resolve().with_name("profiles.toml")
 
 # Fargate's sizes: CPU units (1024 = one vCPU) and the possible memory for each, in MiB.
 _FARGATE_MEMORY_MIB: Final = {

@@ -34,7 +34,7 @@ _HOME = find_home(os.environ) / "localstack"
 
 
 DirectoryOption = Annotated[Path, typer.Option("--directory", help="Directory of logs and state.")]
-ProfileOption = Annotated[str, typer.Option("--profile", help="Profile of infra/profiles.toml.")]
+ProfileOption = Annotated[str, typer.Option("--profile", help="hobby, lab or facility.")]
 BundlesOption = Annotated[
     str,
     typer.Option(

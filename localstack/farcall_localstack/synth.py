@@ -57,11 +57,10 @@ def ensure_assembly(
 
 def _synthesize(out: Path, context: dict[str, str]) -> None:
     """Run the app as the CDK command line does: two variables pass the output directory and the context."""
-    settings = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))
     environment = {
         **os.environ,
         "CDK_OUTDIR": str(out),
-        "CDK_CONTEXT_JSON": json.dumps({**settings["context"], **context}),
+        "CDK_CONTEXT_JSON": json.dumps(context),
         "CDK_VALIDATION": "false",  # the contract tests validate the templates; here it would only cost time
     }
     done = subprocess.run(
@@ -84,7 +83,6 @@ def _link_archives(assembly: Path, directory: Path) -> None:
 
 def _digest(context: dict[str, str]) -> str:
     digest = hashlib.sha256(f"{sys.version}\n{json.dumps(context, sort_keys=True)}".encode())
-    digest.update((WORKSPACE / "cdk.json").read_bytes())
     file = Path(context.get(_FILE_SETTING, ""))
     if file.is_file():  # for any other path the app reports an error
         digest.update(file.read_bytes())

@@ -98,9 +98,8 @@ def read_templates(assembly: Path) -> Templates:
 
 
 def context(**values: object) -> dict[str, object]:
-    """The context of ``cdk.json`` with ``values``, without bundles: they take long and are in no template."""
-    committed: Mapping[str, object] = json.loads((_WORKSPACE / "cdk.json").read_text(encoding="utf-8"))["context"]
-    return {**committed, "aws:cdk:bundling-stacks": [], **values}
+    """``values`` as context of the app, without bundles: they take long and are in no template."""
+    return {"aws:cdk:bundling-stacks": [], **values}
 
 
 def resources(templates: Templates, kind: str) -> Iterator[tuple[str, Resource]]:

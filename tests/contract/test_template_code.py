@@ -15,12 +15,18 @@ import pytest
 
 from farcall_common.store.settings import DatabaseSettings, StoreSettings
 from farcall_forwarder.settings import Settings as ForwarderSettings
+from farcall_infra.bundles import RUNTIME
 from farcall_lambdas.settings import ApiSettings, AuthSettings
 from tests.certificates import Authority
 from tests.contract.templates import Templates
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
-_READERS = ("common/farcall_common", "lambdas/farcall_lambdas", "forwarder_fargate/farcall_forwarder", "infra/runtime")
+_READERS = (
+    "common/farcall_common",
+    "lambdas/farcall_lambdas",
+    "forwarder_fargate/farcall_forwarder",
+    "infra/farcall_infra/runtime",
+)
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def test_every_handler_can_be_imported(resources: dict[str, dict[str, Any]]) -> 
         if module_name.startswith("farcall_lambdas."):
             module = importlib.import_module(module_name)
         else:
-            path = _WORKSPACE / "infra" / "runtime" / f"{module_name}.py"
+            path = RUNTIME / f"{module_name}.py"
             spec = importlib.util.spec_from_file_location(module_name, path)
             assert spec is not None
             assert spec.loader is not None

@@ -23,7 +23,12 @@ from farcall_infra.bundles import FORWARDER
 from tests.contract.templates import Resource, Templates, resources, the_one
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
-_SOURCES = ("common/farcall_common", "lambdas/farcall_lambdas", "forwarder_fargate/farcall_forwarder", "infra/runtime")
+_SOURCES = (
+    "common/farcall_common",
+    "lambdas/farcall_lambdas",
+    "forwarder_fargate/farcall_forwarder",
+    "infra/farcall_infra/runtime",
+)
 _REGIONS = ("eu-central-1", "us-east-1", "us-west-2")
 
 #: The variable without which a module makes no client. A program with the variable needs permissions for all its calls.

@@ -12,7 +12,7 @@ import doctest
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -115,6 +115,22 @@ def printed(command: list[str], *, directory: Path, environment: Mapping[str, st
     )
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def follow(blocks: Sequence[Block], *, folder: Path, environment: Mapping[str, str]) -> int:
+    """Do in ``folder`` what a reader of these blocks does: save the files, type the commands, and compare what they
+    print. Returns the number of blocks with commands."""
+    got = ""
+    commands = 0
+    for block in blocks:
+        if block.title == "output":
+            check_output(got, expected=block.body)
+        elif block.title:
+            (folder / block.title).write_text(block.body, encoding="utf-8")
+        elif block.language == "bash":
+            got = printed(["bash", "-euo", "pipefail", "-c", block.body], directory=folder, environment=environment)
+            commands += 1
+    return commands
 
 
 def check_output(got: str, *, expected: str) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from farcall_endpoint.config import parse_config
-from tests.docs.pages import DOCS, Page, check_output, pages, printed
+from tests.docs.pages import DOCS, Page, follow, pages
 
 TUTORIAL: Final = Page.read(DOCS / "tutorial.md")
 
@@ -33,17 +33,7 @@ def test_the_tutorial(reader: Mapping[str, str], tmp_path: Path) -> None:
     assert not TUTORIAL.program(), "in the tutorial, every piece of Python is a file"
     folder = tmp_path / "work"
     folder.mkdir()
-    said = ""
-    commands = 0
-    for block in TUTORIAL.blocks:
-        if block.title == "output":
-            check_output(said, expected=block.body)
-        elif block.title:
-            (folder / block.title).write_text(block.body, encoding="utf-8")
-        elif block.language == "bash":
-            said = printed(["bash", "-euo", "pipefail", "-c", block.body], directory=folder, environment=reader)
-            commands += 1
-    assert commands >= 5
+    assert follow(TUTORIAL.blocks, folder=folder, environment=reader) >= 5
 
 
 @pytest.mark.parametrize(

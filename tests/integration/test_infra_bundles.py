@@ -102,7 +102,10 @@ def test_a_bundle_for_another_processor_has_byte_code_if_its_python_is_installed
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     platform = dataclasses.replace(ARM64, python_version=HOST.python_version)
-    small = Bundle("small", member="farcall-common", sources=("common/farcall_common",))
+    requirements = tmp_path / "requirements.txt"
+    locked = FORWARDER.requirements.read_text(encoding="utf-8")
+    requirements.write_text(locked[locked.index("msgspec==") :].partition("\npsycopg==")[0], encoding="utf-8")
+    small = Bundle("small", requirements=requirements, packages=("farcall_common",))
     small.build(tmp_path / "with", platform=platform)
     sources = {path.relative_to(tmp_path / "with") for path in (tmp_path / "with").rglob("*.py")}
     assert len(sources) > 50

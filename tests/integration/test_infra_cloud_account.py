@@ -12,12 +12,11 @@ import boto3
 import pytest
 from typer.testing import CliRunner
 
-from farcall_infra.bundles import WORKSPACE
 from farcall_infra.cloud.cli import app
 from farcall_infra.cloud.errors import DeploymentUnknown
 from farcall_infra.deployment import DEPLOYMENT_TAG, STACKS
 
-_CDK = WORKSPACE / ".tools" / "cdklocal" / "node_modules" / "aws-cdk" / "bin" / "cdk"
+_CDK = Path(__file__).parents[2] / ".tools" / "cdklocal" / "node_modules" / "aws-cdk" / "bin" / "cdk"
 _SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:farcall-globus-AbCdEf"
 _TAGS: Final[Any] = [{"Key": DEPLOYMENT_TAG, "Value": "farcall"}]
 _NETWORK = {"Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}}}

@@ -46,7 +46,7 @@ def test_an_update_checks_prices_confirms_deploys_and_shows_the_status(
     assert "profile=hobby" in called["arguments"]  # the deployed one
     assert "--parameters" not in called["arguments"]  # an update keeps the deployed ones
     assert called["region"] == aws.region
-    assert called["has_app"]
+    assert not called["has_app"]  # the arguments name it
     assert "bootstrap: version 30" in done.output
     assert "no e-mail address is set for alarms" in done.output
     assert "a month while idle" in done.output

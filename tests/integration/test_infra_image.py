@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import uv
 
-from farcall_infra.bundles import FORWARDER, HOST, WORKSPACE
+from farcall_infra.bundles import FORWARDER, HOST
 from farcall_infra.ca_bundle import CA_BUNDLE_FILE
 from farcall_infra.profiles import load_profile, profile_names
 from tests.certificates import Authority
 from tests.waiting import WAIT_S
 
+WORKSPACE = Path(__file__).parents[2]
 _DOCKERFILE = WORKSPACE / "forwarder_fargate" / "Dockerfile"
 _KNOWN = {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "ENTRYPOINT"}
 

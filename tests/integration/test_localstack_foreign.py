@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 import farcall
-from farcall_infra.bundles import WORKSPACE
 from farcall_infra.jsii_node import choose
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
@@ -31,7 +30,7 @@ from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-_CDKLOCAL = WORKSPACE / ".tools" / "cdklocal" / "node_modules" / "aws-cdk-local" / "bin" / "cdklocal"
+_CDKLOCAL = Path(__file__).parents[2] / ".tools" / "cdklocal" / "node_modules" / "aws-cdk-local" / "bin" / "cdklocal"
 _DEV = {"identity_id": "5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a", "username": "dev"}
 
 

@@ -17,7 +17,6 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from farcall_infra.bundles import WORKSPACE
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import group_members
@@ -163,7 +162,7 @@ def test_the_end_to_end_suite_runs_with_an_api_url_and_tokens(tier: Tier) -> Non
     wanted = "registered_function or another_owners or five_megabytes or wiped"
     suite = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/e2e", "--tier", "aws", "-k", wanted, "-rs", "-p", "no:cacheprovider"],
-        cwd=WORKSPACE,
+        cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
         text=True,

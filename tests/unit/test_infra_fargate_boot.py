@@ -18,9 +18,9 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from farcall_infra.bundles import content_digest
+from farcall_infra.bundles import RUNTIME, content_digest
 
-_BOOT = Path(__file__).resolve().parents[2] / "infra" / "runtime" / "fargate_boot.py"
+_BOOT = RUNTIME / "fargate_boot.py"
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import Unavailable
-from farcall_infra.bundles import WORKSPACE
+from farcall_infra.bundles import RUNTIME
 from tests.waiting import WAIT_S
 
-handle = runpy.run_path(str(WORKSPACE / "infra" / "runtime" / "migration_resource.py"))["handle"]
+handle = runpy.run_path(str(RUNTIME / "migration_resource.py"))["handle"]
 
 
 @dataclasses.dataclass

@@ -21,7 +21,6 @@ import typer
 
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.exit_codes import DONE, EXIT_CODES, FAILED, UNHEALTHY, Terminated, epilog
-from farcall_infra.bundles import WORKSPACE
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
 from farcall_infra.cloud.account import Stack
 from farcall_infra.cloud.aws import Aws, connect
@@ -43,6 +42,7 @@ from farcall_infra.cloud.tools import Tools
 from farcall_infra.cost import idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
 from farcall_infra.prices import DEFAULT_PRICES, load_prices
+from farcall_infra.profiles import DEFAULT_PROFILES
 
 #: The exit codes of these commands.
 _EXIT_CODES = {
@@ -193,6 +193,12 @@ def synth(
 
 
 @app.command()
+def profiles() -> None:
+    """Print the profiles with their comments, for a file of your own: -c profiles=FILE."""
+    typer.echo(DEFAULT_PROFILES.read_text(encoding="utf-8"), nl=False)
+
+
+@app.command()
 def bootstrap(ctx: typer.Context, region: RegionOption = None) -> None:
     """Prepare the account, once in each region: the CDK's bootstrap stack, and the service-linked roles."""
     environment = ctx.ensure_object(CloudEnvironment)
@@ -202,10 +208,7 @@ def bootstrap(ctx: typer.Context, region: RegionOption = None) -> None:
         if not aws.has_role(role):
             aws.make_service_role(service)
             echo(f"created the role of {service}")
-    with tempfile.TemporaryDirectory(prefix="farcall-bootstrap-") as empty:  # in the clone, the CDK would run the app
-        arguments = ["bootstrap", f"aws://{number}/{aws.region}"]
-        status = _run_cdk(environment.tools(), arguments, aws.region, directory=Path(empty))
-    if status != 0:
+    if _run_cdk(environment.tools(), ["bootstrap", f"aws://{number}/{aws.region}"], aws.region) != 0:
         raise DeploymentFailed(
             f"account {number} is not bootstrapped in {aws.region}",
             hint="The reason is above. Fix the problem and run the command again.",
@@ -331,14 +334,15 @@ def cdk_arguments(context: Mapping[str, str], name: str, parameters: Mapping[str
     ]
 
 
-def _run_cdk(tools: Tools, arguments: list[str], region: str, *, directory: Path = WORKSPACE) -> int:
-    """Run the CDK's command line, and return its exit status.
+def _run_cdk(tools: Tools, arguments: list[str], region: str) -> int:
+    """Run the CDK's command line in an empty directory, where it finds no ``cdk.json``, and return its exit status.
 
     :raises DeploymentInterrupted: on Ctrl-C or SIGTERM.
     """
     environment = {**tools.environment(), "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
     with (
         _interruptible(_RETRY_HINT),
+        tempfile.TemporaryDirectory(prefix="farcall-cdk-") as directory,
         subprocess.Popen([*tools.cdk, *arguments], cwd=directory, env=environment) as program,
     ):
         try:
@@ -435,7 +439,7 @@ def _deployment(name: str, profile: str, context: list[str] | None) -> tuple[Dep
         key, separator, value = pair.partition("=")
         if not separator:
             raise ConfigurationError(f"{pair!r} is not a setting", hint="Write -c section.key=value.")
-        # The app runs in the clone, not in the current directory.
+        # The app does not run in the current directory.
         arguments[key] = str(Path(value).resolve()) if key == "profiles" else value
     deployment = deployment_from_context(arguments)
     if deployment.ca_bundle:
@@ -456,17 +460,15 @@ def _synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[s
 
 
 def _synthesize(context: Mapping[str, str], directory: Path, *, whole: bool) -> list[Path]:
-    """Run the app in a separate process, for ``context`` on top of that in ``cdk.json``; returns the templates. Only a
-    ``whole`` assembly has the bundles, and is checked by cdk-nag.
+    """Run the app in a separate process, for ``context``; returns the templates. Only a ``whole`` assembly has the bundles, and is checked by cdk-nag.
 
     :raises ConfigurationError: if the app does not synthesise.
     """
-    committed = json.loads((WORKSPACE / "cdk.json").read_text(encoding="utf-8"))["context"]
     part: dict[str, Any] = {} if whole else {"aws:cdk:bundling-stacks": []}
     environment = {
         **os.environ,
         "CDK_OUTDIR": str(directory),
-        "CDK_CONTEXT_JSON": json.dumps({**committed, **context, **part}),
+        "CDK_CONTEXT_JSON": json.dumps({**context, **part}),
         "CDK_VALIDATION": "true" if whole else "false",
     }
     done = subprocess.run(

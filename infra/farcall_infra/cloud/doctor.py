@@ -160,7 +160,7 @@ def _certificate(profile: Profile, ca_bundle: CaBundle | FarcallError | None) ->
         return Finding(what, Outcome.FAILED, ca_bundle.record.message, ca_bundle.hint)
     if ca_bundle is None:
         hint = (
-            "Keep database.authorities of infra/profiles.toml, or name a file. Download that of RDS with"
+            "Keep database.authorities of the default profiles, or name a file. Download that of RDS with"
             f" `{FETCH_CA_BUNDLE}`."
         )
         return Finding(what, Outcome.WARNING, "not verified: connections to the database are only encrypted", hint)

@@ -56,7 +56,9 @@ def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], pr
     _console.print(table)
     budget = profile.budget.monthly_usd
     alarm = f"The alarm on the real bill is at ${budget:.0f} a month." if budget else "There is no budget."
-    echo(f"Prices of {prices.region} of {prices.as_of}, without free tiers and taxes (infra/prices.toml). {alarm}")
+    echo(
+        f"Prices of {prices.region} of {prices.as_of}, without free tiers and taxes (farcall_infra/prices.toml). {alarm}"
+    )
     echo("Other regions have other prices, which Farcall does not have: pass a table of your own with --prices.")
 
 
@@ -98,6 +100,9 @@ def show_status(name: str, status: Status) -> None:
         echo(f"export FARCALL_API_URL={status.api_url}")
 
 
+_UPDATE: Final = "`git pull && make setup` in the clone, or `pip install -U farcall-infra`,"
+
+
 def _release(status: Status) -> str:
     """The deployed release, and the command that updates it or this installation."""
     if status.is_current:
@@ -110,11 +115,11 @@ def _release(status: Status) -> str:
     )
     newest = max((version_of(release) for release in status.releases.values() if release), default=())
     if newest > version_of(status.installed):
-        way = "`git pull && make setup` updates this installation"
+        way = f"{_UPDATE} updates this installation"
     else:
         way = "`farcall cloud deploy` updates the deployment"
         if newest == version_of(status.installed):
-            way += ", after `git pull && make setup` if the deployment is the newer one"
+            way += f", after {_UPDATE} if the deployment is the newer one"
     return f"{deployed}; this installation is {status.installed}: {way}"
 
 

