@@ -17,8 +17,8 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from farcall_common.console import new_group, show_table, versions
 from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.exit_codes import (
@@ -36,14 +36,14 @@ from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import Config, EngineConfig, read_config, write_config
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
-from farcall_endpoint.status import facts_of, render
+from farcall_endpoint.status import facts_of, lines, render
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code not in (UNHEALTHY, BROKEN_PIPE)} | {
     FAILED: "not connected (status)",
     TERMINATED: "terminated by a signal (a running endpoint exits with 0)",
 }
 
-app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=epilog(_EXIT_CODES))
+app = new_group("Run functions on this machine. The commands are those of Globus Compute.", epilog=epilog(_EXIT_CODES))
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
@@ -70,6 +70,12 @@ def main() -> None:
     app()
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"farcall-endpoint {importlib.metadata.version('farcall-endpoint')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _global(
     context: typer.Context,
@@ -77,6 +83,9 @@ def _global(
         Path | None, typer.Option("--config-dir", "-c", help="Instead of $FARCALL_HOME or ~/.farcall.")
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log more.")] = False,
+    version: Annotated[  # noqa: ARG001 - its callback exits
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     context.obj = _Options(home=config_dir or find_home(os.environ), debug=debug)
 
@@ -162,14 +171,7 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
             _print_json([facts_of(directory.name, state, now=time.time()) for directory, state in listed])
             return
         rows = [(state.endpoint_id or "-", state.state, directory.name, state.note) for directory, state in listed]
-        if not sys.stdout.isatty():
-            for row in rows:
-                typer.echo("\t".join(row))
-            return
-        table = Table("Endpoint ID", "Status", "Endpoint Name", "Note")
-        for row in rows:
-            table.add_row(*map(escape, row))
-        _out.print(table)
+        show_table(("endpoint", "status", "name", "note"), rows, empty="There are no endpoints on this machine.")
 
 
 @app.command()
@@ -182,8 +184,11 @@ def status(context: typer.Context, name: Name = "default", as_json: AsJson = Fal
         facts = facts_of(name, state, now=now)
         if as_json:
             _print_json(facts)
-        else:
+        elif sys.stdout.isatty():
             _out.print(render(facts, now=now))
+        else:
+            for line in lines(facts, now=now):
+                typer.echo(line)
     raise typer.Exit(0 if state.state == "Running" else 1)
 
 
@@ -315,12 +320,14 @@ def revoke_credential(
 
 @app.command()
 def version(as_json: AsJson = False) -> None:
-    """Show the version."""
-    number = importlib.metadata.version("farcall-endpoint")
+    """Show versions, for a bug report: of the packages of Farcall that are installed here, of Python, of the
+    platform."""
+    found = versions()
     if as_json:
-        _print_json({"farcall-endpoint": number})
+        _print_json(found)
     else:
-        typer.echo(number)
+        for name, value in found.items():
+            typer.echo(f"{name} {value}")
 
 
 def _print_json(value: object) -> None:

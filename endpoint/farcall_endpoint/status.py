@@ -6,7 +6,7 @@ The agent may report keys that are unknown here. A key's suffix tells how to wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -60,14 +60,34 @@ def render(facts: Mapping[str, Any], *, now: float) -> RenderableType:
     return Group(rows, *(_table(key, value, now) for key, value in listed.items()))
 
 
+def lines(facts: Mapping[str, Any], *, now: float) -> Iterator[str]:
+    """The facts for a pipe, with tabs between the cells: a name and a value on each line, then the rows of tables, each
+    with the name of its table first."""
+    for key in _ordered(facts, (*_OURS, *_ORDER)):
+        if not _is_table(facts[key]):
+            yield f"{_words(key)}\t{_value(key, facts[key], now)}"
+    for key, items in facts.items():
+        if _is_table(items):
+            for row in _rows(items, now):
+                yield "\t".join((_words(key), *row))
+
+
 def _table(key: str, items: list[Mapping[str, Any]], now: float) -> Table:
-    columns = _ordered(dict.fromkeys(key for item in items for key in item), _COLUMNS)
-    table = Table(title=_words(key), title_justify="left", title_style="bold")
-    for column in columns:
+    table = Table(title=f"\n{_words(key)}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in _columns(items):
         table.add_column(_words(column))
-    for item in items:
-        table.add_row(*(Text(_value(column, item.get(column), now)) for column in columns))
+    for row in _rows(items, now):
+        table.add_row(*map(Text, row))
     return table
+
+
+def _columns(items: list[Mapping[str, Any]]) -> list[str]:
+    return _ordered(dict.fromkeys(key for item in items for key in item), _COLUMNS)
+
+
+def _rows(items: list[Mapping[str, Any]], now: float) -> Iterator[list[str]]:
+    columns = _columns(items)
+    return ([_value(column, item.get(column), now) for column in columns] for item in items)
 
 
 def _is_table(value: object) -> bool:

@@ -74,12 +74,24 @@ def test_map_reads_a_file_or_standard_input(cloud: FakeCloud, script: str, tmp_p
 def test_map_continues_after_a_failed_call(cloud: FakeCloud, script: str) -> None:
     farcall = Farcall(cloud)
     result = farcall("map", "math:sqrt", "4", "-1", "9")
-    assert result.exit_code == 2  # a negative number looks like an option
-    result = farcall("map", "math:sqrt", "--", "4", "-1", "9")
     assert result.exit_code == 1
     assert result.stdout == "2.0\nnull\n3.0\n"
     assert result.stderr.startswith("Error: [TASK_FAILED] input 2: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-2", "-1.5e0", "--timeout", "20"),
+        ("--timeout", "20", "--", "-2", "-1.5"),
+        ("-e", "fake", "-2", "--kwargs", "{}", "-1.5"),
+    ],
+)
+def test_negative_numbers_are_arguments(cloud: FakeCloud, script: str, arguments: tuple[str, ...]) -> None:
+    result = Farcall(cloud)("run", f"{script}:add", *arguments)
+    assert (result.stdout, result.stderr) == ("-3.5\n", "")
+    assert "No such option: -x" in Farcall(cloud)("run", f"{script}:add", "-2", "-x").stderr
 
 
 def test_map_writes_json(cloud: FakeCloud, script: str) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from farcall_common.console import new_group
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.exit_codes import UNHEALTHY, Terminated
 from farcall_infra.bundles import WORKSPACE
@@ -43,7 +44,7 @@ from farcall_infra.cost import idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
 from farcall_infra.prices import load_prices
 
-app = typer.Typer(name="cloud", help="The cloud tier in your own AWS account.", no_args_is_help=True)
+app = new_group("The cloud tier in your own AWS account.", name="cloud")
 
 _CLEANUP_S = 10.0
 _RETRY_HINT = "Run the command again when `farcall cloud status` shows no stack that is IN_PROGRESS."

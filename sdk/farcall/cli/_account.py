@@ -13,7 +13,8 @@ import typer
 
 from farcall._settings import Settings
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, AsLines, Since, Until, moment, show_fields, show_json, write
+from farcall.cli._output import AsJson, AsLines, Since, Until, moment, show_json, write
+from farcall_common.console import new_group, show_fields
 from farcall_common.credentials import (
     LOGIN_FILE,
     config_path,
@@ -27,7 +28,7 @@ from farcall_common.errors import ConfigurationError
 if TYPE_CHECKING:
     from farcall_common.login import Login
 
-audit = typer.Typer(help="Audit log.", no_args_is_help=True)
+audit = new_group("Audit log.")
 
 _AUDIT_COLUMNS: Final = ("at", "identity_id", "action", "object_id", "owner_id", "detail")
 

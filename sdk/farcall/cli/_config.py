@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from farcall.cli._output import AsJson, show_json, show_table
+from farcall.cli._output import AsJson, show_json
+from farcall_common.console import new_group, show_table
 from farcall_common.credentials import (
     VARIABLES,
     config_path,
@@ -19,7 +20,7 @@ from farcall_common.credentials import (
 )
 from farcall_common.errors import ConfigurationError
 
-app = typer.Typer(help="Settings in the configuration file.", no_args_is_help=True)
+app = new_group("Settings in the configuration file.")
 
 #: Settings and their meanings.
 _KEYS: Final[Mapping[str, str]] = {

@@ -12,12 +12,13 @@ from farcall import Client
 from farcall._client import connection_of
 from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._output import AsJson, show_json
 from farcall.cli._sharing import Shareable, add_sharing
+from farcall_common.console import instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest
 from farcall_common.exit_codes import INTERRUPTED
 
-app = typer.Typer(help="Endpoints that you may use.", no_args_is_help=True)
+app = new_group("Endpoints that you may use.")
 add_sharing(
     app,
     Shareable(

@@ -9,11 +9,12 @@ import typer
 from farcall import Client
 from farcall.cli._arguments import FunctionName, completes, load_function, remember
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._output import AsJson, show_json
 from farcall.cli._sharing import Shareable, add_sharing
+from farcall_common.console import instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest
 
-app = typer.Typer(help="Your registered functions.", no_args_is_help=True)
+app = new_group("Your registered functions.")
 add_sharing(
     app,
     Shareable(

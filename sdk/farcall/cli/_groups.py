@@ -15,13 +15,14 @@ from farcall._delays import DELAY_S
 from farcall._task_info import Why
 from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import bar, connected
-from farcall.cli._output import AsJson, instant, show_delay, show_error, show_json, show_line, show_table, show_text
+from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_text
 from farcall_common.backoff import Backoff
+from farcall_common.console import instant, new_group, show_table
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED
 from farcall_common.wire import TERMINAL_STATES
 
-app = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
+app = new_group("Tasks that were submitted together.")
 
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 2.0

@@ -1,4 +1,4 @@
-"""Command output: tables for people, tab-separated lines for pipes, JSON and CSV for programs, and errors."""
+"""Command output: text for people, JSON and CSV for programs, and errors."""
 
 from __future__ import annotations
 
@@ -19,18 +19,6 @@ from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
 from farcall_common.plain_text import escaped, plain
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
-
-#: Colors of states on a terminal.
-_STYLES: Final[Mapping[str, str]] = {
-    "success": "green",
-    "online": "green",
-    "failed": "red",
-    "lost": "red",
-    "dead-lettered": "red",
-    "running": "cyan",
-    "cancelled": "yellow",
-    "offline": "yellow",
-}
 
 
 def show_json(value: Any) -> None:
@@ -60,38 +48,6 @@ def show_value(value: object) -> None:
         pprint(value)
     else:
         show_text(repr(value))
-
-
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "") -> None:
-    """Write rows under headings; in a pipe, plain lines with tabs between the cells."""
-    lines = [["" if cell is None else plain(str(cell)) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        for line in lines:
-            typer.echo("\t".join(" ".join(cell.split()) for cell in line))
-        return
-    if not lines:
-        typer.secho(empty, dim=True)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(columns))
-    for column in table.columns:
-        column.overflow = "fold"  # ids must not be truncated
-    for line in lines:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in line))
-    Console(highlight=False).print(table)
-
-
-def show_fields(fields: Mapping[str, object]) -> None:
-    """Write names and values, one a line; empty ones are left out."""
-    show_table(("", ""), [(name, value) for name, value in fields.items() if value not in (None, "", {}, [])])
-
-
-def instant(at: float | None) -> str:
-    """Epoch seconds as local time."""
-    return "" if at is None else dt.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _encoded(value: Any) -> str:

@@ -52,9 +52,7 @@ def run(
     function: FunctionName,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ARGUMENT", help="JSON values; anything else is text. Write -- before negative numbers."
-        ),
+        typer.Argument(metavar="ARGUMENT", help="JSON values; anything else is text."),
     ] = None,
     kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments: a JSON object.")] = "{}",
     endpoint: EndpointName = None,

@@ -13,7 +13,8 @@ import typer
 from farcall import Client
 from farcall._sharing import grantee_of
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, moment, show_json, show_table, show_text
+from farcall.cli._output import AsJson, moment, show_json, show_text
+from farcall_common.console import instant, new_group, show_table
 from farcall_common.errors import InvalidRequest, NotFound
 from farcall_common.wire.ids import is_uuid
 
@@ -158,7 +159,7 @@ def shared(context: typer.Context, as_json: AsJson = False) -> None:
     show_table(["kind", "id", "name", "right", "until", "note"], rows, empty="Nothing is shared with you.")
 
 
-teams = typer.Typer(help="Teams, to share endpoints and functions with.", no_args_is_help=True)
+teams = new_group("Teams, to share endpoints and functions with.")
 
 
 @teams.command("ls")

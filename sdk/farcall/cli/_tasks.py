@@ -11,23 +11,12 @@ import typer
 from farcall._client import connection_of
 from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import connected
-from farcall.cli._output import (
-    AsJson,
-    AsLines,
-    Since,
-    Until,
-    instant,
-    moment,
-    show_fields,
-    show_json,
-    show_table,
-    show_text,
-    write,
-)
+from farcall.cli._output import AsJson, AsLines, Since, Until, moment, show_json, show_text, write
+from farcall_common.console import instant, new_group, show_fields, show_table
 from farcall_common.errors import TaskUnknown
 from farcall_common.wire import TaskState
 
-app = typer.Typer(help="Your tasks.", no_args_is_help=True)
+app = new_group("Your tasks.")
 
 _EXPORTED: Final = (
     "task_id",

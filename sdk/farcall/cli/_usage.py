@@ -9,7 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from farcall.cli._connect import connected
-from farcall.cli._output import show_line, show_table, write
+from farcall.cli._output import show_line, write
+from farcall_common.console import show_table
 from farcall_common.errors import InvalidRequest
 
 _KEYS: Final = {
