@@ -7,7 +7,6 @@ package with a command line depends on typer and rich; rich, which takes a while
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import importlib.metadata
 import itertools
 import platform
@@ -20,6 +19,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from farcall_common.errors import did_you_mean
 from farcall_common.plain_text import plain
 
 #: Commands with two usual names; the other one than a group has is accepted, too.
@@ -81,7 +81,7 @@ class Commands(TyperGroup):
             if name == "help":
                 return self.resolve_command(ctx, [*args[1:], "--help"])
             if not name.startswith("-"):
-                ctx.fail(f"No such command {name!r}.{did_you_mean(name, self.list_commands(ctx))}")
+                ctx.fail(f"No such command {name!r}. {did_you_mean(name, self.list_commands(ctx)) or ''}".rstrip())
         found, command, rest = super().resolve_command(ctx, args)
         if command is not None:
             _without_flag_types(command.get_params(ctx))
@@ -106,12 +106,6 @@ def new_group(help_: str, *, cls: type[Commands] = Commands, **settings: Any) ->
     """A group of commands, to be filled; ``settings`` are those of :class:`typer.Typer`."""
     names = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(cls=cls, help=help_, no_args_is_help=True, context_settings=names, **settings)
-
-
-def did_you_mean(typed: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the names that are spelled alike; empty if there is none."""
-    alike = difflib.get_close_matches(typed, list(known))
-    return f" Did you mean {' or '.join(map(repr, alike))}?" if alike else ""
 
 
 def versions() -> dict[str, str]:

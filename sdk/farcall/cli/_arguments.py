@@ -111,9 +111,8 @@ EndpointName = Annotated[
     typer.Option(
         "--endpoint",
         "-e",
-        envvar="FARCALL_ENDPOINT",
         metavar="NAME|ID",
-        help="Where to run; default: the configured endpoint, or your only one.",
+        help="Where to run; default: FARCALL_ENDPOINT, the configured endpoint, or your only one.",
         autocompletion=completes("endpoints"),
     ),
 ]

@@ -121,6 +121,7 @@ class Listings:
         """Method, pattern of the path, and handler."""
         return (
             ("GET", "/v3/tasks", self._list_tasks),
+            ("GET", "/v3/ids", self._find_ids),
             ("GET", "/v3/groups", self._list_groups),
             ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
             ("GET", "/v3/audit", self._list_audit),
@@ -152,6 +153,11 @@ class Listings:
                 for task in tasks[:limit]
             ]
         }
+
+    def _find_ids(self, query: Json) -> Json:
+        digits = query["beginning"].replace("-", "")
+        ids = {task.task_id if query["kind"] == "task" else task.task_group_id for task in self._tasks.values()}
+        return {"ids": sorted((each for each in ids if each.replace("-", "").startswith(digits)), reverse=True)}
 
     def _list_groups(self, query: Json) -> Json:
         limit, members = int(query.get("limit", 100)), collections.defaultdict[str, list[Task]](list)
