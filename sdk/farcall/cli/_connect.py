@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -28,10 +29,12 @@ def _connect(api_url: str | None, token: str | None) -> Client:
 
 @dataclasses.dataclass
 class CommandEnvironment:
-    """Environment of a command: how it connects to the API, and whether errors are shown with tracebacks."""
+    """Environment of a command: how it connects to the API, whether errors are shown with tracebacks, and how it pauses
+    for some seconds."""
 
     connect: Callable[[str | None, str | None], Client] = _connect
     debug: bool = False
+    pause: Callable[[float], None] = time.sleep
 
 
 def command_environment(context: Any) -> CommandEnvironment:

@@ -15,15 +15,23 @@ import msgspec
 import typer
 
 from farcall._task_info import Why
+from farcall_common.console import short_ids
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
 from farcall_common.plain_text import escaped, plain
 
+FullIds = Annotated[bool, typer.Option("--full-ids", help="Show whole ids, also on a terminal.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
 
 def show_json(value: Any) -> None:
     """Write a value as JSON; values of other types are written as text."""
     typer.echo(msgspec.json.format(_encoded(value), indent=2))
+
+
+def shown_ids(ids: Iterable[str], *, full: bool = False, least: int = 8) -> Mapping[str, str]:
+    """Each id as a table shows it: shortened on a terminal, whole in a pipe, for programs."""
+    known = list(ids)
+    return {each: each for each in known} if full or not sys.stdout.isatty() else short_ids(known, least=least)
 
 
 def show_text(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -24,7 +24,7 @@ from farcall.cli._arguments import (
     load_function,
     parse_argument,
     parse_kwargs,
-    remember,
+    remember_submitted,
     resolve_endpoint,
 )
 from farcall.cli._connect import bar, connected, waiting
@@ -73,7 +73,7 @@ def run(
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
             future = executor.submit(called, *args, **named)
             futures.append(future)
-            remember("tasks", [future.task_id])
+            remember_submitted([future.task_id], future.task_group_id)
             with waiting(f"task {future.task_id}"):
                 concurrent.futures.wait(futures, timeout)
             _end_late(futures, timeout)
@@ -113,7 +113,6 @@ def map_(
         endpoint_id = _endpoint_id(client, endpoint)
         if not wait:
             batch = _submitted(client, endpoint_id, called, calls, walltime)
-            remember("groups", [batch.task_group_id])
             if as_json:
                 show_json({"task_group_id": batch.task_group_id, "task_ids": batch.task_ids})
             else:
@@ -121,7 +120,8 @@ def map_(
             return
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
             futures.extend(executor.submit(called, *args, **named) for args, named in calls)
-            remember("tasks", [future.task_id for future in reversed(futures)])
+            if futures:
+                remember_submitted([future.task_id for future in futures], futures[0].task_group_id)
             failed = _show_results(futures, timeout, as_json=as_json)
     if failed:
         raise typer.Exit(FAILED)
@@ -174,7 +174,6 @@ def _show_unfinished(futures: Sequence[Future], *, as_json: bool, is_ctrl_c: boo
     if not ids:
         return
     group_id = futures[0].task_group_id
-    remember("groups", [group_id])
     more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
     typer.echo(f"\nStill running: {' '.join(ids[:_IDS_SHOWN])}{more}", err=True)
     later = f"`farcall groups wait {group_id}` waits for them, `farcall groups cancel {group_id}` cancels them"
@@ -234,7 +233,7 @@ def _submitted(
         for args, named in calls:
             batch.add(function_id, args, named)
         client.batch_run(endpoint_id, batch)
-    remember("tasks", reversed(batch.task_ids))
+    remember_submitted(batch.task_ids, batch.task_group_id)
     return batch
 
 

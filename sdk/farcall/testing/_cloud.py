@@ -94,7 +94,7 @@ class FakeCloud:
             *self._registry.routes,
             *self._accounts.routes,
             *self._endpoint.routes,
-            *Listings(self._tasks, owner_id=self._owner_id).routes,
+            *Listings(self._tasks, owner_id=self._owner_id, name_of=self._name_of).routes,
             ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
             ("GET", "/v2/tasks/([^/]+)", self._get_task),
             ("POST", "/v2/batch_status", self._batch_status),
@@ -401,6 +401,9 @@ class FakeCloud:
 
     def _open_stream(self, _: Json) -> Json:
         raise NoForwarder("results are polled here", retry_after_s=60.0)
+
+    def _name_of(self, object_id: str) -> str | None:
+        return "fake" if object_id == self.endpoint_id else self._registry.name_of(object_id)
 
     def _task(self, task_id: str) -> Task:
         if task_id not in self._tasks:

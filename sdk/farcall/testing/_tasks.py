@@ -110,10 +110,12 @@ class Listings:
     """Lists tasks in the order of their submission, and has the routes for that.
 
     :param owner_id: the owner of all of them.
+    :param name_of: the name of a function or an endpoint by its id, None if it does not exist.
     """
 
-    def __init__(self, tasks: dict[str, Task], *, owner_id: str) -> None:
+    def __init__(self, tasks: dict[str, Task], *, owner_id: str, name_of: Callable[[str], str | None]) -> None:
         self._tasks = tasks
+        self._name_of = name_of
         self._owner_id = owner_id
 
     @property
@@ -148,6 +150,9 @@ class Listings:
                     **task.summary(),
                     "submitted_at": task.timings["submitted_at"],
                     "finished_at": task.events[-1]["at"] if task.state.is_terminal else None,
+                    "function_name": self._name_of(task.function_id),
+                    "endpoint_name": self._name_of(task.endpoint_id),
+                    "timings": task.timings,
                     **({"error": task.error.to_json()} if task.error else {}),
                 }
                 for task in tasks[:limit]
@@ -276,7 +281,8 @@ class Endpoint:
 
     def _list(self, _: Json) -> list[Json]:
         endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}
-        return [] if self._is_deleted else [endpoint]
+        state = {"owned": self.is_owned, "status": self.status()["status"]}
+        return [] if self._is_deleted else [endpoint | state]
 
     def _delete(self, _: Json, endpoint_id: str) -> Json:
         self.check(endpoint_id)
