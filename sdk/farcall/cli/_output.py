@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from farcall._task_info import Why
+from farcall.cli._connect import above
 from farcall_common.console import short_ids
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
 from farcall_common.plain_text import escaped, plain
@@ -85,7 +86,8 @@ def internal(error: Exception) -> FarcallError:
 
 def show_delay(why: Why) -> None:
     """Write what holds a task up to standard error, above the status line or the progress bar."""
-    show_text(f"Waiting: {why}", err=True)
+    with above():
+        show_text(f"Waiting: {why}", err=True)
 
 
 def show_error(error: FarcallError, *, as_json: bool) -> None:

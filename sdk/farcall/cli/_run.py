@@ -27,7 +27,7 @@ from farcall.cli._arguments import (
     remember_submitted,
     resolve_endpoint,
 )
-from farcall.cli._connect import bar, connected, waiting
+from farcall.cli._connect import above, bar, connected, waiting
 from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, Terminated, exit_status
@@ -190,7 +190,7 @@ def _show_cancelled(futures: Sequence[Future], *, as_json: bool) -> None:
 def _show_results(futures: Sequence[Future], timeout_s: float | None, *, as_json: bool) -> int:
     """Write results in order as they arrive; returns how many calls failed."""
     give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-    failed, done = 0, list[object]()
+    failed, index, done = 0, 0, list[object]()
 
     def count(future: object) -> None:
         done.append(future)
@@ -199,18 +199,27 @@ def _show_results(futures: Sequence[Future], timeout_s: float | None, *, as_json
     with bar("waiting", len(futures)) as update:
         for future in futures:
             future.add_done_callback(count)
-        for index, future in enumerate(futures):
+        while index < len(futures):
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            concurrent.futures.wait([future], left_s)
-            _end_late([each for each in futures[index:] if not each.done()] if not future.done() else [], timeout_s)
-            try:
-                value = _result(future)
-            except FarcallError as error:
-                failed += 1
-                _show_failure(index, future, error, as_json=as_json)
-            else:
-                show_line({"index": index, "task_id": future.task_id, "result": value} if as_json else value)
+            concurrent.futures.wait([futures[index]], left_s)
+            if not futures[index].done():
+                _end_late([each for each in futures[index:] if not each.done()], timeout_s)
+            with above():
+                while index < len(futures) and futures[index].done():
+                    failed += not _show_result(index, futures[index], as_json=as_json)
+                    index += 1
     return failed
+
+
+def _show_result(index: int, future: Future, *, as_json: bool) -> bool:
+    """Write the result or the error of a call; returns whether it succeeded."""
+    try:
+        value = _result(future)
+    except FarcallError as error:
+        _show_failure(index, future, error, as_json=as_json)
+        return False
+    show_line({"index": index, "task_id": future.task_id, "result": value} if as_json else value)
+    return True
 
 
 def _show_failure(index: int, future: Future, error: FarcallError, *, as_json: bool) -> None:
