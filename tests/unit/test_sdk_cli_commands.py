@@ -120,6 +120,21 @@ def test_map_refuses_a_file_that_is_no_text(cloud: FakeCloud, tmp_path: Path) ->
     assert "inputs.bin cannot be read" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["inputs.jsonl", "data/inputs", "Inputs.CSV"])
+def test_map_refuses_a_file_that_does_not_exist(cloud: FakeCloud, script: str, name: str) -> None:
+    refused = Farcall(cloud)("map", f"{script}:half", name)
+    assert (refused.exit_code, f"there is no file {name}" in refused.stderr) == (65, True)
+    assert Farcall(cloud)("map", "builtins:len", f'"{name}"').stdout == f"{len(name)}\n"
+    assert Farcall(cloud)("map", "builtins:len", name, name).stdout == f"{len(name)}\n" * 2
+
+
+def test_a_failed_call_with_one_array_is_explained(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    assert "write them one by one" in farcall("map", f"{script}:half", "[1, 2]").stderr
+    for arguments in (("[1, 2]", "--json"), ("[1, 2, 3]", "--unpack"), ("[1]", "[2]")):
+        assert "one by one" not in farcall("map", f"{script}:half", *arguments).stderr
+
+
 def test_results_without_a_json_form_are_written(cloud: FakeCloud, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(
         "def f(n):\n    return [{(1, 2): {3}}, 2**n, b'x', (float('inf'), complex(1, 2)), {4: None}]\n"
@@ -480,7 +495,7 @@ def test_seen_ids_and_names_are_completed(offline: FakeCloud, script: str) -> No
 
 def test_a_configured_endpoint_needs_no_option(cloud: FakeCloud, script: str) -> None:
     farcall = Farcall(cloud)
-    assert farcall("config", "set", "endpoint", str(uuid.uuid4())).exit_code == 0
+    assert farcall("config", "set", "endpoint", str(uuid.uuid4()), "--no-check").exit_code == 0
     assert "ENDPOINT_UNKNOWN" in farcall("run", f"{script}:half", "4").stderr
     assert farcall("run", f"{script}:half", "4", "-e", "fake").stdout == "2.0\n"
 

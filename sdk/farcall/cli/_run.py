@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from farcall._batch import Batch
 
 _IDS_SHOWN: Final = 10
+_FILE_ENDS: Final = (".json", ".jsonl", ".ndjson", ".csv", ".txt")
+_ONE_ARRAY: Final = (
+    "The only input is an array. For a call for each of its items, write them one by one, like 1 2 3; "
+    "with --unpack they are the arguments of one call."
+)
 
 Future = ComputeFuture[Any]
 Arguments = tuple[list[Any], dict[str, Any]]
@@ -124,6 +129,8 @@ def map_(
                 remember_submitted([future.task_id for future in futures], futures[0].task_group_id)
             failed = _show_results(futures, timeout, as_json=as_json)
     if failed:
+        if len(calls) == 1 and not unpack and isinstance(calls[0][0][0], list) and not as_json:
+            typer.echo(_ONE_ARRAY, err=True)
         raise typer.Exit(FAILED)
 
 
@@ -279,7 +286,12 @@ def _values(inputs: Sequence[str]) -> list[Any]:
     """
     place = inputs[0]
     if len(inputs) > 1 or (place != "-" and not Path(place).is_file()):
-        return [parse_argument(each) for each in inputs]
+        values = [parse_argument(each) for each in inputs]
+        if len(inputs) == 1 and values == [place] and _is_like_a_file(place):
+            raise InvalidRequest(
+                f"there is no file {place}", hint=f"Write '\"{place}\"' if this text is the input itself."
+            )
+        return values
     try:
         if place == "-":
             return list(_json_lines(sys.stdin, "standard input"))
@@ -287,6 +299,10 @@ def _values(inputs: Sequence[str]) -> list[Any]:
             return list(_json_lines(file, place))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{place} cannot be read: {error}") from error
+
+
+def _is_like_a_file(text: str) -> bool:
+    return "/" in text or Path(text).suffix.lower() in _FILE_ENDS
 
 
 def _json_lines(lines: Iterable[str], place: str) -> Iterator[Any]:
