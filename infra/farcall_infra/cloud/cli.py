@@ -232,7 +232,7 @@ def destroy_command(
     name: NameOption = "farcall",
     region: RegionOption = None,
     yes: Annotated[
-        str, typer.Option("--yes", metavar="NAME", help="The deployment's name, instead of the prompt.")
+        str, typer.Option("--yes", metavar="NAME", help="The deployment's name, to skip the confirmation.")
     ] = "",
 ) -> None:
     """Delete a deployment. A final snapshot of the database and the bucket remain; the command shows their cost."""

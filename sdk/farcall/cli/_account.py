@@ -49,7 +49,7 @@ def login(
     ] = None,
     provider: Annotated[
         Provider | None,
-        typer.Option(help="dev stores a token of yours; globus and oidc request one; default with --issuer: oidc."),
+        typer.Option(help="dev: enter a token. globus, oidc: log in to get one. Default with --issuer: oidc."),
     ] = None,
     issuer: Annotated[
         str | None, typer.Option(envvar="FARCALL_LOGIN_ISSUER", metavar="URL", help="The OpenID Connect issuer.")

@@ -57,7 +57,7 @@ def last_of(kind: str, text: str) -> str:
         return text
     known, back = _read().get(_SUBMITTED + kind, []), int(found[1] or 0)
     if back >= len(known):
-        hint = f"`farcall {kind} ls` lists yours."
+        hint = "`farcall tasks ls` and `farcall groups ls` list yours."
         raise InvalidRequest(f"{text}: {len(known)} {kind} were submitted with this command line", hint=hint)
     return known[back]
 

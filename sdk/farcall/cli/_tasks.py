@@ -245,7 +245,7 @@ def discard(
 ) -> None:
     """Discard dead letters: they are not listed any more, and their arguments are deleted.
 
-    A dead letter is a task that ended its worker, or the endpoint, in each attempt.
+    A dead letter is a task that crashed its worker, or the endpoint, in each attempt.
     """
     with connected(context) as client:
         task_ids = [connection_of(client).ids.task(each) for each in dict.fromkeys(all_last_of("tasks", task_ids))]

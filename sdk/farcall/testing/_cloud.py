@@ -328,7 +328,7 @@ class FakeCloud:
         task = self._task(task_id)
         waiting = [each.task_id for each in self._tasks.values() if each.state is TaskState.RECEIVED]
         if task.ended():
-            reason, text = "ENDED", f"It does not wait: it ended as {task.state}."
+            reason, text = "ENDED", f"The task ended as {task.state}."
         elif task.state is TaskState.RUNNING:
             reason, text = "RUNNING", f"It is running (attempt {task.attempt})."
         elif self._endpoint.is_online:
