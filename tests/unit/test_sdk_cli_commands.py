@@ -135,6 +135,10 @@ def test_a_failed_call_with_one_array_is_explained(cloud: FakeCloud, script: str
         assert "one by one" not in farcall("map", f"{script}:half", *arguments).stderr
 
 
+def test_a_misspelt_function_is_answered_with_those_alike(cloud: FakeCloud, script: str) -> None:
+    assert "Did you mean 'refuse'?" in Farcall(cloud)("run", f"{script}:refues", "1").stderr
+
+
 def test_results_without_a_json_form_are_written(cloud: FakeCloud, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(
         "def f(n):\n    return [{(1, 2): {3}}, 2**n, b'x', (float('inf'), complex(1, 2)), {4: None}]\n"

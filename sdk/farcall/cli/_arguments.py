@@ -17,7 +17,7 @@ import typer
 
 from farcall._client import Client, connection_of
 from farcall_common.credentials import find_home
-from farcall_common.errors import InvalidRequest
+from farcall_common.errors import InvalidRequest, did_you_mean
 from farcall_common.files import write_private
 from farcall_common.plain_text import plain
 
@@ -110,7 +110,10 @@ def load_function(name: str) -> Callable[..., Any]:
         raise InvalidRequest(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, function_name, None)
     if not callable(found):
-        raise InvalidRequest(f"there is no function {function_name!r} in {place}")
+        callables = (name for name, each in vars(module).items() if callable(each))
+        raise InvalidRequest(
+            f"there is no function {function_name!r} in {place}", hint=did_you_mean(function_name, callables)
+        )
     function: Callable[..., Any] = found
     return function
 
