@@ -65,11 +65,15 @@ def lines(facts: Mapping[str, Any], *, now: float) -> Iterator[str]:
     with the name of its table first."""
     for key in _ordered(facts, (*_OURS, *_ORDER)):
         if not _is_table(facts[key]):
-            yield f"{_words(key)}\t{_value(key, facts[key], now)}"
+            yield f"{_words(key)}\t{_in_line(_value(key, facts[key], now))}"
     for key, items in facts.items():
         if _is_table(items):
             for row in _rows(items, now):
-                yield "\t".join((_words(key), *row))
+                yield "\t".join((_words(key), *map(_in_line, row)))
+
+
+def _in_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _table(key: str, items: list[Mapping[str, Any]], now: float) -> Table:
