@@ -1,4 +1,4 @@
-"""Command lines: what those of Farcall have in common. Groups of commands, versions, and tables.
+"""Shared parts of the command lines: groups of commands, versions, tables.
 
 On a terminal a table has headings and colors; in a pipe it is a line for each row, with tabs between the cells. Each
 package with a command line depends on typer and rich; rich, which takes a while to import, is imported by a table.
