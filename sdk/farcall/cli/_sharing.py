@@ -59,7 +59,7 @@ class Shareable:
 def add_sharing(app: typer.Typer, of: Shareable) -> None:
     """Add the three commands to the group of a kind of objects."""
 
-    @app.command(help=f"Give someone a right to a {of.kind} of yours, in place of what they had.")
+    @app.command(help=f"Give someone a right to your {of.kind}, in place of what they had.")
     def share(
         context: typer.Context,
         name: Name,
@@ -98,7 +98,7 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
                 show_text(f"{_text(each['grantee'])} may {right.value} {of.kind} {name}{_end(each)}.")
             show_text(of.meaning[right], err=True)
 
-    @app.command(help=f"List who has rights to a {of.kind} that you manage.")
+    @app.command(help=f"List who has rights to one {of.kind} that you manage.")
     def shares(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
         with connected(context) as client:
             found = of.shares(client, of.resolve(client, name))
@@ -121,7 +121,7 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
             ["share", "with", "right", "until", "limits", "given by", "note"], rows, empty="It is shared with no one."
         )
 
-    @app.command(help=f"Take a right to a {of.kind} back. Open tasks that need it are cancelled.")
+    @app.command(help=f"Take a right to the {of.kind} back. Open tasks that need it are cancelled.")
     def unshare(
         context: typer.Context,
         name: Name,
