@@ -61,7 +61,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final, Self
 
 from farcall_common.plain_text import plain
@@ -598,6 +598,14 @@ def _also(cls: type[FarcallError], builtin: type[Exception]) -> type[FarcallErro
 
 def _remade(cls: type[FarcallError], record: ErrorRecord) -> FarcallError:
     return error_from_record(record, default=cls)
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str | None:
+    """A hint for an unknown name: the names that are spelled alike; None if there is none."""
+    import difflib  # here, because few programs need it
+
+    alike = difflib.get_close_matches(typed, sorted(set(known)))
+    return f"Did you mean {' or '.join(map(repr, alike))}?" if alike else None
 
 
 class RemoteTraceback(Exception):

@@ -9,17 +9,16 @@ import importlib.metadata
 import json
 import os
 import shutil
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from farcall_common.console import new_group, show_table, versions
 from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.exit_codes import (
@@ -53,7 +52,7 @@ _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if c
     TERMINATED: "terminated by a signal (a running endpoint exits with 0)",
 }
 
-app = typer.Typer(no_args_is_help=True, help=__doc__, epilog=epilog(_EXIT_CODES))
+app = new_group("Run functions on this machine. The commands are those of Globus Compute.", epilog=epilog(_EXIT_CODES))
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
@@ -80,6 +79,12 @@ def main() -> None:
     app()
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"farcall-endpoint {importlib.metadata.version('farcall-endpoint')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _global(
     context: typer.Context,
@@ -87,6 +92,9 @@ def _global(
         Path | None, typer.Option("--config-dir", "-c", help="Instead of $FARCALL_HOME or ~/.farcall.")
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Log more.")] = False,
+    version: Annotated[  # noqa: ARG001 - its callback exits
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     context.obj = _Options(home=config_dir or find_home(os.environ), debug=debug)
 
@@ -115,7 +123,7 @@ def configure(
     """Create an endpoint: a directory with a configuration file and a key pair."""
     with _errors():
         if template == "list":
-            _show_rows(("Template", "For"), [(each.name, each.description) for each in list_templates()])
+            show_table(("template", "for"), [(each.name, each.description) for each in list_templates()])
             return
         directory = _directory(context, name)
         if template is None:
@@ -192,7 +200,7 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
             _print_json([facts_of(directory.name, state, now=time.time()) for directory, state in listed])
             return
         rows = [(state.endpoint_id or "-", state.state, directory.name, state.note) for directory, state in listed]
-        _show_rows(("Endpoint ID", "Status", "Endpoint Name", "Note"), rows)
+        show_table(("endpoint", "status", "name", "note"), rows, empty="There are no endpoints on this machine.")
 
 
 @app.command()
@@ -344,12 +352,14 @@ def revoke_credential(
 
 @app.command()
 def version(as_json: AsJson = False) -> None:
-    """Show the version."""
-    number = importlib.metadata.version("farcall-endpoint")
+    """Show versions, for a bug report: of the packages of Farcall that are installed here, of Python, of the
+    platform."""
+    found = versions()
     if as_json:
-        _print_json({"farcall-endpoint": number})
+        _print_json(found)
     else:
-        typer.echo(number)
+        for name, value in found.items():
+            typer.echo(f"{name} {value}")
 
 
 def _read_facts(directory: EndpointDirectory) -> dict[str, Any]:
@@ -373,18 +383,6 @@ def _configure_from(
     directory.config_file.write_text(text, encoding="utf-8")
     if review := template.to_review(settings):
         _out.print(f"Review in {directory.config_file}: {', '.join(review)}", soft_wrap=True)
-
-
-def _show_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table; to a pipe, one tab-separated line for each row."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            typer.echo("\t".join(row))
-        return
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    _out.print(table)
 
 
 def _print_json(value: object) -> None:

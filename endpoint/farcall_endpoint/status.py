@@ -125,13 +125,14 @@ def render(facts: Mapping[str, Any], *, now: float) -> RenderableType:
 
 
 def lines(facts: Mapping[str, Any], *, now: float) -> Iterator[str]:
-    """The facts for a pipe: name and value with a tab between them. A line of a table begins with the table's name."""
+    """The facts for a pipe, with tabs between the cells: a name and a value on each line, then the rows of tables, each
+    with the name of its table first."""
     plain, listed = _parts(facts)
     for key, value in plain.items():
         yield f"{_words(key)}\t{_one_line(_value(key, value, now))}"
     for key, items in listed.items():
-        for item in items:
-            yield "\t".join([_words(key), *(_one_line(_value(name, item.get(name), now)) for name in _columns(items))])
+        for row in _rows(items, now):
+            yield "\t".join((_words(key), *map(_one_line, row)))
 
 
 def _parts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Mapping[str, Any]]]]:
@@ -141,22 +142,26 @@ def _parts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Map
     return {key: facts[key] for key in plain}, listed
 
 
-def _columns(items: list[Mapping[str, Any]]) -> list[str]:
-    return _ordered(dict.fromkeys(key for item in items for key in item), _COLUMNS)
-
-
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
 def _table(key: str, items: list[Mapping[str, Any]], now: float) -> Table:
-    columns = _columns(items)
-    table = Table(title=_words(key), title_justify="left", title_style="bold")
-    for column in columns:
+    table = Table(title=f"\n{_words(key)}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in _columns(items):
         table.add_column(_words(column))
-    for item in items:
-        table.add_row(*(Text(_value(column, item.get(column), now)) for column in columns))
+    for row in _rows(items, now):
+        table.add_row(*map(Text, row))
     return table
+
+
+def _columns(items: list[Mapping[str, Any]]) -> list[str]:
+    return _ordered(dict.fromkeys(key for item in items for key in item), _COLUMNS)
+
+
+def _rows(items: list[Mapping[str, Any]], now: float) -> Iterator[list[str]]:
+    columns = _columns(items)
+    return ([_value(column, item.get(column), now) for column in columns] for item in items)
 
 
 def _is_table(value: object) -> bool:

@@ -165,6 +165,7 @@ ROUTE_ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("POST", "/v3/endpoints/<endpoint_id>/submit"): _SUBMIT,
     ("POST", "/v3/blobs"): RouteAccess(None, None, "tasks:submit", limits=_BOTH),
     ("GET", "/v3/tasks"): RouteAccess(None, None, "tasks:read"),
+    ("GET", "/v3/ids"): RouteAccess(None, None, "tasks:read"),
     ("GET", "/v3/groups"): RouteAccess(None, None, "tasks:read"),
     ("GET", "/v2/taskgroup/<task_group_id>"): RouteAccess("task_group", "own", "tasks:read", limits=_BOTH),
     ("GET", "/v2/tasks/<task_id>"): _READ_TASK,

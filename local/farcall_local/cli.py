@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from farcall_common.console import new_group, show_fields, show_table
 from farcall_common.credentials import config_path, find_home, read_settings, write_settings
 from farcall_common.errors import ConfigurationError, FarcallError, error_from_record
 from farcall_common.exit_codes import DONE, EXIT_CODES, UNHEALTHY, epilog
@@ -28,12 +28,7 @@ _EXIT_CODES = {
     UNHEALTHY: "the tier does not run (`status`)",
 }
 
-app = typer.Typer(
-    name="local",
-    help="A whole cloud tier on this machine, without an AWS account.",
-    epilog=epilog(_EXIT_CODES),
-    no_args_is_help=True,
-)
+app = new_group("A whole cloud tier on this machine, without an AWS account.", name="local", epilog=epilog(_EXIT_CODES))
 _console = Console(highlight=False)
 
 #: ``status`` warns if the tier's disk has less free space. A blob has 10 MiB at most.
@@ -126,11 +121,9 @@ def status(as_json: AsJson = False) -> None:
             shown["free_bytes"] = shutil.disk_usage(directory).free
         typer.echo(json.dumps({"running": running, "directory": str(directory), **shown}))
     elif running and state:
-        table = Table("process", "pid", "restarts", title=f"Local tier, {state.phase}, {state.api_url}")
-        for name, process in state.processes.items():
-            table.add_row(name, str(process.pid or "down"), str(process.restarts))
-        _console.print(table)
-        _console.print(f"Logs: {directory / 'logs'}")
+        show_fields({"state": state.phase, "address": state.api_url, "logs": directory / "logs"})
+        rows = [(name, process.pid or "down", process.restarts) for name, process in state.processes.items()]
+        show_table(("process", "pid", "restarts"), rows, title="\nProcesses")
         if (free_bytes := shutil.disk_usage(directory).free) < _LITTLE_BYTES:
             _console.print(
                 f"The disk of {directory} is almost full: {free_bytes // 2**20} MiB are free. Large arguments and"

@@ -213,6 +213,10 @@ class Api:
         """``tasks``, and with ``next`` there may be more: the query again with that as ``before``."""
         return self._call("GET", "/v3/tasks", query=_given(query))
 
+    def find_ids(self, kind: str, beginning: str) -> list[str]:
+        """Ids of your tasks or groups that begin so, the newest first, some at most."""
+        return list(self._call("GET", "/v3/ids", query={"kind": kind, "beginning": beginning})["ids"])
+
     def retry(self, task_id: str, *, as_task_id: str) -> Json:
         path = f"/v3/tasks/{quote(task_id, safe='')}/retry"
         return self._call("POST", path, body={"task_id": as_task_id})

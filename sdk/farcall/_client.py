@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farcall._api import Api, Blobs
     from farcall._batch import Batch
     from farcall._compatibility import CompatibilityChecker
-    from farcall._names import EndpointNames
+    from farcall._names import EndpointNames, Ids
     from farcall._sealing import Sealer, SealMode
     from farcall._settings import Authorizer
     from farcall._trust import ResultPolicy
@@ -93,6 +93,7 @@ class Connection:
     policy: ResultPolicy
     sealer: Sealer
     names: EndpointNames
+    ids: Ids
 
 
 class Client(SourceCode, Sharing):
@@ -161,7 +162,7 @@ class Client(SourceCode, Sharing):
         from farcall._endpoints import EndpointCache
         from farcall._functions import as_serializer
         from farcall._http import Http
-        from farcall._names import EndpointNames
+        from farcall._names import EndpointNames, Ids
         from farcall._sealing import Sealer, default_mode
         from farcall._trust import ResultPolicy, allowed_strategies, trusted_endpoints
 
@@ -182,6 +183,7 @@ class Client(SourceCode, Sharing):
             policy,
             sealer,
             EndpointNames(lambda role: self._api.list_endpoints(role=role)),
+            Ids(self._api),
         )
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
@@ -329,10 +331,13 @@ class Client(SourceCode, Sharing):
     def get_task(self, task_id: str | uuid.UUID) -> TaskInfo:
         """A task as it is now, with its result if it has one. :meth:`get_batch_result` shows those that failed, too.
 
+        Of ids of tasks and groups the first digits are enough, here and in other methods: four or more, if no other one
+        of yours begins with them.
+
         :raises TaskFailed: if the task failed.
         :raises TaskUnknown: if you have no such task.
         """
-        info = self._info(self._api.get_task(str(task_id)))
+        info = self._info(self._api.get_task(self._connection.ids.task(task_id)))
         if info.state == "failed" and info.exception is not None:
             raise info.exception
         return info
@@ -343,7 +348,7 @@ class Client(SourceCode, Sharing):
         :raises TaskPending: if it has not ended by then.
         :raises TaskFailed, TaskCancelled, TaskLost: if it did not succeed; with the remote traceback.
         """
-        give_up_at = time.monotonic() + wait_s
+        task_id, give_up_at = self._connection.ids.task(task_id), time.monotonic() + wait_s
         polling = Backoff(first_s=_FIRST_POLL_S, most_s=_LONGEST_POLL_S)
         while True:
             info = self.get_task(task_id)
@@ -358,7 +363,7 @@ class Client(SourceCode, Sharing):
         For a task that failed, is unknown, or has a result that cannot be read here, :meth:`TaskInfo.result` raises
         ``exception``.
         """
-        wanted = list(dict.fromkeys(map(str, task_ids)))
+        wanted = list(dict.fromkeys(map(self._connection.ids.task, task_ids)))
         found = self._api.all_status(wanted)
         with ThreadPoolExecutor(_PARALLEL_TRANSFERS, thread_name_prefix="farcall-download") as pool:
             infos = pool.map(self._info, found.values())
@@ -380,33 +385,34 @@ class Client(SourceCode, Sharing):
 
     def get_task_group(self, task_group_id: str | uuid.UUID) -> list[str]:
         """The ids of the tasks of a group, in the order of their submission."""
-        return [str(task["id"]) for task in self._api.list_group(str(task_group_id))]
+        return [str(task["id"]) for task in self._api.list_group(self._connection.ids.group(task_group_id))]
 
     def why(self, task_id: str | uuid.UUID) -> Why:
         """Why a task is in its state: the reason, its position in the queue, and the state of its endpoint.
 
         :raises TaskUnknown: if you have no such task.
         """
-        return Why.from_json(self._api.why(str(task_id)))
+        return Why.from_json(self._api.why(self._connection.ids.task(task_id)))
 
-    def cancel(self, task_id: str) -> Json:
+    def cancel(self, task_id: str | uuid.UUID) -> Json:
         """Cancel a task: ``outcome`` is "cancelled" (it never runs), "requested" (its endpoint will stop it)
         or "finished" (too late).
 
         :raises TaskUnknown: if you have no such task.
         """
-        outcome = self.cancel_many([task_id])[task_id]
+        [outcome] = self.cancel_many([task_id]).values()
         if outcome["outcome"] == "unknown":
             raise TaskUnknown(f"there is no task {task_id}")
         return outcome
 
-    def cancel_many(self, task_ids: Sequence[str]) -> dict[str, Json]:
+    def cancel_many(self, task_ids: Sequence[str | uuid.UUID]) -> dict[str, Json]:
         """Cancel tasks; the answers of :meth:`cancel` by id. Tasks that are not yours have the outcome "unknown"."""
         from farcall._api import IDS_PER_REQUEST
 
         outcomes: dict[str, Json] = {}
-        for start in range(0, len(task_ids), IDS_PER_REQUEST):
-            outcomes |= self._api.cancel(task_ids[start : start + IDS_PER_REQUEST])
+        ids = list(map(self._connection.ids.task, task_ids))
+        for start in range(0, len(ids), IDS_PER_REQUEST):
+            outcomes |= self._api.cancel(ids[start : start + IDS_PER_REQUEST])
         return outcomes
 
     def cancel_group(self, task_group_id: str | uuid.UUID) -> dict[str, Json]:
@@ -437,16 +443,16 @@ class Client(SourceCode, Sharing):
         """
         query = {
             "state": state,
-            "endpoint_id": None if endpoint_id is None else str(endpoint_id),
+            "endpoint_id": None if endpoint_id is None else self.find_endpoint(endpoint_id),
             "since": _epoch_s(since),
             "until": _epoch_s(until),
             "limit": page,
         }
         return _pages(lambda cursor: self._api.page_of_tasks(query | {"before": cursor}), "tasks")
 
-    def get_task_events(self, task_id: str) -> list[Json]:
+    def get_task_events(self, task_id: str | uuid.UUID) -> list[Json]:
         """The history of a task: ``state, reporter, at`` (epoch seconds), ``attempt, detail``."""
-        return Records(self._api.list_events(task_id))
+        return Records(self._api.list_events(self._connection.ids.task(task_id)))
 
     def retry(self, task_id: str | uuid.UUID) -> str:
         """Run a task that has ended again: the same function, arguments, endpoint and options. Returns the id of the
@@ -459,7 +465,7 @@ class Client(SourceCode, Sharing):
         """
         from farcall_common.wire import new_task_id
 
-        return str(self._api.retry(str(task_id), as_task_id=new_task_id())["task_id"])
+        return str(self._api.retry(self._connection.ids.task(task_id), as_task_id=new_task_id())["task_id"])
 
     def discard(self, task_id: str | uuid.UUID) -> None:
         """Discard a dead letter: it is not listed any more, and its arguments are deleted. May be repeated.
@@ -467,7 +473,7 @@ class Client(SourceCode, Sharing):
         :raises TaskUnknown: if you have no such task.
         :raises Conflict: if it is not a dead letter.
         """
-        self._api.discard(str(task_id))
+        self._api.discard(self._connection.ids.task(task_id))
 
     def iter_audit(self, *, since: Moment | None = None, until: Moment | None = None) -> Iterator[Json]:
         """Your actions, and actions of others on your objects, oldest first: ``at`` (epoch seconds), ``identity_id``,
@@ -499,7 +505,7 @@ class Client(SourceCode, Sharing):
             "of": of,
             "since": None if since is None else since.isoformat(),
             "until": None if until is None else until.isoformat(),
-            "endpoint_id": None if endpoint_id is None else str(endpoint_id),
+            "endpoint_id": None if endpoint_id is None else self.find_endpoint(endpoint_id),
             "limit": _PAGE,
         }
         return _pages(lambda cursor: self._api.page_of_usage(query | {"after": cursor}), "usage")
@@ -579,11 +585,11 @@ class Client(SourceCode, Sharing):
             now = {} if {"function_name", "function_code"} <= given.keys() else self.get_function(function_id)
             parts = {key: given.get(key) or now[key] for key in ("function_name", "function_code")}
             given["signature"] = _signed(parts, sign_with)["signature"]
-        return int(self._api.update_function(as_id(function_id), given)["version"])
+        return int(self._api.update_function(self._function_id(function_id, for_change=True), given)["version"])
 
     def get_function(self, function_id: str | uuid.UUID, *, version: int | None = None) -> Json:
         """``function_uuid, function_name, function_code, description, metadata`` of a function, or a version of it."""
-        return self._api.get_function(str(function_id), version=version)
+        return self._api.get_function(self._function_id(function_id), version=version)
 
     def get_functions(self, *, search: str = "", limit: int = 100) -> list[Json]:
         """Your functions, newest first; with ``search``, those that have it in their name or description.
@@ -594,24 +600,36 @@ class Client(SourceCode, Sharing):
 
     def find_function(self, function: str | uuid.UUID) -> Json:
         """The function of an id, ``<id>@<version>`` or an alias of yours: ``function_uuid, version, reference`` (for
-        submits), ``function_name``, ``metadata`` and so on."""
-        return self._api.find_function(str(function))
+        submits), ``function_name``, ``metadata`` and so on.
+
+        Functions of yours are also found by their name, the newest one with it, and by the first digits of their id. A
+        method that changes a function takes a name only if one function has it.
+
+        :raises FunctionUnknown: if there is no such function.
+        :raises InvalidRequest: if several have an id that begins so.
+        """
+        return self._api.find_function(self._connection.ids.function(function))
+
+    def _function_id(self, function: str | uuid.UUID, *, for_change: bool = False) -> str:
+        return self._connection.ids.function(function, for_change=for_change).partition("@")[0]
 
     def get_function_versions(self, function_id: str | uuid.UUID, *, limit: int = 100) -> list[Json]:
         """Versions of a function, newest first: ``version, function_hash, metadata, created_at`` (epoch seconds)."""
-        return self._api.list_versions(str(function_id), limit=limit)
+        return self._api.list_versions(self._function_id(function_id), limit=limit)
 
     def delete_function(self, function_id: str | uuid.UUID) -> None:
         """Delete a function with its versions and aliases. Open tasks of other users with it are cancelled; of yours,
         those keep running whose endpoint has it."""
-        self._api.delete_function(str(function_id))
+        self._api.delete_function(self._function_id(function_id, for_change=True))
 
     def set_alias(self, name: str, function_id: str | uuid.UUID, *, version: int | None = None) -> None:
         """Set an alias of yours for a function; without ``version``, for its newest version.
 
         Replaces an alias of the same name.
         """
-        self._api.put_alias({"name": name, "function_id": as_id(function_id), "version": version})
+        self._api.put_alias(
+            {"name": name, "function_id": self._function_id(function_id, for_change=True), "version": version}
+        )
 
     def get_aliases(self) -> list[Json]:
         """Your aliases: ``name, function_uuid, version`` (None for the newest)."""

@@ -603,7 +603,7 @@ class Executor(Submitter, SourceCode):
         :raises TaskGroupUnknown: if you have no task in that group.
         """
         if task_group_id is not None:
-            self.task_group_id = task_group_id
+            self.task_group_id = connection_of(self.client).ids.group(task_group_id)
         task_ids = self.client.get_task_group(self.task_group_id)
         return self._engine.adopt(task_ids, dataclasses.replace(self._context, endpoint_id=None))
 

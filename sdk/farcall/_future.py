@@ -305,7 +305,7 @@ class ComputeFuture(GuardedFuture[T]):
         age_s = time.monotonic() - self._record.created_mono
         if self.done():
             state = "was cancelled" if self.cancelled() else self._state_text()
-            return Why(self.task_id, "ENDED", f"It does not wait: it {state}.", "ended", state_age_s=0.0)
+            return Why(self.task_id, "ENDED", f"The task {state}.", "ended", state_age_s=0.0)
         waiting = [future for future in self._record.inputs if not future.done()]
         if waiting:
             what = f"task {waiting[0].task_id}" if isinstance(waiting[0], ComputeFuture) else "a future"

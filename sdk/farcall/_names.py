@@ -1,19 +1,34 @@
-"""Names of endpoints: which one a user means."""
+"""Names and shortened ids: which endpoint, task, group or function a user means."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from farcall._arguments import as_uuid
-from farcall_common.credentials import find_home, read_settings
-from farcall_common.errors import ConfigurationError, EndpointUnknown
+from farcall._arguments import as_reference, as_uuid
+from farcall_common.credentials import config_path, find_home, read_settings
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointUnknown,
+    FunctionUnknown,
+    InvalidRequest,
+    NotFound,
+    TaskGroupUnknown,
+    TaskUnknown,
+    did_you_mean,
+)
+
+if TYPE_CHECKING:
+    from farcall._api import Api
 
 _ID_BEGINS: Final = re.compile(r"[0-9a-f]{4}[0-9a-f-]{0,32}")
+_UNKNOWN: Final = {"task": TaskUnknown, "group": TaskGroupUnknown}
+_MOST_FUNCTIONS: Final = 1000
 _KNOWN_S: Final = 60.0
 _SHOWN: Final = 5
 _NO_ENDPOINT: Final = "`farcall-endpoint configure NAME` and `farcall-endpoint start NAME` make this machine one."
@@ -43,19 +58,22 @@ class EndpointNames:
         :raises EndpointUnknown: if there is no such endpoint.
         :raises ConfigurationError: if several are meant, or there is none at all.
         """
-        text = None if wanted is None else str(wanted)
-        if text is None:
-            text = (
-                self._environ.get("FARCALL_ENDPOINT") or read_settings(find_home(self._environ)).get("endpoint") or None
-            )
+        text, source = (str(wanted), "") if wanted is not None else self._configured()
         if text and (endpoint_id := as_uuid(text)):
             return endpoint_id
         known = self._known.get(text)
         if known is None or not 0 <= time.monotonic() - known[1] < _KNOWN_S:
-            known = self._known[text] = self._choose(text), time.monotonic()
+            known = self._known[text] = self._choose(text, source), time.monotonic()
         return known[0]
 
-    def _choose(self, wanted: str | None) -> str:
+    def _configured(self) -> tuple[str | None, str]:
+        """The configured endpoint, and for messages, where it is configured."""
+        if given := self._environ.get("FARCALL_ENDPOINT"):
+            return given, ", which FARCALL_ENDPOINT names"
+        home = find_home(self._environ)
+        return read_settings(home).get("endpoint") or None, f", which {config_path(home)} names"
+
+    def _choose(self, wanted: str | None, source: str) -> str:
         for role in ("owner", "any"):
             endpoints = self._list(role)
             self.seen = [str(each["name"]) for each in endpoints]
@@ -64,14 +82,81 @@ class EndpointNames:
                 return str(found[0]["uuid"])
             if found:
                 ids = ", ".join(f"{each['name']} ({each['uuid']})" for each in found[:_SHOWN])
-                raise ConfigurationError(f"which endpoint? There are {len(found)}: {ids}", hint="Give the name or id.")
+                which = f"which endpoint is {wanted!r}{source}" if wanted else "which endpoint"
+                raise ConfigurationError(f"{which}? There are {len(found)}: {ids}", hint="Give the name or id.")
         if wanted is None:
             raise ConfigurationError("you have no endpoint", hint=_NO_ENDPOINT)
-        raise EndpointUnknown(f"there is no endpoint named {wanted!r}")
+        raise EndpointUnknown(f"there is no endpoint named {wanted!r}{source}", hint=did_you_mean(wanted, self.seen))
 
 
 def _meant(endpoints: Endpoints, wanted: str) -> Endpoints:
     named = [each for each in endpoints if wanted and wanted in (each["name"], each["display_name"])]
     if named or not _ID_BEGINS.fullmatch(wanted.lower()):
         return named
-    return [each for each in endpoints if str(each["uuid"]).startswith(wanted.lower())]
+    begins = set(_beginning_with(wanted, (str(each["uuid"]) for each in endpoints)))
+    return [each for each in endpoints if each["uuid"] in begins]
+
+
+class Ids:
+    """Finds ids of tasks, groups and functions by their first digits: four or more, with or without hyphens. May be
+    used from any thread. A whole id needs no request."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def task(self, wanted: str | uuid.UUID) -> str:
+        """:raises TaskUnknown: if no task of the user has such an id.
+
+        :raises InvalidRequest: if several have, or if these are not the first digits of an id.
+        """
+        return self._find("task", str(wanted))
+
+    def group(self, wanted: str | uuid.UUID) -> str:
+        """:raises TaskGroupUnknown, InvalidRequest: as for :meth:`task`."""
+        return self._find("group", str(wanted))
+
+    def function(self, wanted: str | uuid.UUID, *, for_change: bool = False) -> str:
+        """``<id>`` or ``<id>@<version>`` of a function, also by an alias, or by the name of a function of the user: of
+        the newest one with this name, or with ``for_change`` of the only one.
+
+        :raises FunctionUnknown, InvalidRequest: as for :meth:`task`.
+        """
+        text = str(wanted)
+        if reference := as_reference(text):
+            return reference
+        name, at, version = text.partition("@")
+        if not at:
+            with contextlib.suppress(NotFound, InvalidRequest):  # also of something that cannot be an alias
+                return str(self._api.find_function(name)["reference"])
+        functions = self._api.list_functions(search="", limit=_MOST_FUNCTIONS)
+        found = [str(each["function_uuid"]) for each in functions if each["function_name"] == name]
+        if not found and _ID_BEGINS.fullmatch(name.lower()):
+            found = _beginning_with(name, (str(each["function_uuid"]) for each in functions))
+            for_change = True
+        if not found:
+            alike = did_you_mean(name, (str(each["function_name"]) for each in functions))
+            raise FunctionUnknown(f"there is no function {name!r}", hint=alike)
+        return f"{found[0] if not for_change else _only('function', name, found)}{at}{version}"
+
+    def _find(self, kind: str, text: str) -> str:
+        if whole := as_uuid(text):
+            return whole
+        if not _ID_BEGINS.fullmatch(text.lower()):
+            raise InvalidRequest(f"{text!r} is not the id of a {kind}", hint="Its first digits are enough, 4 or more.")
+        found = self._api.find_ids(kind, text.lower())
+        if not found:
+            raise _UNKNOWN[kind](f"there is no {kind} with an id that begins with {text}")
+        return _only(kind, text, found)
+
+
+def _beginning_with(text: str, ids: Iterable[str]) -> list[str]:
+    digits = text.lower().replace("-", "")
+    return [each for each in ids if each.replace("-", "").startswith(digits)]
+
+
+def _only(kind: str, text: str, found: Sequence[str]) -> str:
+    """:raises InvalidRequest: if several are found."""
+    if len(found) > 1:
+        shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+        raise InvalidRequest(f"which {kind} is {text}? There are several: {shown}", hint="Give more digits of the id.")
+    return found[0]

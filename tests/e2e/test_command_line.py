@@ -53,7 +53,7 @@ def test_command_line_workflow(farcall: Farcall, endpoint: LocalEndpoint) -> Non
 
     (failed,) = json.loads(farcall("tasks", "ls", "--state", "failed", "--limit", "1", "--json"))
     assert farcall("tasks", "logs", failed["task_id"]) == "looking at 0\n"
-    assert farcall("tasks", "why", failed["task_id"]).startswith("It does not wait")
+    assert farcall("tasks", "why", failed["task_id"]).startswith("The task ended")
     again = json.loads(farcall("tasks", "retry", failed["task_id"], "--json"))
     fresh = again[failed["task_id"]]
     farcall("groups", "wait", failed["task_group_id"], code=1)

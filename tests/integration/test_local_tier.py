@@ -253,6 +253,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert status["running"]
         assert status["phase"] == "ready"
         assert "token" not in status
+        shown = command.invoke(app, ["status"]).output
+        assert f"state\tready\naddress\t{status['api_url']}\n" in shown
+        assert f"\napi\t{status['processes']['api']['pid']}\t0\n" in shown
         with farcall.Client() as client:  # config.toml points at the tier
             assert client.api_url == status["api_url"]
             client.register_function(greet)

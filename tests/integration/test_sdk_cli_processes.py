@@ -234,9 +234,10 @@ def test_a_terminal_gets_a_table(environ: dict[str, str], start: Start, cloud: F
         [*PROGRAM, "endpoints", "ls"], env=environ, stdout=screen.slave, stderr=subprocess.DEVNULL
     )
     assert program.wait(WAIT_S) == 0
-    wait_until(lambda: cloud.endpoint_id in screen.text(), "there was no table")
+    wait_until(lambda: cloud.endpoint_id[:8] in screen.text(), "there was no table")
+    assert cloud.endpoint_id not in screen.text()
     head = re.sub(r"\x1b\[[0-9;]*m", "", screen.text()).splitlines()[0]
-    assert head.split() == ["endpoint", "name", "display", "name", "owner"]
+    assert head.split() == ["name", "state", "endpoint", "owner", "display", "name"]
     screen.close()
 
 
@@ -253,6 +254,7 @@ def test_a_terminal_shows_results_above_the_bar(environ: dict[str, str], cloud: 
     cloud._run(second)
     assert program.wait(WAIT_S) == 0
     wait_until(lambda: "5.0" in screen.text(), "the second result was not shown")
+    assert [line for line in screen.lines() if line] == ["4.0", "5.0"], "the bar is gone, and shared no line"
     screen.close()
 
 
@@ -309,6 +311,24 @@ class Screen:
 
     def text(self) -> str:
         return self._seen.decode(errors="replace")
+
+    def lines(self) -> list[str]:
+        """What a person sees now, of a bar and what is written above it."""
+        lines, row, column = [""], 0, 0
+        for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|[\r\n])|([^\x1b\r\n]+)", self.text()):
+            if text:
+                lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
+                column += len(text)
+            elif code == "\r":
+                column = 0
+            elif code == "\n":
+                row += 1
+                lines += [""] * (row == len(lines))
+            elif code == "\x1b[2K":
+                lines[row] = ""
+            elif code == "\x1b[1A":
+                row -= 1
+        return lines
 
     def sit_down(self, environ: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
         """Start the command line in a session of its own, at this terminal."""

@@ -200,6 +200,18 @@ def test_dead_letters_are_found_by_their_index(records: Records, postgres_url: s
     assert "Seq Scan" not in str(row[0])
 
 
+def test_ids_are_found_by_the_key_of_their_table(records: Records, postgres_url: str) -> None:
+    records.tasks.add_tasks([make_task(f"{n:04x}", task_group_id=f"g{n:04x}", owner_id="bob") for n in range(3000)])
+    execute(postgres_url, "ANALYZE task, task_group")
+    with psycopg.connect(postgres_url) as connection:
+        for kind, beginning, key in (("task", "000a", "task_pkey"), ("group", "g000a", "task_group_pkey")):
+            wanted = {"beginning": beginning, "owners": ["alice"], "limit": 20}
+            plan = f"EXPLAIN (FORMAT JSON) {task_rows.find_ids(kind)}"
+            row = connection.execute(plan.encode(), wanted).fetchone()
+            assert row is not None
+            assert (key in str(row[0]), "Seq Scan" in str(row[0])) == (True, False)
+
+
 def test_audit_rows_cannot_be_rewritten(records: Records, postgres_url: str) -> None:
     records.audit.add_entries([make_entry("endpoint.update", "e1")])
     with pytest.raises(psycopg.errors.RaiseException, match="append-only"):

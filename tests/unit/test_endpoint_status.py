@@ -55,9 +55,16 @@ def test_running_endpoint_is_shown_with_blocks() -> None:
         assert words in text, words
     assert "813 PENDING (Priority)" in text
     assert "hidden" not in text
-    lines = text.splitlines()
-    assert next(n for n, line in enumerate(lines) if "name" in line) < next(
-        n for n, line in enumerate(lines) if "workers" in line
+    assert "━" not in text, "tables have the style of all commands"
+    in_pipe = list(lines(facts, now=NOW))
+    assert "status\tRunning" in in_pipe
+    assert in_pipe[-2:] == [
+        "blocks\tb1\trunning\t1 min ago\t2\t64\t812 RUNNING",
+        "blocks\tb2\twaiting\t-\t0\t0\t813 PENDING (Priority)",
+    ]
+    written = text.splitlines()
+    assert next(n for n, line in enumerate(written) if "name" in line) < next(
+        n for n, line in enumerate(written) if "workers" in line
     )
 
 

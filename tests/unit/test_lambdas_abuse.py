@@ -157,6 +157,8 @@ class AbuseSuite:
             "/v3/containers",
             "/v3/aliases",
             "/v3/groups",
+            f"/v3/ids?kind=group&beginning={group_id}",
+            f"/v3/ids?kind=task&beginning={task_id[:4]}",
             "/v3/tasks",
             "/v3/audit",
             "/v3/tokens",
@@ -166,7 +168,7 @@ class AbuseSuite:
             "/v2/endpoints",
         ]
         filters = ["", "?role=any", f"?state=dead-lettered&endpoint_id={victim.endpoint_id}", f"?before={group_id}"]
-        for path in (f"{path}{query}" for path in lists for query in filters):
+        for path in (f"{each}{query}" for each in lists for query in (filters if "?" not in each else [""])):
             assert told(thief.call("GET", path)) == set(), path
         several = thief.ok("POST", "/v2/batch_status", {"task_ids": [task_id]})
         assert several == {"response": "batch", "results": {}, "unknown": [task_id]}

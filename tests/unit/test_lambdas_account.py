@@ -58,6 +58,28 @@ def test_groups_are_listed_newest_first_with_their_states(api: MemoryApi) -> Non
     assert answer["next"] is None
 
 
+def test_ids_of_own_tasks_and_groups_are_found_by_their_first_digits(api: MemoryApi) -> None:
+    group_id = "abcd0123-0000-4000-8000-000000000001"
+    task_ids = submit(api, group_id, 2)
+    submit(api, "abcd0123-0000-4000-8000-000000000002", 1, caller=BOB)
+
+    def found(kind: str, beginning: str) -> Any:
+        answer = api.call("GET", f"/v3/ids?kind={kind}&beginning={beginning}")
+        return answer.body["ids"] if answer.status == 200 else answer.status
+
+    assert found("group", "abcd") == found("group", "ABCD0123-0") == found("group", "abcd01230") == [group_id]
+    assert found("group", group_id) == [group_id]
+    assert found("group", "abce") == found("task", "abcd") == []
+    assert found("task", task_ids[0][:30]) in ([task_ids[0]], sorted(task_ids, reverse=True))
+    assert found("task", "abc") == found("task", "wxyz") == found("function", "abcd") == 422
+
+
+def test_more_digits_are_wanted_if_too_many_ids_begin_alike(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.stores.tasks, "find_ids", lambda *_, **__: (["a"], False))
+    answer = api.call("GET", "/v3/ids?kind=task&beginning=0199")
+    assert (answer.body["code"], answer.body["hint"]) == ("INVALID_REQUEST", "Give more digits.")
+
+
 def test_groups_are_paged(api: MemoryApi) -> None:
     ids = [str(uuid.uuid4()) for _ in range(5)]
     for group_id in ids:

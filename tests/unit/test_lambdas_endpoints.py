@@ -71,8 +71,12 @@ def test_endpoints_are_listed_by_role(api: MemoryApi) -> None:
     owned = api.call("GET", "/v2/endpoints").body
     usable = api.call("GET", "/v2/endpoints?role=any").body
 
-    assert owned == [{"uuid": mine, "name": "laptop", "display_name": None, "owner": ALICE.identity_id}]
+    entry = {"uuid": mine, "name": "laptop", "display_name": None, "owner": ALICE.identity_id}
+    assert owned == [entry | {"owned": True, "status": "offline"}]
+    globus = {"X-Globus-Client-Info": "product=python-sdk"}
+    assert api.call("GET", "/v2/endpoints", headers=globus).body == [entry]
     assert {each["uuid"] for each in usable} == {mine, public["endpoint_id"], granted["endpoint_id"]}
+    assert {each["uuid"] for each in usable if each["owned"]} == {mine}
     assert api.call("GET", "/v2/endpoints?role=king").status == 422
 
 

@@ -145,6 +145,7 @@ BODIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], Any]]] = {
 }
 QUERIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], str]]] = {
     ("DELETE", "/v3/endpoints/{endpoint_id}/keys"): lambda ids: f"?public_key={ids['public_key']}",
+    ("GET", "/v3/ids"): lambda ids: f"?kind=task&beginning={ids['task_id']}",
     ("DELETE", "/v3/teams/{team_id}/members"): lambda _: "?kind=name&id=ada%40lab.org",
 }
 

@@ -122,7 +122,7 @@ def test_reason_no_workers_or_busy_workers(lab: WhyLab) -> None:
     lab.lease(1)
     lab.move(first, TaskState.WAITING_FOR_NODES)
     answer = lab.why(first)
-    assert answer["text"].endswith("all 4 workers are busy; the task is there, with 6 tasks that wait.")
+    assert answer["text"].endswith("all 4 workers are busy; the task has reached it, with 6 tasks that wait there.")
     assert answer["queue_position"] is None
     lab.seen(managers=1, total_workers=1)
     assert "its worker is busy" in lab.why(first)["text"]
@@ -173,7 +173,7 @@ def test_reason_task_is_about_to_start(lab: WhyLab) -> None:
     lab.seen(managers=1, total_workers=4, idle_workers=1)
     assert lab.why(task_id)["reason"] == "NEXT"
     lab.lease(1)
-    assert "its endpoint has it" in lab.why(task_id)["text"]
+    assert "the endpoint has it" in lab.why(task_id)["text"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_reason_of_dispatched_and_running_tasks(lab: WhyLab, state: TaskState, r
     assert "for 5 s (attempt 1)" in answer["text"]
     lab.seen(online=False)
     assert lab.why(task_id)["reason"] == "ENDPOINT_OFFLINE"
-    assert lab.why(task_id)["text"].endswith("; the task is there.")
+    assert lab.why(task_id)["text"].endswith("; the task has reached it.")
 
 
 def test_reason_of_ended_tasks(lab: WhyLab) -> None:
@@ -199,8 +199,8 @@ def test_reason_of_ended_tasks(lab: WhyLab) -> None:
     lab.end(good, TaskState.SUCCESS, result=b"x")
     lab.end(bad, TaskState.FAILED, error=ErrorRecord("TASK_FAILED", "ValueError: no", fault=Fault.USER_CODE))
     lab.api.clock.now += 240
-    assert lab.why(good)["text"] == "It does not wait: it succeeded 4 minutes ago."
-    assert lab.why(bad)["text"] == "It does not wait: it ended as failed 4 minutes ago (ValueError: no)."
+    assert lab.why(good)["text"] == "The task finished successfully 4 minutes ago."
+    assert lab.why(bad)["text"] == "The task ended as failed 4 minutes ago (ValueError: no)."
     assert lab.why(bad)["reason"] == "ENDED"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from farcall import TaskFailed, Why
 from farcall.cli import _output
+from farcall_common.console import show_fields, show_table
 from farcall_common.errors import ErrorRecord, original_of
 from farcall_common.payload import task_error
 from farcall_common.plain_text import escaped, plain
@@ -61,8 +62,8 @@ def test_commands_show_none_of_them(
     error.add_note(TITLE)
     _output.show_error(error, as_json=False)
     _output.show_error(TaskFailed("no \x9b2J\x7f"), as_json=True)
-    _output.show_table(("name",), [(TITLE,), ("\x9b2J",)])
-    _output.show_fields({"problem": TITLE})
+    show_table(("name",), [(TITLE,), ("\x9b2J",)])
+    show_fields({"problem": TITLE})
     _output.show_json({"text": "\x9b2J\x7f\u202e"})
     _output.show_line("\x9b2J")
     _output.write([{"error": {"message": "\x9b"}, "name": TITLE}], ("error", "name"), as_json=False)

@@ -7,12 +7,16 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
+from farcall.cli._app import app
+from farcall.cli._connect import CommandEnvironment
 from farcall.testing import FakeCloud
-from farcall_common.credentials import write_settings
-from farcall_common.errors import ConfigurationError
+from farcall_common.credentials import read_settings, write_settings
+from farcall_common.errors import ConfigurationError, Unavailable
 from tests.unit.sdk_cli_runner import Farcall
 
 
@@ -25,9 +29,14 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def farcall() -> Iterator[Farcall]:
+def cloud() -> Iterator[FakeCloud]:
     with FakeCloud() as cloud:
-        yield Farcall(cloud)
+        yield cloud
+
+
+@pytest.fixture
+def farcall(cloud: FakeCloud) -> Farcall:
+    return Farcall(cloud)
 
 
 def test_login_stores_the_token_readable_by_its_owner_only(farcall: Farcall, config: Path) -> None:
@@ -95,9 +104,10 @@ def test_logout_removes_the_token(farcall: Farcall, config: Path, monkeypatch: p
 def test_settings_are_shown_and_changed(farcall: Farcall, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert farcall("config", "path").stdout == f"{config}\n"
     assert farcall("config", "get", "endpoint").exit_code == 78
-    assert farcall("config", "set", "endpoint", 'the "big" one').exit_code == 0
+    assert farcall("config", "set", "endpoint", 'the "big" one', "--no-check").exit_code == 0
     assert farcall("config", "get", "endpoint").stdout == 'the "big" one\n'
-    assert farcall("config", "set", "colour", "red").exit_code == 78
+    refused = farcall("config", "set", "colour", "red")
+    assert (refused.exit_code, "There are api_url, token" in refused.stderr) == (78, True)
     farcall("config", "set", "token", "secret")
     monkeypatch.setenv("FARCALL_API_URL", "https://elsewhere")
     listed = farcall("config", "list", "--json").stdout
@@ -112,6 +122,46 @@ def test_settings_are_shown_and_changed(farcall: Farcall, config: Path, monkeypa
     }
     farcall("config", "unset", "endpoint")
     assert farcall("config", "get", "endpoint", "--json").exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("endpiont", "fake", "Did you mean 'endpoint'?"),
+        ("endpoint", "faek", "no endpoint named 'faek' (Did you mean 'fake'? With --no-check"),
+        ("endpoint", "c0ffee00-0000-4000-8000-000000000001", "no endpoint c0ffee00"),
+        ("api_url", "farcall.example.org", "https://HOST"),
+        ("sealed", "always", "always"),
+        ("trust", "laptop", "laptop"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused(
+    farcall: Farcall, config: Path, name: str, value: str, message: str
+) -> None:
+    refused = farcall("config", "set", name, value)
+    assert refused.exit_code in (66, 78)
+    assert message in refused.stderr
+    assert not config.exists()
+
+
+def test_an_endpoint_is_set_unchecked_if_the_api_does_not_answer(config: Path) -> None:
+    def connect(*_: object) -> NoReturn:
+        raise Unavailable("no answer")
+
+    arguments = ["config", "set", "endpoint", "cluster"]
+    result = CliRunner().invoke(app, arguments, obj=CommandEnvironment(connect), prog_name="farcall")
+    assert (result.exit_code, result.stderr) == (0, "The endpoint was not checked: no answer\n")
+    assert read_settings(config.parent) == {"endpoint": "cluster"}
+
+
+def test_the_audit_log_is_listed_newest_last(farcall: Farcall, cloud: FakeCloud) -> None:
+    with cloud.client() as client:
+        for _ in range(3):
+            client.run(1, endpoint_id=cloud.endpoint_id, function_id=client.register_function(abs))
+    rows = farcall.lines("audit", "ls", "--limit", "2")
+    assert [(row[1], row[2]) for row in rows] == [("tasks.submit", cloud.endpoint_id)] * 2
+    assert farcall.lines("audit", "ls", "--since", "2999-01-01") == []
+    assert len(json.loads(farcall("audit", "ls", "--json").stdout)) == 3
 
 
 def test_other_settings_of_the_file_stay(config: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_a_usage_error_is_one_line_with_a_hint(arguments: tuple[str, ...], messa
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: [COMMAND_LINE] ")
     assert message in result.stderr
-    assert "--help` lists the options" in result.stderr
+    assert "--help` to see the commands and options" in result.stderr
     assert result.stderr.count("\n") == 1
     told = CliRunner().invoke(app, ["--debug", *arguments, "--json"], prog_name="farcall").stderr
     assert json.loads(told)["error"]["code"] == "COMMAND_LINE"
@@ -56,8 +57,59 @@ def test_a_usage_error_is_one_line_with_a_hint(arguments: tuple[str, ...], messa
 def test_without_arguments_there_is_help() -> None:
     for arguments in ([], ["tasks"]):
         result = CliRunner().invoke(app, arguments, prog_name="farcall")
-        assert "Usage: farcall" in result.output
-        assert "Error" not in result.output
+        assert "Usage: farcall" in result.stdout
+        assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "alike"),
+    [
+        (("taks", "ls"), "Did you mean 'tasks'"),
+        (("tasks", "cancle"), "Did you mean 'cancel'?"),
+        (("help", "functoins"), "Did you mean 'functions'?"),
+        (("tasks", "ls", "--limt", "3"), "Did you mean --limit?"),
+    ],
+)
+def test_an_unknown_command_or_option_is_answered_with_those_alike(arguments: tuple[str, ...], alike: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="farcall")
+    assert result.exit_code == 2
+    assert alike in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("tasks", "ls", "-h"), ("help", "tasks", "ls"), ("tasks", "help", "list")])
+def test_help_has_its_usual_names(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="farcall")
+    assert (result.exit_code, "Usage: farcall tasks l" in result.stdout) == (0, True)
+    assert "<bool>" not in result.stdout
+    assert "--limit" in result.stdout
+
+
+def test_help_of_the_whole_command_line() -> None:
+    result = CliRunner().invoke(app, ["help"], prog_name="farcall")
+    assert (result.exit_code, "Exit codes" in result.stdout, "<bool>" in result.stdout) == (0, True, False)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version(option: str) -> None:
+    assert CliRunner().invoke(app, [option], prog_name="farcall").stdout.split()[0] == "farcall"
+
+
+def test_versions_for_a_bug_report() -> None:
+    shown = dict(
+        line.split(" ", 1) for line in CliRunner().invoke(app, ["version"], prog_name="farcall").stdout.splitlines()
+    )
+    assert {"farcall", "farcall-common", "farcall-endpoint", "farcall-local", "farcall-infra"} <= shown.keys()
+    assert shown["python"] == platform.python_version()
+    assert shown["platform"]
+
+
+@pytest.mark.parametrize(("name", "package"), [("local", "farcall-local"), ("cloud", "farcall-infra")])
+def test_commands_of_packages_that_are_missing_name_the_package(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    result = CliRunner().invoke(app, [name, "status", "--json"], prog_name="farcall")
+    assert (result.exit_code, f"pip install {package}" in result.stderr) == (78, True)
 
 
 def test_help_imports_no_client_library(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import json
+import re
 import uuid
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from farcall.cli._arguments import completes
 from farcall.cli._connect import CommandEnvironment
 from farcall.cli._output import write
 from farcall.testing import FakeCloud
-from farcall_common.wire import new_task_id
+from farcall_common.wire import is_uuid, new_task_id
 from tests.unit.sdk_cli_runner import Farcall
 from tests.unit.test_ssh_signatures import KEY, write_key
 
@@ -74,8 +75,6 @@ def test_map_reads_a_file_or_standard_input(cloud: FakeCloud, script: str, tmp_p
 def test_map_continues_after_a_failed_call(cloud: FakeCloud, script: str) -> None:
     farcall = Farcall(cloud)
     result = farcall("map", "math:sqrt", "4", "-1", "9")
-    assert result.exit_code == 2  # a negative number looks like an option
-    result = farcall("map", "math:sqrt", "--", "4", "-1", "9")
     assert result.exit_code == 1
     assert result.stdout == "2.0\nnull\n3.0\n"
     assert result.stderr.startswith("Error: [TASK_FAILED] input 2: ")
@@ -111,6 +110,20 @@ def test_functions_that_raise_are_retried(cloud: FakeCloud, tmp_path: Path) -> N
     assert (tmp_path / "c").read_text() == "x"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-2", "-1.5e0", "--timeout", "20"),
+        ("--timeout", "20", "--", "-2", "-1.5"),
+        ("-e", "fake", "-2", "--kwargs", "{}", "-1.5"),
+    ],
+)
+def test_negative_numbers_are_arguments(cloud: FakeCloud, script: str, arguments: tuple[str, ...]) -> None:
+    result = Farcall(cloud)("run", f"{script}:add", *arguments)
+    assert (result.stdout, result.stderr) == ("-3.5\n", "")
+    assert "No such option: -x" in Farcall(cloud)("run", f"{script}:add", "-2", "-x").stderr
+
+
 def test_map_writes_json(cloud: FakeCloud, script: str) -> None:
     result = Farcall(cloud)("map", f"{script}:refuse", "1", "2", "--json")
     assert result.exit_code == 1
@@ -136,6 +149,25 @@ def test_map_refuses_a_file_that_is_no_text(cloud: FakeCloud, tmp_path: Path) ->
     assert "inputs.bin cannot be read" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["inputs.jsonl", "data/inputs", "Inputs.CSV"])
+def test_map_refuses_a_file_that_does_not_exist(cloud: FakeCloud, script: str, name: str) -> None:
+    refused = Farcall(cloud)("map", f"{script}:half", name)
+    assert (refused.exit_code, f"there is no file {name}" in refused.stderr) == (65, True)
+    assert Farcall(cloud)("map", "builtins:len", f'"{name}"').stdout == f"{len(name)}\n"
+    assert Farcall(cloud)("map", "builtins:len", name, name).stdout == f"{len(name)}\n" * 2
+
+
+def test_a_failed_call_with_one_array_is_explained(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    assert "write them one by one" in farcall("map", f"{script}:half", "[1, 2]").stderr
+    for arguments in (("[1, 2]", "--json"), ("[1, 2, 3]", "--unpack"), ("[1]", "[2]")):
+        assert "one by one" not in farcall("map", f"{script}:half", *arguments).stderr
+
+
+def test_a_misspelt_function_is_answered_with_those_alike(cloud: FakeCloud, script: str) -> None:
+    assert "Did you mean 'refuse'?" in Farcall(cloud)("run", f"{script}:refues", "1").stderr
+
+
 def test_results_without_a_json_form_are_written(cloud: FakeCloud, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(
         "def f(n):\n    return [{(1, 2): {3}}, 2**n, b'x', (float('inf'), complex(1, 2)), {4: None}]\n"
@@ -152,7 +184,7 @@ def test_map_cancels_late_tasks(offline: FakeCloud, script: str) -> None:
     result = farcall("map", f"{script}:half", "1", "2", "3", "--timeout", "0.05")
     assert result.exit_code == 75
     assert "3 tasks did not end within 0.05 s and were cancelled. Endpoint fake was never online" in result.stderr
-    assert {line[1] for line in farcall.lines("tasks", "ls")} == {"cancelled"}
+    assert {line[3] for line in farcall.lines("tasks", "ls")} == {"cancelled"}
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -220,7 +252,7 @@ def test_cells_never_break_the_lines_of_a_pipe(cloud: FakeCloud, tmp_path: Path)
     farcall = Farcall(cloud)
     farcall("run", f"{tmp_path / 'lines.py'}:f")
     (cells,) = farcall.lines("tasks", "ls")
-    assert len(cells) == 7
+    assert len(cells) == 8
     assert cells[-1].endswith("one two")
 
 
@@ -249,7 +281,7 @@ def test_a_dead_letter_is_listed_until_it_is_discarded(offline: FakeCloud, scrip
     assert f"farcall tasks retry {task_id}" in shown.stdout
     assert "1. killed by SIGKILL" in shown.stdout
     assert [cells[0] for cells in farcall.lines("tasks", "ls", "--state", "dead-lettered")] == [task_id]
-    assert farcall.lines("tasks", "discard", task_id, task_id) == [[task_id], [task_id]]
+    assert farcall.lines("tasks", "discard", task_id, task_id) == [[task_id]]
     assert farcall.lines("tasks", "ls", "--state", "dead-lettered") == []
     assert farcall("tasks", "retry", task_id).exit_code == 73
     assert farcall("tasks", "discard", new_task_id()).exit_code == 66
@@ -362,14 +394,78 @@ def test_containers(cloud: FakeCloud) -> None:
     assert farcall("containers", "show", "xtal").exit_code == 66
 
 
-def test_endpoints_with_and_without_their_state(cloud: FakeCloud) -> None:
+def test_endpoints_are_listed_with_their_state_and_owner(cloud: FakeCloud) -> None:
     farcall = Farcall(cloud)
-    ((endpoint_id, name, *_),) = farcall.lines("endpoints", "ls")
-    assert (endpoint_id, name) == (cloud.endpoint_id, "fake")
-    ((*_, state),) = farcall.lines("endpoints", "ls", "--status")
-    assert state == "online"
-    (listed,) = json.loads(farcall("endpoints", "ls", "--status", "--json").stdout)
-    assert (listed["status"], listed["age_s"]) == ("online", 0.0)
+    assert farcall.lines("endpoints", "ls") == [["fake", "online", cloud.endpoint_id, "me", ""]]
+    cloud.is_owned = False
+    ((*_, owner, _),) = farcall.lines("endpoints", "list")
+    assert is_uuid(owner)
+    (listed,) = json.loads(farcall("endpoints", "ls", "--json").stdout)
+    assert (listed["status"], listed["uuid"]) == ("online", cloud.endpoint_id)
+
+
+def test_the_status_of_an_endpoint_is_watched_until_an_interruption(cloud: FakeCloud) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    environment = CommandEnvironment(lambda *_: cloud.client(), pause=pause)
+    arguments = ["endpoints", "status", "fake", "--watch", "--json"]
+    result = CliRunner().invoke(app, arguments, obj=environment, prog_name="farcall")
+    assert result.exit_code == 130
+    assert [json.loads(line)["status"] for line in result.stdout.splitlines()] == ["online"] * 3
+
+
+def test_tasks_are_listed_with_names_and_times(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    farcall("run", f"{script}:half", "3")
+    ((task_id, function, endpoint, state, age, waited, ran, error),) = farcall.lines("tasks", "ls", "-e", "fake")
+    assert (is_uuid(task_id), function, endpoint, state, error) == (True, "half", "fake", "success", "")
+    assert all(each.endswith((" s", " ms")) for each in (age, waited, ran))
+    shown = farcall("tasks", "show", task_id).stdout
+    assert "task transitions" not in shown
+    assert re.search(r"started\t2\d{3}-\d\d-\d\d ", shown)
+
+
+def test_lists_take_few_requests_however_long_they_are(cloud: FakeCloud, script: str) -> None:
+    farcall = Farcall(cloud)
+    farcall("map", f"{script}:half", *map(str, range(20)))
+    requests: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request.url.path)
+        return cloud.transport.handle_request(request)
+
+    client = Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(answer))
+    for arguments in (["tasks", "ls"], ["endpoints", "ls"], ["functions", "ls"], ["groups", "ls"]):
+        CliRunner().invoke(app, arguments, obj=CommandEnvironment(lambda *_: client), prog_name="farcall")
+    assert requests == ["/v3/tasks", "/v2/endpoints", "/v3/functions", "/v3/groups"]
+
+
+def test_the_last_task_and_group_and_first_digits_of_ids(offline: FakeCloud, script: str) -> None:
+    farcall = Farcall(offline)
+    refused = farcall("tasks", "show", "@last")
+    assert (refused.exit_code, "0 tasks were submitted" in refused.stderr) == (65, True)
+    first = farcall("run", f"{script}:half", "1", "--no-wait").stdout.strip()
+    group_id = farcall("map", f"{script}:half", "1", "2", "--no-wait").stdout.strip()
+    last = json.loads(farcall("groups", "show", group_id, "--json").stdout)["tasks"][-1]["task_id"]
+    farcall("tasks", "ls")  # what is listed was not submitted now
+    for text, task_id in (("@last", last), ("@last~2", first), (first[:23], first), (last, last)):
+        assert json.loads(farcall("tasks", "show", text, "--json").stdout)["task"] == task_id
+        assert json.loads(farcall("tasks", "why", text, "--json").stdout)["task_id"] == task_id
+        assert farcall("tasks", "events", text).exit_code == farcall("tasks", "logs", text).exit_code == 0
+    assert farcall("tasks", "show", "@last~9").exit_code == 65
+    several = farcall("tasks", "cancel", first[:4])
+    assert (several.exit_code, first in several.stderr, last in several.stderr) == (65, True, True)
+    assert json.loads(farcall("groups", "show", group_id[:8], "--json").stdout)["task_group_id"] == group_id
+    assert farcall.lines("tasks", "cancel", first[:23]) == [[first, "cancelled"]]
+    assert {line[1] for line in farcall.lines("tasks", "cancel", "--group", "@last")} == {"cancelled"}
+    assert farcall("tasks", "cancel").exit_code == farcall("tasks", "cancel", first, "--group", "@last").exit_code == 65
+    [again] = farcall.lines("tasks", "retry", "@last")
+    assert again[0] == last
 
 
 def test_removing_an_endpoint_needs_a_confirmation(cloud: FakeCloud) -> None:
@@ -432,7 +528,7 @@ def test_seen_ids_and_names_are_completed(offline: FakeCloud, script: str) -> No
 
 def test_a_configured_endpoint_needs_no_option(cloud: FakeCloud, script: str) -> None:
     farcall = Farcall(cloud)
-    assert farcall("config", "set", "endpoint", str(uuid.uuid4())).exit_code == 0
+    assert farcall("config", "set", "endpoint", str(uuid.uuid4()), "--no-check").exit_code == 0
     assert "ENDPOINT_UNKNOWN" in farcall("run", f"{script}:half", "4").stderr
     assert farcall("run", f"{script}:half", "4", "-e", "fake").stdout == "2.0\n"
 

@@ -64,7 +64,7 @@ def test_executor_and_reason_are_shown(executor: Executor) -> None:
     assert "0 open futures" in executor._repr_html_()
     future = executor.submit(str.upper, "a")
     concurrent.futures.wait([future], WAIT_S)
-    assert future.why()._repr_html_().startswith("<b>It does not wait: it succeeded.</b>")
+    assert future.why()._repr_html_().startswith("<b>The task succeeded.</b>")
 
 
 def test_tasks_are_shown_with_words_and_local_times(executor: Executor, cloud: FakeCloud) -> None:

@@ -432,6 +432,21 @@ class RecordsSuite:
         within = records.tasks.list_tasks("alice", since=at(1), until=at(2))
         assert [task.task_id for task in within] == ["t3", "t2"]
 
+    def test_ids_are_found_by_their_beginning(self, records: Records) -> None:
+        tasks = [make_task(task_id, task_group_id=f"g{task_id}") for task_id in ("0a1", "0a2", "0b1")]
+        records.tasks.add_tasks([*tasks, make_task("0a3", owner_id="bob")])
+        assert records.tasks.find_ids("task", "0a", owner_ids=["alice"]) == (["0a2", "0a1"], True)
+        assert records.tasks.find_ids("task", "0a2", owner_ids=["alice", "bob"]) == (["0a2"], True)
+        assert records.tasks.find_ids("task", "0a", owner_ids=["alice", "bob"], limit=1) == (["0a3"], True)
+        assert records.tasks.find_ids("task", "0c", owner_ids=["alice"]) == ([], True)
+        assert records.tasks.find_ids("group", "g0b", owner_ids=["alice"]) == (["g0b1"], True)
+
+    def test_names_of_functions_and_endpoints(self, records: Records) -> None:
+        records.functions.add_function(make_function("f1"))
+        records.endpoints.put_endpoint(Endpoint("e1", "alice", "laptop"))
+        names = records.tasks.names_of(["f1", "e1", "unknown"])
+        assert names == {"f1": make_function("f1").name, "e1": "laptop"}
+
     # audit
 
     def test_change_and_audit_entry_are_atomic(self, records: Records) -> None:

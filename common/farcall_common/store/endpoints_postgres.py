@@ -102,7 +102,8 @@ class PostgresEndpoints(PostgresPort):
     ) -> Sequence[Endpoint]:
         rows = self._database.rows(
             f"""
-            SELECT endpoint_id, owner_id, name, display_name, created_at
+            SELECT endpoint_id, owner_id, name, display_name, created_at, online,
+                extract(epoch FROM now() - seen_at)::float8 AS silent_s
             FROM endpoint WHERE owner_id = %(owner_id)s
                 {"" if shared is None else "OR public OR endpoint_id = ANY(%(shared)s)"}
             ORDER BY created_at DESC, endpoint_id DESC LIMIT %(limit)s

@@ -236,7 +236,7 @@ class Endpoint:
     created_at: dt.datetime | None = None
     #: The last heartbeat that reached the database.
     seen_at: dt.datetime | None = None
-    #: The age of that at the time of reading, by the store's clock; only :meth:`Endpoints.get_endpoint` knows it.
+    #: The age of that at the time of reading, by the store's clock; reads for a submit do not have it.
     silent_s: float | None = dataclasses.field(default=None, compare=False)
     online: bool = False
     status: EndpointStatus = dataclasses.field(default_factory=EndpointStatus)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.store.model import (
@@ -163,8 +163,8 @@ class Endpoints(Audited, Protocol):
     def list_endpoints(
         self, owner_id: str, *, shared: Collection[str] | None = None, limit: int = 1000
     ) -> Sequence[Endpoint]:
-        """Endpoints of an owner; with ``shared``, also those with these ids, and public ones. Newest first; only ids
-        and names."""
+        """Endpoints of an owner; with ``shared``, also those with these ids, and public ones. Newest first; only ids,
+        names, and whether they are online."""
 
     def count_endpoints(self, owner_id: str, *, limit: int) -> int:
         """How many endpoints an owner has; counting stops at ``limit``."""
@@ -340,6 +340,15 @@ class Tasks(Audited, Protocol):
 
         In the state DEAD_LETTERED, those that were not discarded. An endpoint's tasks are listed in that state only.
         """
+
+    def find_ids(
+        self, kind: Literal["task", "group"], beginning: str, *, owner_ids: Collection[str], limit: int = 20
+    ) -> tuple[Sequence[str], bool]:
+        """Ids of tasks or task groups of these owners that begin with a text, highest first; and whether those are all
+        that there can be: with a short text and many tasks, only the highest ids are looked at."""
+
+    def names_of(self, ids: Collection[str]) -> Mapping[str, str]:
+        """Names of functions and endpoints, by their ids; those that do not exist are left out."""
 
     def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
         """Remove dead letters from the list, and delete their payloads. Returns the ids of those that were listed."""

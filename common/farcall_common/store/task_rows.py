@@ -252,6 +252,28 @@ DISCARD: Final = """
     RETURNING task.task_id
 """
 
+#: Rows that a search for ids looks at: they may all be of others.
+_LOOKED_AT: Final = 10_000
+
+
+def find_ids(kind: str) -> str:
+    """The statement that finds ids by their beginning. ``g`` is after every digit."""
+    table, key = {"task": ("task", "task_id"), "group": ("task_group", "task_group_id")}[kind]
+    return f"""
+        SELECT count(*) < {_LOOKED_AT} AS is_all,
+            (array_agg(id ORDER BY id DESC) FILTER (WHERE owner_id = ANY(%(owners)s)))[:%(limit)s] AS ids
+        FROM (
+            SELECT {key} AS id, owner_id FROM {table} WHERE {key} >= %(beginning)s AND {key} < %(beginning)s || 'g'
+            ORDER BY {key} DESC LIMIT {_LOOKED_AT}
+        ) AS looked_at
+    """
+
+
+NAMES: Final = """
+    SELECT function_id AS id, name FROM function WHERE function_id = ANY(%(ids)s)
+    UNION ALL SELECT endpoint_id, name FROM endpoint WHERE endpoint_id = ANY(%(ids)s)
+"""
+
 _LIST: Final = """
     (%(owner_id)s::text IS NULL OR {of}.owner_id = %(owner_id)s)
     AND (%(endpoint_id)s::text IS NULL OR {of}.endpoint_id = %(endpoint_id)s)

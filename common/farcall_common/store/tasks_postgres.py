@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import psycopg
@@ -156,6 +156,17 @@ class PostgresTasks(PostgresPort):
                 "limit": limit,
             },
         )
+
+    def find_ids(
+        self, kind: Literal["task", "group"], beginning: str, *, owner_ids: Collection[str], limit: int = 20
+    ) -> tuple[Sequence[str], bool]:
+        wanted = {"beginning": beginning, "owners": list(owner_ids), "limit": limit}
+        [row] = self._database.rows(task_rows.find_ids(kind), wanted)
+        return row["ids"] or [], row["is_all"]
+
+    def names_of(self, ids: Collection[str]) -> Mapping[str, str]:
+        rows = self._database.rows(task_rows.NAMES, {"ids": list(ids)})
+        return {row["id"]: row["name"] for row in rows}
 
     def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
         rows = self._database.rows(task_rows.DISCARD, {"ids": sorted(task_ids)})

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from farcall_common.console import new_group
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.exit_codes import DONE, EXIT_CODES, FAILED, UNHEALTHY, Terminated, epilog
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
@@ -54,11 +55,10 @@ _EXIT_CODES = {
     73: "the deployment is being changed, or has to be repaired first",
 }
 
-app = typer.Typer(
+app = new_group(
+    "The cloud tier in your own AWS account, or on LocalStack (AWS_ENDPOINT_URL).",
     name="cloud",
-    help="The cloud tier in your own AWS account, or on LocalStack (AWS_ENDPOINT_URL).",
     epilog=epilog(_EXIT_CODES),
-    no_args_is_help=True,
 )
 
 _CLEANUP_S = 10.0
@@ -302,7 +302,7 @@ def destroy_command(
     name: NameOption = "farcall",
     region: RegionOption = None,
     yes: Annotated[
-        str, typer.Option("--yes", metavar="NAME", help="The deployment's name, instead of the prompt.")
+        str, typer.Option("--yes", metavar="NAME", help="The deployment's name, to skip the confirmation.")
     ] = "",
 ) -> None:
     """Delete a deployment. A final snapshot of the database and the bucket remain; the command shows their cost."""
@@ -460,7 +460,8 @@ def _synthesized_templates(context: Mapping[str, str]) -> Mapping[str, Mapping[s
 
 
 def _synthesize(context: Mapping[str, str], directory: Path, *, whole: bool) -> list[Path]:
-    """Run the app in a separate process, for ``context``; returns the templates. Only a ``whole`` assembly has the bundles, and is checked by cdk-nag.
+    """Run the app in a separate process, for ``context``; returns the templates. Only a ``whole`` assembly has the
+    bundles, and is checked by cdk-nag.
 
     :raises ConfigurationError: if the app does not synthesise.
     """

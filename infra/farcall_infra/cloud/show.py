@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +25,12 @@ _GIB: Final = 2**30
 _console = Console(highlight=False, emoji=False)  # an ARN has `:secret:` in it
 
 
+def _table(*columns: str, title: str = "") -> Table:
+    """A table in the style of all commands of Farcall."""
+    style: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "bold"}
+    return Table(*columns, title=title or None, title_justify="left", title_style="bold", **style)
+
+
 def echo(line: str) -> None:
     """Print a line without markup."""
     _console.print(line, markup=False, soft_wrap=True)
@@ -42,7 +48,7 @@ def show_finding(finding: Finding) -> None:
 def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], prices: Prices) -> None:
     """Print a profile's bill, and the price of its tasks."""
     profile = deployment.profile
-    table = Table("US$ a month", "what", "stack", title=f"Profile {profile.name}, idle, {prices.region}")
+    table = _table("US$ a month", "what", "stack", title=f"Profile {profile.name}, idle, {prices.region}")
     for item in sorted(bill.items, key=lambda item: -item.usd):
         table.add_row(f"{item.usd:.2f}", item.what, item.stack)
     table.add_section()
@@ -50,15 +56,14 @@ def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], pr
     _console.print(table)
     if not profile.identity.oidc_issuer:
         echo(f"Plus {prices.secrets.secret_usd_per_month:.2f} for the secret of your Globus client.")
-    table = Table("US$", "a million small tasks")
+    table = _table("US$", "a million small tasks")
     for how, usd in tasks.items():
         table.add_row(f"{usd:.2f}", how)
     _console.print(table)
     budget = profile.budget.monthly_usd
     alarm = f"The alarm on the real bill is at ${budget:.0f} a month." if budget else "There is no budget."
-    echo(
-        f"Prices of {prices.region} of {prices.as_of}, without free tiers and taxes (farcall_infra/prices.toml). {alarm}"
-    )
+    source = f"{prices.region} of {prices.as_of}, without free tiers and taxes (farcall_infra/prices.toml)"
+    echo(f"Prices of {source}. {alarm}")
     echo("Other regions have other prices, which Farcall does not have: pass a table of your own with --prices.")
 
 
@@ -66,7 +71,7 @@ def show_changes(changes: Sequence[Change], profile: str) -> None:
     """Print the settings that the deployment changes, and how to keep those that changed only by omission."""
     if not changes:
         return
-    table = Table("setting", "deployed", "from now on", title="Settings that change")
+    table = _table("setting", "deployed", "from now on", title="Settings that change")
     for each in changes:
         table.add_row(each.setting, escape(each.deployed or "(none)"), escape(each.wanted or "(none)"))
     _console.print(table)
@@ -84,7 +89,7 @@ def show_changes(changes: Sequence[Change], profile: str) -> None:
 
 def show_status(name: str, status: Status) -> None:
     """Print the status of a deployment."""
-    table = Table("stack", "status", "changed", title=f"Deployment {name!r}")
+    table = _table("stack", "status", "changed", title=f"Deployment {name!r}")
     for stack in status.stacks:
         changed = f"{stack.changed_at:%Y-%m-%d %H:%M} UTC" if stack.changed_at else ""
         table.add_row(stack.name, stack.status, changed)

@@ -108,10 +108,15 @@ class EndpointRegisteredV2(EndpointRegistered):
 
 
 class EndpointEntry(Shape):
+    """An endpoint in a list; ``owned`` by the caller or not, ``status`` online or offline. Clients of Globus Compute do
+    not get these two."""
+
     uuid: str
     name: str
     display_name: str | None
     owner: str
+    owned: Maybe[bool] = None
+    status: Maybe[str] = None
 
 
 class EndpointRuntime(Shape):

@@ -59,6 +59,13 @@ def _canonical(text: str) -> str:
         raise ValueError("not a UUID") from None
 
 
+def _beginning(text: str) -> str:
+    digits = text.replace("-", "").lower()
+    if not re.fullmatch("[0-9a-f]{4,32}", digits):
+        raise ValueError("not the first digits of an id, four or more")
+    return "-".join(filter(None, (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])))
+
+
 def _function_reference(text: str) -> str:
     function_id, at, version = text.partition("@")
     if not re.fullmatch(_VERSION, at + version):
@@ -135,6 +142,9 @@ def _few_functions(value: Any) -> Any:
 
 #: A UUID in its canonical form, lower case with hyphens; other spellings are turned into it.
 Id = Annotated[str, AfterValidator(_canonical), WithJsonSchema({"type": "string", "format": "uuid"})]
+
+#: The first digits of a UUID, four or more, with or without hyphens.
+IdBeginning = Annotated[str, AfterValidator(_beginning), WithJsonSchema({"type": "string", "minLength": 4})]
 
 #: A function's UUID, or that and ``@`` and a version, as the key of an object. The UUID must be canonical: two
 #: spellings of one id would silently become one entry.

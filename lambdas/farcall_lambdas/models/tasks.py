@@ -227,8 +227,15 @@ class TaskGroupAnswer(Shape):
     tasks: list[TaskGroupEntry]
 
 
+class FoundIds(Shape):
+    """Ids, the newest first, some at most."""
+
+    ids: list[str]
+
+
 class TaskEntry(Shape):
-    """A task in a list. Instants are epoch seconds. ``owner_id`` is there when the task belongs to another user."""
+    """A task in a list. Instants are epoch seconds. ``owner_id`` is there when the task belongs to another user;
+    otherwise the names are, as long as the function and the endpoint exist."""
 
     task_id: str
     status: str
@@ -242,6 +249,9 @@ class TaskEntry(Shape):
     error: Maybe[dict[str, Any]] = None
     retry_of: Maybe[str] = None
     owner_id: Maybe[str] = None
+    function_name: Maybe[str] = None
+    endpoint_name: Maybe[str] = None
+    timings: Maybe[dict[str, float]] = None
 
 
 class TaskList(Shape):

@@ -61,7 +61,14 @@ def list_endpoints(
 ) -> list[EndpointEntry]:
     found = call.services.endpoints.search(call.identity, role=role)
     return [
-        EndpointEntry(uuid=each.endpoint_id, name=each.name, display_name=each.display_name, owner=each.owner_id)
+        EndpointEntry(
+            uuid=each.endpoint_id,
+            name=each.name,
+            display_name=each.display_name,
+            owner=each.owner_id,
+            owned=None if call.is_globus_client else call.identity.owns(each.owner_id),
+            status=None if call.is_globus_client else call.services.endpoints.state(each).value,
+        )
         for each in found
     ]
 

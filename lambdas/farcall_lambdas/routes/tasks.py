@@ -1,7 +1,8 @@
 """Task routes: read, explain, cancel, retry, discard."""
 
 import dataclasses
-from typing import Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler.openapi.params import Query
@@ -11,13 +12,14 @@ from farcall_common.store.model import QueueState, Task
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import CancelEndpointTasks, EndpointTaskEntry, EndpointTasks
-from farcall_lambdas.models.fields import Cursor, Id, Instant, decode_cursor, encode_cursor, instant
+from farcall_lambdas.models.fields import Cursor, Id, IdBeginning, Instant, decode_cursor, encode_cursor, instant
 from farcall_lambdas.models.tasks import (
     BatchStatus,
     CancelAnswer,
     CancelBatchAnswer,
     CancelEndpointTasksAnswer,
     DiscardAnswer,
+    FoundIds,
     ResultRefShape,
     Retry,
     RetryAnswer,
@@ -102,7 +104,15 @@ def list_tasks(
     call.count(len(tasks))
     last = tasks[-1] if may_have_more else None
     next_page = encode_cursor(last.submitted_at, last.task_id) if last and last.submitted_at else None
-    return TaskList(tasks=[_entry(task, call) for task in tasks], next=next_page)
+    names = call.services.results.names(call.identity, tasks)
+    return TaskList(tasks=[_entry(task, call, names) for task in tasks], next=next_page)
+
+
+@router.get("/v3/ids", summary="Find ids of your tasks or groups by their first digits", tags=["tasks"])
+def find_ids(
+    call: CurrentCall, beginning: Annotated[IdBeginning, Query()], kind: Annotated[Literal["task", "group"], Query()]
+) -> FoundIds:
+    return FoundIds(ids=list(call.services.results.find_ids(call.identity, kind, beginning)))
 
 
 @router.get("/v3/tasks/<task_id>/events", summary="The history of a task", tags=["tasks"])
@@ -276,7 +286,8 @@ def _failed(task_id: str, error: ErrorRecord) -> TaskAnswer:
     return TaskAnswer(task_id=task_id, status=TaskState.FAILED.value, reason=error.message, error=error.to_json())
 
 
-def _entry(task: Task, call: Call) -> TaskEntry:
+def _entry(task: Task, call: Call, names: Mapping[str, str]) -> TaskEntry:
+    is_own = call.identity.owns(task.owner_id)
     return TaskEntry(
         task_id=task.task_id,
         status=task.state.value,
@@ -290,7 +301,10 @@ def _entry(task: Task, call: Call) -> TaskEntry:
         # The exception itself is for the client that waits for the task, and large for a list.
         error=dataclasses.replace(task.error, exception_data=None).to_json() if task.error else None,
         retry_of=task.retry_of,
-        owner_id=None if call.identity.owns(task.owner_id) else task.owner_id,
+        owner_id=None if is_own else task.owner_id,
+        function_name=names.get(task.function_id) if is_own else None,
+        endpoint_name=names.get(task.endpoint_id) if is_own else None,
+        timings=dict(task.timings) or None,
     )
 
 

@@ -6,11 +6,11 @@ import dataclasses
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from farcall_common.errors import BlobUnknown, ErrorRecord, TaskGroupUnknown, TaskUnknown, TooManyTasks
+from farcall_common.errors import BlobUnknown, ErrorRecord, InvalidRequest, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
@@ -135,6 +135,22 @@ class ResultService(Service):
         own = [task if identity.owns(task.owner_id) else _for_the_endpoint(task) for task in tasks]
         shown = self._fitting(own, shown=lambda task: task.error and task.error.to_json())
         return shown, len(tasks) == limit or len(shown) < len(tasks)
+
+    def find_ids(self, identity: Identity, kind: Literal["task", "group"], beginning: str) -> Sequence[str]:
+        """The caller's tasks or task groups whose ids begin with a text, newest first, some at most.
+
+        :raises InvalidRequest: if too many tasks of the deployment have such ids to look at all of them.
+        """
+        found, is_all = self._stores.tasks.find_ids(kind, beginning, owner_ids=identity.identity_set)
+        if not is_all and len(found) < 2:
+            raise InvalidRequest(f"Too many {kind}s have ids that begin with {beginning}.", hint="Give more digits.")
+        return found
+
+    def names(self, identity: Identity, tasks: Sequence[Task]) -> Mapping[str, str]:
+        """Names of the functions and endpoints of the caller's own tasks, by id."""
+        own = [task for task in tasks if identity.owns(task.owner_id)]
+        ids = {each for task in own for each in (task.function_id, task.endpoint_id)}
+        return self._stores.tasks.names_of(ids) if ids else {}
 
     def _owns_endpoint(self, identity: Identity, endpoint_id: str | None) -> bool:
         endpoint = self._stores.endpoints.get_endpoint(endpoint_id) if endpoint_id else None

@@ -136,14 +136,14 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
     task, ago = situation.task, span((situation.now - situation.since).total_seconds())
     match task.state:
         case TaskState.SUCCESS:
-            return Reason.ENDED, f"It does not wait: it succeeded {ago} ago."
+            return Reason.ENDED, f"The task finished successfully {ago} ago."
         case state if state.is_terminal:
             message = f" ({task.error.message})" if task.error else ""
-            return Reason.ENDED, f"It does not wait: it ended as {state} {ago} ago{message}."
+            return Reason.ENDED, f"The task ended as {state} {ago} ago{message}."
         case TaskState.RUNNING if situation.online:
-            return Reason.RUNNING, f"It has been running for {ago} (attempt {task.attempt})."
+            return Reason.RUNNING, f"The task has been running for {ago} (attempt {task.attempt})."
         case TaskState.WAITING_FOR_LAUNCH if situation.online:
-            return Reason.STARTING, f"Its worker has been starting for {ago} (attempt {task.attempt})."
+            return Reason.STARTING, f"The worker of the task has been starting for {ago} (attempt {task.attempt})."
         case TaskState.WAITING_FOR_NODES if situation.online and "retry" in situation.detail:
             return _before_retry(situation)
     return None
@@ -170,7 +170,7 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
     if endpoint is None:
         return (
             Reason.ENDPOINT_DELETED,
-            "Its endpoint is not registered any more; cancel the task and submit it to another one.",
+            "The endpoint is not registered any more; cancel the task and submit it to another one.",
         )
     name, status, as_of = f"Endpoint {endpoint.name}", endpoint.status, _as_of(situation)
     if endpoint.seen_at is None:
@@ -213,13 +213,16 @@ def _as_of(situation: Situation) -> str:
 
 def _of_the_queue(situation: Situation) -> _Answer:
     if _is_dispatched(situation):
-        place = f"its endpoint has it, and a worker is idle{_as_of(situation)}"
-        return Reason.NEXT, f"Nothing stands in its way: {place}; {_waits(situation)}."
+        place = f"the endpoint has it, and a worker is idle{_as_of(situation)}"
+        return Reason.NEXT, f"It starts next: {place}; {_waits(situation)}."
     if situation.position is None:
         return Reason.QUEUE_AWAY, "The queue cannot be reached; the task is recorded, and is queued when it is back."
     if situation.position.state is QueueState.QUEUED:
-        return Reason.NEXT, f"Nothing stands in its way: a worker is idle{_as_of(situation)}; {_waits(situation)}."
-    return Reason.NOT_QUEUED, "It is recorded and not in the queue; the reconciler queues it within about a minute."
+        return Reason.NEXT, f"It starts next: a worker is idle{_as_of(situation)}; {_waits(situation)}."
+    return (
+        Reason.NOT_QUEUED,
+        "The task is recorded, but not in the queue yet; the reconciler queues it within about a minute.",
+    )
 
 
 def _is_dispatched(situation: Situation) -> bool:
@@ -233,7 +236,7 @@ def _waits(situation: Situation) -> str:
     position, status = situation.position, situation.endpoint.status if situation.endpoint else None
     if _is_dispatched(situation):
         others = max(0, status.pending_tasks - 1) if status else 0
-        return "the task is there" + (f", with {_tasks(others)} that wait" if others else "")
+        return "the task has reached it" + (f", with {_tasks(others)} that wait there" if others else "")
     if position is None or position.state is not QueueState.QUEUED:
         return "the task is recorded"
     if position.submitters < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import os
 import sys
@@ -13,7 +14,8 @@ import typer
 
 from farcall._settings import Settings
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, AsLines, Since, Until, moment, show_fields, show_json, write
+from farcall.cli._output import AsJson, AsLines, FullIds, Since, Until, moment, show_json, shown_ids, write
+from farcall_common.console import instant, new_group, show_fields, show_table
 from farcall_common.credentials import (
     LOGIN_FILE,
     config_path,
@@ -27,7 +29,7 @@ from farcall_common.errors import ConfigurationError
 if TYPE_CHECKING:
     from farcall_common.login import Login
 
-audit = typer.Typer(help="Audit log.", no_args_is_help=True)
+audit = new_group("Audit log.")
 
 _AUDIT_COLUMNS: Final = ("at", "identity_id", "action", "object_id", "owner_id", "detail")
 
@@ -47,7 +49,7 @@ def login(
     ] = None,
     provider: Annotated[
         Provider | None,
-        typer.Option(help="dev stores a token of yours; globus and oidc request one; default with --issuer: oidc."),
+        typer.Option(help="dev: enter a token. globus, oidc: log in to get one. Default with --issuer: oidc."),
     ] = None,
     issuer: Annotated[
         str | None, typer.Option(envvar="FARCALL_LOGIN_ISSUER", metavar="URL", help="The OpenID Connect issuer.")
@@ -232,9 +234,32 @@ def _shown(value: Any) -> Any:
     return f"{value['used']} of {value['limit']}" if isinstance(value, dict) else value
 
 
-@audit.callback()
-def _audit() -> None:
-    """Audit log."""
+@audit.command("ls")
+def list_(
+    context: typer.Context,
+    since: Annotated[str, typer.Option(metavar="WHEN", help="Only from then on, like 12h or 2026-11-01.")] = "7d",
+    limit: Annotated[int, typer.Option(min=1, help="How many at most, the last ones.")] = 50,
+    full_ids: FullIds = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what you did, and what others did to your objects, in the last seven days; the newest last."""
+    with connected(context) as client:
+        found = collections.deque(client.iter_audit(since=moment(since)), maxlen=limit)
+    if as_json:
+        show_json(list(found))
+        return
+    ids = shown_ids((each[key] for each in found for key in ("identity_id", "object_id")), full=full_ids)
+    rows = [
+        (
+            instant(each["at"]),
+            each["action"],
+            ids[each["object_id"]],
+            ids[each["identity_id"]],
+            ", ".join(f"{name} {value}" for name, value in each["detail"].items()),
+        )
+        for each in found
+    ]
+    show_table(("at", "action", "object", "by", "detail"), rows, empty="Nothing was done.", cut=True)
 
 
 @audit.command()

@@ -13,6 +13,7 @@ from farcall._version import __version__
 from farcall.cli._connect import CommandEnvironment, connected
 from farcall.cli._lazy import Deferred, LazyGroup
 from farcall.cli._output import AsJson, show_json
+from farcall_common.console import new_group, versions
 from farcall_common.errors import ConfigurationError
 from farcall_common.exit_codes import EXIT_CODES, epilog, raise_on_sigterm
 
@@ -37,13 +38,19 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "logout": Deferred("farcall.cli._account:logout", "Delete the token, and revoke it if its provider supports that."),
     "whoami": Deferred("farcall.cli._account:whoami", "Show the address of the API, your identity, and your limits."),
     "config": Deferred("farcall.cli._config:app", "Settings in the configuration file."),
-    "version": Deferred("farcall.cli._app:version", "Show versions."),
+    "version": Deferred(
+        "farcall.cli._app:version",
+        "Show versions, for a bug report.",
+    ),
 }
-_NO_LOCAL: Final = Deferred(
-    "farcall.cli._app:local_is_missing",
-    "A cloud tier on this machine (needs farcall-local).",
-    accepts_any_arguments=True,
-)
+#: In the place of commands of packages that are not installed.
+_MISSING: Final[Mapping[str, Deferred]] = {
+    name: Deferred(f"farcall.cli._app:{name}_is_missing", help_, accepts_any_arguments=True)
+    for name, help_ in (
+        ("local", "A cloud tier on this machine (needs farcall-local)."),
+        ("cloud", "A cloud tier in your AWS account (needs farcall-infra)."),
+    )
+}
 
 
 class _Farcall(LazyGroup):
@@ -55,25 +62,30 @@ class _Farcall(LazyGroup):
         return {each.name: Deferred(each.value, _summary(each)) for each in found}
 
     def names(self) -> Sequence[str]:
-        return list({**COMMANDS, "local": _NO_LOCAL, **self.plugins})
+        return list({**COMMANDS, **_MISSING, **self.plugins})
 
     def find(self, name: str) -> Deferred | None:
         # Looking for plugins takes as long as one of these commands.
-        return COMMANDS.get(name) or self.plugins.get(name) or {"local": _NO_LOCAL}.get(name)
+        return COMMANDS.get(name) or self.plugins.get(name) or _MISSING.get(name)
 
 
 def _summary(plugin: importlib.metadata.EntryPoint) -> str:
     return "" if plugin.dist is None else plugin.dist.metadata["Summary"] or ""
 
 
-app = typer.Typer(
-    name="farcall",
+app = new_group(
+    "Call a Python function on any computer you may use.",
     cls=_Farcall,
-    help="Call a Python function on any computer you may use.",
+    name="farcall",
     epilog=epilog(EXIT_CODES),
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"farcall {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -81,6 +93,9 @@ def _root(
     context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", envvar="FARCALL_DEBUG", help="Show where in Farcall an error comes from.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001 - its callback exits
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     context.ensure_object(CommandEnvironment).debug = debug
@@ -94,8 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def local_is_missing() -> None:
     """A cloud tier on this machine (needs farcall-local)."""
-    raise ConfigurationError(
-        "the local tier is not installed", hint="It is the package farcall-local: `pip install farcall-local`."
+    raise _missing("local tier", "farcall-local")
+
+
+def cloud_is_missing() -> None:
+    """A cloud tier in your AWS account (needs farcall-infra)."""
+    raise _missing("cloud tier's installer", "farcall-infra")
+
+
+def _missing(what: str, package: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the {what} is not installed", hint=f"It is the package {package}: `pip install {package}`."
     )
 
 
@@ -104,13 +128,13 @@ def version(
     server: Annotated[bool, typer.Option("--server", help="Show the version of the API too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions."""
-    versions: dict[str, object] = {"farcall": __version__}
+    """Show versions, for a bug report."""
+    found: dict[str, object] = {"farcall": __version__, **versions()}
     if server:
         with connected(context) as client:
-            versions |= client.version_check()
+            found |= client.version_check()
     if as_json:
-        show_json(versions)
+        show_json(found)
     else:
-        for name, value in versions.items():
+        for name, value in found.items():
             typer.echo(f"{name} {value}")

@@ -6,8 +6,9 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,19 +17,54 @@ import typer
 
 from farcall._client import Client, connection_of
 from farcall_common.credentials import find_home
-from farcall_common.errors import InvalidRequest
+from farcall_common.errors import InvalidRequest, did_you_mean
 from farcall_common.files import write_private
 from farcall_common.plain_text import plain
 
 _KEPT: Final = 200
+#: In front of the kinds of what was submitted.
+_SUBMITTED: Final = "submitted "
+_LAST: Final = re.compile(r"@last(?:~([0-9]{1,4}))?")
 
 
 def remember(kind: str, values: Iterable[str]) -> None:
     """Keep names for :func:`completes`, the newest first. A failed write is ignored."""
+    _add({kind: values})
+
+
+def _add(values: Mapping[str, Iterable[str]]) -> None:
     known = _read()
-    known[kind] = list(dict.fromkeys([*values, *known.get(kind, [])]))[:_KEPT]
+    for kind, each in values.items():
+        known[kind] = list(dict.fromkeys([*each, *known.get(kind, [])]))[:_KEPT]
     with contextlib.suppress(OSError):
         write_private(_path(), msgspec.json.encode(known))
+
+
+def remember_submitted(task_ids: Sequence[str], group_id: str) -> None:
+    """Keep the ids of what was submitted, for completion and for :func:`last_of`."""
+    newest = list(reversed(task_ids))
+    _add({"tasks": newest, _SUBMITTED + "tasks": newest, "groups": [group_id], _SUBMITTED + "groups": [group_id]})
+
+
+def last_of(kind: str, text: str) -> str:
+    """The id of the task ("tasks") or group ("groups") that was submitted last from this account, for ``@last``; for
+    ``@last~2`` the one two before it. Any other text is returned as it is.
+
+    :raises InvalidRequest: if there is no such one.
+    """
+    found = _LAST.fullmatch(text)
+    if found is None:
+        return text
+    known, back = _read().get(_SUBMITTED + kind, []), int(found[1] or 0)
+    if back >= len(known):
+        hint = "`farcall tasks ls` and `farcall groups ls` list yours."
+        raise InvalidRequest(f"{text}: {len(known)} {kind} were submitted with this command line", hint=hint)
+    return known[back]
+
+
+def all_last_of(kind: str, texts: Iterable[str]) -> list[str]:
+    """The ids of several, as :func:`last_of`."""
+    return [last_of(kind, text) for text in texts]
 
 
 def completes(kind: str) -> Callable[[str], list[str]]:
@@ -74,7 +110,10 @@ def load_function(name: str) -> Callable[..., Any]:
         raise InvalidRequest(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, function_name, None)
     if not callable(found):
-        raise InvalidRequest(f"there is no function {function_name!r} in {place}")
+        callables = (name for name, each in vars(module).items() if callable(each))
+        raise InvalidRequest(
+            f"there is no function {function_name!r} in {place}", hint=did_you_mean(function_name, callables)
+        )
     function: Callable[..., Any] = found
     return function
 
@@ -111,9 +150,8 @@ EndpointName = Annotated[
     typer.Option(
         "--endpoint",
         "-e",
-        envvar="FARCALL_ENDPOINT",
         metavar="NAME|ID",
-        help="Where to run; default: the configured endpoint, or your only one.",
+        help="Where to run; default: FARCALL_ENDPOINT, the configured endpoint, or your only one.",
         autocompletion=completes("endpoints"),
     ),
 ]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Annotated, Final
 
 import typer
 
-from farcall.cli._output import AsJson, show_json, show_table
+from farcall._sealing import default_mode
+from farcall._settings import Settings
+from farcall._trust import trusted_endpoints
+from farcall.cli._connect import connected
+from farcall.cli._output import AsJson, show_json
+from farcall_common.console import new_group, show_table
 from farcall_common.credentials import (
     VARIABLES,
     config_path,
@@ -17,9 +23,15 @@ from farcall_common.credentials import (
     read_settings,
     write_settings,
 )
-from farcall_common.errors import ConfigurationError
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointUnknown,
+    FarcallError,
+    did_you_mean,
+    error_from_record,
+)
 
-app = typer.Typer(help="Settings in the configuration file.", no_args_is_help=True)
+app = new_group("Settings in the configuration file.")
 
 #: Settings and their meanings.
 _KEYS: Final[Mapping[str, str]] = {
@@ -70,15 +82,20 @@ def get(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("set")
 def set_(
+    context: typer.Context,
     name: Name,
     value: Annotated[
         str,
         typer.Argument(help="Its value. Set a token with `farcall login`, which keeps it out of the shell's history."),
     ],
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Ask the API whether there is such an endpoint.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Set a setting."""
+    """Set a setting. A value that cannot be right is refused."""
     _check(name)
+    _check_value(context, name, value, with_api=check)
     path = write_settings(find_home(os.environ), {name: value})
     if as_json:
         show_json({"name": name, "path": str(path)})
@@ -105,4 +122,30 @@ def path(as_json: AsJson = False) -> None:
 
 def _check(name: str) -> None:
     if name not in _KEYS:
-        raise ConfigurationError(f"there is no setting {name!r}", hint=f"There are {', '.join(_KEYS)}.")
+        hint = did_you_mean(name, _KEYS) or f"There are {', '.join(_KEYS)}."
+        raise ConfigurationError(f"there is no setting {name!r}", hint=hint)
+
+
+def _check_value(context: typer.Context, name: str, value: str, *, with_api: bool) -> None:
+    """:raises FarcallError: if the value cannot be right."""
+    if name == "api_url":
+        Settings.resolve(value, "-")
+    elif name == "sealed":
+        default_mode(value)
+    elif name == "trust":
+        trusted_endpoints(value)
+    elif name == "endpoint" and with_api and (problem := _problem_with_endpoint(context, value)):
+        record = dataclasses.replace(problem.record, hint=f"{problem.hint} With --no-check it is set all the same.")
+        raise error_from_record(record)
+
+
+def _problem_with_endpoint(context: typer.Context, name: str) -> FarcallError | None:
+    try:
+        with connected(context) as client:
+            try:
+                client.get_endpoint(name)
+            except (EndpointUnknown, ConfigurationError) as error:  # there is none, or there are several
+                return error
+    except FarcallError as error:
+        typer.echo(f"The endpoint was not checked: {error.record.message}", err=True)
+    return None

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -28,10 +29,12 @@ def _connect(api_url: str | None, token: str | None) -> Client:
 
 @dataclasses.dataclass
 class CommandEnvironment:
-    """Environment of a command: how it connects to the API, and whether errors are shown with tracebacks."""
+    """Environment of a command: how it connects to the API, whether errors are shown with tracebacks, and how it pauses
+    for some seconds."""
 
     connect: Callable[[str | None, str | None], Client] = _connect
     debug: bool = False
+    pause: Callable[[float], None] = time.sleep
 
 
 def command_environment(context: Any) -> CommandEnvironment:
@@ -60,6 +63,49 @@ class _Shown(Protocol):
     def stop(self) -> None: ...
 
 
+class _Display:
+    """A status line or a progress bar, which is hidden while something else is written. May be used from any thread."""
+
+    def __init__(self, make: Callable[[], _Shown]) -> None:
+        self._make = make
+        self._shown: _Shown | None = None
+        self._lock = threading.RLock()
+
+    def show(self) -> None:
+        with self._lock:
+            self._shown = self._make()  # here, because it imports rich: most commands end before
+            self._shown.start()
+
+    def end(self) -> None:
+        with self._lock:
+            if self._shown is not None:
+                self._shown.stop()
+                self._shown = None
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        with self._lock:
+            if self._shown is not None:
+                self._shown.stop()
+            try:
+                yield
+            finally:
+                if self._shown is not None:
+                    sys.stdout.flush()
+                    self._shown.start()
+
+
+#: What is shown now; a command shows one thing at a time.
+_displays: Final[list[_Display]] = []
+
+
+@contextlib.contextmanager
+def above() -> Iterator[None]:
+    """Hide the status line or the progress bar while something is written, so that they never share a line."""
+    with _displays[-1].hidden() if _displays else contextlib.nullcontext():
+        yield
+
+
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show a status line after one second, on standard error, if that is a terminal."""
@@ -82,8 +128,7 @@ def bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # Output on the same terminal must not mix with the bar; output into a pipe must stay there.
-        progress = Progress(*columns, console=_console(), transient=True, redirect_stdout=sys.stdout.isatty())
+        progress = Progress(*columns, console=_console(), transient=True, redirect_stdout=False, redirect_stderr=False)
         drawn = progress.add_task(description, total=total, completed=done)
         draw = functools.partial(_draw, progress, drawn)
         return progress
@@ -107,23 +152,18 @@ def _after_a_second(make: Callable[[], _Shown]) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    shown: list[_Shown] = []
-
-    def show() -> None:
-        # rich is imported here: most commands end before.
-        shown.append(make())
-        shown[0].start()
-
-    timer = threading.Timer(_SHOWN_AFTER_S, show)
+    display = _Display(make)
+    timer = threading.Timer(_SHOWN_AFTER_S, display.show)
     timer.daemon = True
+    _displays.append(display)
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
         timer.join()
-        for each in shown:
-            each.stop()
+        _displays.remove(display)
+        display.end()
 
 
 @functools.cache

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._output import AsJson, show_json
+from farcall_common.console import instant, new_group, show_fields, show_table
 
-app = typer.Typer(help="Environments for your tasks.", no_args_is_help=True)
+app = new_group("Environments for your tasks.")
 
 Container = Annotated[str, typer.Argument(metavar="NAME|ID")]
 

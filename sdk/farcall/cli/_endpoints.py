@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,14 +11,15 @@ import typer
 from farcall import Client
 from farcall._client import connection_of
 from farcall.cli._arguments import EndpointArgument, remember, resolve_endpoint
-from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._connect import command_environment, connected
+from farcall.cli._output import AsJson, FullIds, show_json, show_line, shown_ids
 from farcall.cli._sharing import Shareable, add_sharing
+from farcall_common.console import duration, instant, new_group, show_fields, show_table
 from farcall_common.durations import ago
 from farcall_common.errors import InvalidRequest
 from farcall_common.exit_codes import INTERRUPTED
 
-app = typer.Typer(help="Endpoints that you may use.", no_args_is_help=True)
+app = new_group("Endpoints that you may use.")
 add_sharing(
     app,
     Shareable(
@@ -36,7 +37,9 @@ add_sharing(
     ),
 )
 
-_PARALLEL: Final = 8
+_WATCH_S: Final = 2.0
+#: Clears a terminal.
+_CLEAR: Final = "\x1b[2J\x1b[H"
 
 Submitter = Annotated[str | None, typer.Option(help="Only tasks of this identity.")]
 Function = Annotated[str | None, typer.Option(help="Only tasks of the function with this id.")]
@@ -55,27 +58,28 @@ def _confirm(question: str, *, what: str) -> None:
 def list_(
     context: typer.Context,
     mine: Annotated[bool, typer.Option("--mine", help="Only those that you own.")] = False,
-    status_too: Annotated[bool, typer.Option("--status", help="Show for each whether it is online.")] = False,
+    full_ids: FullIds = False,
     as_json: AsJson = False,
 ) -> None:
-    """List endpoints."""
+    """List endpoints, and whether each is online."""
     with connected(context) as client:
         endpoints = client.get_endpoints(role="owner" if mine else "any")
-        if status_too:
-            with ThreadPoolExecutor(_PARALLEL) as pool:
-                statuses = pool.map(client.get_endpoint_status, [each["uuid"] for each in endpoints])
-                endpoints = [
-                    each | {"status": found["status"], "age_s": found.get("age_s")}
-                    for each, found in zip(endpoints, statuses, strict=True)
-                ]
     remember("endpoints", (each["name"] for each in endpoints))
     if as_json:
         show_json(endpoints)
         return
-    keys = ("uuid", "name", "display_name", "owner", *(("status",) if status_too else ()))
-    columns = ["endpoint", *(key.replace("_", " ") for key in keys[1:])]
-    rows = [[each[key] for key in keys] for each in endpoints]
-    show_table(columns, rows, empty="You may use no endpoint.")
+    ids = shown_ids((each[key] for each in endpoints for key in ("uuid", "owner")), full=full_ids)
+    rows = [
+        (
+            each["name"],
+            each.get("status", ""),
+            ids[each["uuid"]],
+            "me" if mine or each.get("owned") else ids[each["owner"]],
+            each["display_name"] if each["display_name"] != each["name"] else "",
+        )
+        for each in endpoints
+    ]
+    show_table(("name", "state", "endpoint", "owner", "display name"), rows, empty="You may use no endpoint.")
 
 
 @app.command()
@@ -90,13 +94,33 @@ def show(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = F
 
 
 @app.command()
-def status(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = False) -> None:
+def status(
+    context: typer.Context,
+    endpoint: EndpointArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C; with --json a line each.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show whether an endpoint is online, and its numbers of workers and tasks."""
     with connected(context) as client:
-        found = client.get_endpoint_status(resolve_endpoint(client, endpoint))
+        endpoint_id = resolve_endpoint(client, endpoint)
+        found = client.get_endpoint_status(endpoint_id)
+        while watch:
+            if as_json:
+                show_line(found)
+            else:
+                typer.echo(_CLEAR if sys.stdout.isatty() else "", nl=False)
+                _show_status(found)
+            command_environment(context).pause(_WATCH_S)
+            found = client.get_endpoint_status(endpoint_id)
     if as_json:
         show_json(found)
-        return
+    else:
+        _show_status(found)
+
+
+def _show_status(found: Mapping[str, Any]) -> None:
     numbers = {name.replace("_", " "): number for name, number in found["details"].items()}
     age_s = found.get("age_s")
     show_fields({"status": found["status"], "as of": None if age_s is None else ago(age_s), **numbers})
@@ -108,6 +132,7 @@ def tasks(
     endpoint: EndpointArgument,
     submitter: Submitter = None,
     function: Function = None,
+    full_ids: FullIds = False,
     as_json: AsJson = False,
 ) -> None:
     """List the open tasks of an endpoint of yours, of all submitters."""
@@ -117,8 +142,19 @@ def tasks(
     if as_json:
         show_json(found)
         return
-    rows = [[each["task_id"], each["submitter"], each["function_id"], each["status"], each["age_s"]] for each in found]
-    show_table(["task", "submitter", "function", "status", "age s"], rows, empty="The endpoint has no open task.")
+    ids = shown_ids((each["task_id"] for each in found), full=full_ids, least=13)
+    others = shown_ids((each[key] for each in found for key in ("submitter", "function_id")), full=full_ids)
+    rows = [
+        (
+            ids[each["task_id"]],
+            others[each["submitter"]],
+            others[each["function_id"]],
+            each["status"],
+            duration(each["age_s"]),
+        )
+        for each in found
+    ]
+    show_table(("task", "submitter", "function", "state", "age"), rows, empty="The endpoint has no open task.")
 
 
 @app.command()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from farcall import Client
+from farcall._client import connection_of
 from farcall.cli._arguments import FunctionName, completes, load_function, remember
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, show_fields, show_json, show_table
+from farcall.cli._output import AsJson, FullIds, show_json, shown_ids
 from farcall.cli._sharing import Shareable, add_sharing
+from farcall_common.console import instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest
 
-app = typer.Typer(help="Your registered functions.", no_args_is_help=True)
+app = new_group("Your registered functions.")
 add_sharing(
     app,
     Shareable(
         "function",
-        lambda client, name: str(client.find_function(name)["function_uuid"]),
+        lambda client, name: connection_of(client).ids.function(name, for_change=True).partition("@")[0],
         Client.share_function,
         Client.get_function_shares,
         Client.unshare_function,
@@ -30,7 +32,14 @@ add_sharing(
     ),
 )
 
-FunctionId = Annotated[str, typer.Argument(metavar="FUNCTION", autocompletion=completes("functions"))]
+FunctionId = Annotated[
+    str,
+    typer.Argument(
+        metavar="FUNCTION",
+        help="Its id, the first digits of it, its name, or an alias.",
+        autocompletion=completes("functions"),
+    ),
+]
 SignWith = Annotated[
     str | None,
     typer.Option(
@@ -48,10 +57,11 @@ def list_(
         str, typer.Option("--search", help="Only those with this in their name or description.")
     ] = "",
     limit: Limit = 50,
+    full_ids: FullIds = False,
     as_json: AsJson = False,
 ) -> None:
     """List functions, newest first."""
-    _list(context, search_for, limit, as_json=as_json)
+    _list(context, search_for, limit, full_ids=full_ids, as_json=as_json)
 
 
 @app.command()
@@ -59,15 +69,16 @@ def search(
     context: typer.Context,
     text: Annotated[str, typer.Argument(help="Text in their name or description.")],
     limit: Limit = 50,
+    full_ids: FullIds = False,
     as_json: AsJson = False,
 ) -> None:
     """List functions that have a text in their name or description, newest first."""
-    _list(context, text, limit, as_json=as_json)
+    _list(context, text, limit, full_ids=full_ids, as_json=as_json)
 
 
 @app.command()
 def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) -> None:
-    """Show a function: by its id, ID@VERSION, or an alias."""
+    """Show a function, or one of its versions: FUNCTION@VERSION. Of functions with the same name, the newest."""
     with connected(context) as client:
         found = client.find_function(function)
         whole = client.get_function(found["function_uuid"], version=found["version"])
@@ -191,7 +202,7 @@ def alias(
     delete: Annotated[bool, typer.Option("--delete", help="Delete the alias instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set or delete an alias of a function. An alias of the same name is replaced."""
+    """Set or delete an alias of a function. An existing alias is moved to this function."""
     if delete == (function is not None):
         raise InvalidRequest("either a function or --delete is needed", hint="`farcall functions aliases` lists names.")
     with connected(context) as client:
@@ -227,23 +238,23 @@ def remove(context: typer.Context, function_ids: FunctionIds, as_json: AsJson = 
         show_json({"deleted": function_ids})
 
 
-def _list(context: typer.Context, text: str, limit: int, *, as_json: bool) -> None:
+def _list(context: typer.Context, text: str, limit: int, *, full_ids: bool, as_json: bool) -> None:
     with connected(context) as client:
         functions = client.get_functions(search=text, limit=limit)
     remember("functions", (each["function_uuid"] for each in functions))
     if as_json:
         show_json(functions)
         return
+    ids = shown_ids((each["function_uuid"] for each in functions), full=full_ids)
+    rows = [
+        (
+            ids[each["function_uuid"]],
+            each["function_name"],
+            each["version"],
+            instant(each["created_at"]),
+            (each["description"] or "").strip().partition("\n")[0],
+        )
+        for each in functions
+    ]
     columns = ("function", "name", "version", "registered", "description")
-    show_table(columns, map(_row, functions), empty="You have no such functions.")
-
-
-def _row(function: dict[str, Any]) -> tuple[str, ...]:
-    first_line = (function["description"] or "").strip().partition("\n")[0]
-    return (
-        function["function_uuid"],
-        function["function_name"],
-        str(function["version"]),
-        instant(function["created_at"]),
-        first_line,
-    )
+    show_table(columns, rows, empty="You have no such functions.", cut=True)

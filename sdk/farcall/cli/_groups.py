@@ -13,27 +13,34 @@ import typer
 from farcall._client import Client, connection_of
 from farcall._delays import DELAY_S
 from farcall._task_info import Why
-from farcall.cli._arguments import completes, remember
+from farcall.cli._arguments import completes, last_of, remember
 from farcall.cli._connect import bar, connected
-from farcall.cli._output import AsJson, instant, show_delay, show_error, show_json, show_line, show_table, show_text
+from farcall.cli._output import AsJson, FullIds, show_delay, show_error, show_json, show_line, show_text, shown_ids
 from farcall_common.backoff import Backoff
+from farcall_common.console import instant, new_group, show_table
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED
 from farcall_common.wire import TERMINAL_STATES
 
-app = typer.Typer(help="Tasks that were submitted together.", no_args_is_help=True)
+app = new_group("Tasks that were submitted together.")
 
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 2.0
 _ENDED: Final = frozenset(map(str, TERMINAL_STATES))
 
-GroupId = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=completes("groups"))]
+GroupId = Annotated[
+    str,
+    typer.Argument(
+        metavar="GROUP", help="Its id, the first digits of it, or @last.", autocompletion=completes("groups")
+    ),
+]
 
 
 @app.command("ls")
 def list_(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    full_ids: FullIds = False,
     as_json: AsJson = False,
 ) -> None:
     """List groups, newest first, with how many tasks are in which state."""
@@ -43,16 +50,19 @@ def list_(
     if as_json:
         show_json(groups)
         return
+    ids = shown_ids((each["task_group_id"] for each in groups), full=full_ids)
     rows = [
-        (each["task_group_id"], instant(each["created_at"]), each["tasks"], _counts(each["states"])) for each in groups
+        (ids[each["task_group_id"]], instant(each["created_at"]), each["tasks"], _counts(each["states"]))
+        for each in groups
     ]
     show_table(("group", "submitted", "tasks", "states"), rows, empty="You have no tasks.")
 
 
 @app.command()
-def show(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> None:
+def show(context: typer.Context, group_id: GroupId, full_ids: FullIds = False, as_json: AsJson = False) -> None:
     """Show the tasks of a group in the order of their submission."""
     with connected(context) as client:
+        group_id = _whole(client, group_id)
         ids = client.get_task_group(group_id)
         found = connection_of(client).api.all_status(ids)
     remember("tasks", ids)
@@ -60,8 +70,9 @@ def show(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> 
         tasks = [{"task_id": id_, "status": found[id_]["status"], "attempt": _attempt(found[id_])} for id_ in ids]
         show_json({"task_group_id": group_id, "tasks": tasks})
         return
-    rows = [(id_, found[id_]["status"], _attempt(found[id_]), _message(found[id_])) for id_ in ids]
-    show_table(("task", "state", "attempt", "error"), rows)
+    shown = shown_ids(ids, full=full_ids)
+    rows = [(shown[id_], found[id_]["status"], _attempt(found[id_]), _message(found[id_])) for id_ in ids]
+    show_table(("task", "state", "attempt", "error"), rows, cut=True)
 
 
 @app.command()
@@ -74,8 +85,9 @@ def wait(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until all tasks of a group have ended. Nothing is cancelled, also if this command is interrupted."""
+    """Wait until all tasks of a group have ended. They continue if the wait is interrupted or times out."""
     with connected(context, doing=None) as client:
+        group_id = _whole(client, group_id)
         ids = client.get_task_group(group_id)
         states = _wait(client, ids, timeout)
         if results:
@@ -93,9 +105,13 @@ def wait(
 def cancel(context: typer.Context, group_id: GroupId, as_json: AsJson = False) -> None:
     """Cancel the tasks of a group that have not ended."""
     with connected(context) as client:
-        found = client.cancel_group(group_id)
+        found = client.cancel_group(_whole(client, group_id))
     counts = collections.Counter(each["outcome"] for each in found.values())
     show_json({"task_group_id": group_id, "outcomes": counts}) if as_json else show_text(_counts(counts))
+
+
+def _whole(client: Client, group: str) -> str:
+    return connection_of(client).ids.group(last_of("groups", group))
 
 
 def _wait(client: Client, ids: Sequence[str], timeout_s: float | None) -> dict[str, str]:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from farcall.cli._connect import command_environment
 from farcall.cli._output import internal, show_error
+from farcall_common.console import Command, Commands
 from farcall_common.errors import ErrorRecord, FarcallError, Fault
 from farcall_common.exit_codes import BROKEN_PIPE, exit_code, exit_status
 
@@ -39,11 +40,11 @@ class Deferred:
             return group
         alone = typer.Typer(add_completion=False)
         anything = {"allow_extra_args": True, "ignore_unknown_options": True} if self.accepts_any_arguments else None
-        alone.command(name, context_settings=anything)(found)
+        alone.command(name, cls=Command, context_settings=anything)(found)
         return typer.main.get_command(alone)
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Commands):
     """The root of the command line. It reports errors of commands and maps them to exit codes."""
 
     def names(self) -> Sequence[str]:
@@ -110,8 +111,11 @@ def _show_usage_error(error: Any, *, as_json: bool) -> None:
     if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
         return
     context = getattr(error, "ctx", None)
-    hint = f"`{context.command_path} --help` lists the options." if context else ""
-    known = FarcallError("", record=ErrorRecord(_USAGE_ERROR, error.format_message(), hint, Fault.CALLER))
+    hint = f"Run `{context.command_path} --help` to see the commands and options." if context else ""
+    message = error.format_message()
+    if alike := getattr(error, "possibilities", None):
+        message = f"{error.message}. Did you mean {' or '.join(sorted(alike))}?"
+    known = FarcallError("", record=ErrorRecord(_USAGE_ERROR, message, hint, Fault.CALLER))
     show_error(known, as_json=as_json)
     raise typer.Exit(error.exit_code) from None
 

@@ -1,4 +1,4 @@
-"""Command output: tables for people, tab-separated lines for pipes, JSON and CSV for programs, and errors."""
+"""Command output: text for people, JSON and CSV for programs, and errors."""
 
 from __future__ import annotations
 
@@ -15,27 +15,24 @@ import msgspec
 import typer
 
 from farcall._task_info import Why
+from farcall.cli._connect import above
+from farcall_common.console import short_ids
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
 from farcall_common.plain_text import escaped, plain
 
+FullIds = Annotated[bool, typer.Option("--full-ids", help="Show whole ids, also on a terminal.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
-
-#: Colors of states on a terminal.
-_STYLES: Final[Mapping[str, str]] = {
-    "success": "green",
-    "online": "green",
-    "failed": "red",
-    "lost": "red",
-    "dead-lettered": "red",
-    "running": "cyan",
-    "cancelled": "yellow",
-    "offline": "yellow",
-}
 
 
 def show_json(value: Any) -> None:
     """Write a value as JSON; values of other types are written as text."""
     typer.echo(msgspec.json.format(_encoded(value), indent=2))
+
+
+def shown_ids(ids: Iterable[str], *, full: bool = False, least: int = 8) -> Mapping[str, str]:
+    """Each id as a table shows it: shortened on a terminal, whole in a pipe, for programs."""
+    known = list(ids)
+    return {each: each for each in known} if full or not sys.stdout.isatty() else short_ids(known, least=least)
 
 
 def show_text(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -60,38 +57,6 @@ def show_value(value: object) -> None:
         pprint(value)
     else:
         show_text(repr(value))
-
-
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "") -> None:
-    """Write rows under headings; in a pipe, plain lines with tabs between the cells."""
-    lines = [["" if cell is None else plain(str(cell)) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        for line in lines:
-            typer.echo("\t".join(" ".join(cell.split()) for cell in line))
-        return
-    if not lines:
-        typer.secho(empty, dim=True)
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(columns))
-    for column in table.columns:
-        column.overflow = "fold"  # ids must not be truncated
-    for line in lines:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in line))
-    Console(highlight=False).print(table)
-
-
-def show_fields(fields: Mapping[str, object]) -> None:
-    """Write names and values, one a line; empty ones are left out."""
-    show_table(("", ""), [(name, value) for name, value in fields.items() if value not in (None, "", {}, [])])
-
-
-def instant(at: float | None) -> str:
-    """Epoch seconds as local time."""
-    return "" if at is None else dt.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _encoded(value: Any) -> str:
@@ -121,7 +86,8 @@ def internal(error: Exception) -> FarcallError:
 
 def show_delay(why: Why) -> None:
     """Write what holds a task up to standard error, above the status line or the progress bar."""
-    show_text(f"Waiting: {why}", err=True)
+    with above():
+        show_text(f"Waiting: {why}", err=True)
 
 
 def show_error(error: FarcallError, *, as_json: bool) -> None:

@@ -26,10 +26,10 @@ from farcall.cli._arguments import (
     load_function,
     parse_argument,
     parse_kwargs,
-    remember,
+    remember_submitted,
     resolve_endpoint,
 )
-from farcall.cli._connect import bar, connected, waiting
+from farcall.cli._connect import above, bar, connected, waiting
 from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, Terminated, exit_status
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from farcall_common.task_options import OwnOptionsDict
 
 _IDS_SHOWN: Final = 10
+_FILE_ENDS: Final = (".json", ".jsonl", ".ndjson", ".csv", ".txt")
+_ONE_ARRAY: Final = (
+    "The only input is an array. For a call for each of its items, write them one by one, like 1 2 3; "
+    "with --unpack they are the arguments of one call."
+)
 
 Future = ComputeFuture[Any]
 Arguments = tuple[list[Any], dict[str, Any]]
@@ -66,9 +71,7 @@ def run(
     function: FunctionName,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ARGUMENT", help="JSON values; anything else is text. Write -- before negative numbers."
-        ),
+        typer.Argument(metavar="ARGUMENT", help="JSON values; anything else is text."),
     ] = None,
     kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments: a JSON object.")] = "{}",
     endpoint: EndpointName = None,
@@ -93,7 +96,7 @@ def run(
         with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
             future = executor.submit(called, *args, **named)
             futures.append(future)
-            remember("tasks", [future.task_id])
+            remember_submitted([future.task_id], future.task_group_id)
             with waiting(f"task {future.task_id}"):
                 concurrent.futures.wait(futures, timeout)
             _end_late(futures, timeout)
@@ -137,7 +140,6 @@ def map_(
         endpoint_id = _endpoint_id(client, _endpoint_name(context, endpoint, called))
         if not wait:
             batch = _submitted(client, endpoint_id, called, calls, options)
-            remember("groups", [batch.task_group_id])
             if as_json:
                 show_json({"task_group_id": batch.task_group_id, "task_ids": batch.task_ids})
             else:
@@ -145,9 +147,12 @@ def map_(
             return
         with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
             futures.extend(executor.submit(called, *args, **named) for args, named in calls)
-            remember("tasks", [future.task_id for future in reversed(futures)])
+            if futures:
+                remember_submitted([future.task_id for future in futures], futures[0].task_group_id)
             failed = _show_results(futures, timeout, as_json=as_json)
     if failed:
+        if len(calls) == 1 and not unpack and isinstance(calls[0][0][0], list) and not as_json:
+            typer.echo(_ONE_ARRAY, err=True)
         raise typer.Exit(FAILED)
 
 
@@ -245,7 +250,6 @@ def _show_unfinished(futures: Sequence[Future], *, as_json: bool, is_ctrl_c: boo
     if not ids:
         return
     group_id = futures[0].task_group_id
-    remember("groups", [group_id])
     more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
     typer.echo(f"\nStill running: {' '.join(ids[:_IDS_SHOWN])}{more}", err=True)
     later = f"`farcall groups wait {group_id}` waits for them, `farcall groups cancel {group_id}` cancels them"
@@ -262,7 +266,7 @@ def _show_cancelled(futures: Sequence[Future], *, as_json: bool) -> None:
 def _show_results(futures: Sequence[Future], timeout_s: float | None, *, as_json: bool) -> int:
     """Write results in order as they arrive; returns how many calls failed."""
     give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-    failed, done = 0, list[object]()
+    failed, index, done = 0, 0, list[object]()
 
     def count(future: object) -> None:
         done.append(future)
@@ -271,18 +275,27 @@ def _show_results(futures: Sequence[Future], timeout_s: float | None, *, as_json
     with bar("waiting", len(futures)) as update:
         for future in futures:
             future.add_done_callback(count)
-        for index, future in enumerate(futures):
+        while index < len(futures):
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            concurrent.futures.wait([future], left_s)
-            _end_late([each for each in futures[index:] if not each.done()] if not future.done() else [], timeout_s)
-            try:
-                value = _result(future)
-            except FarcallError as error:
-                failed += 1
-                _show_failure(index, future, error, as_json=as_json)
-            else:
-                show_line({"index": index, "task_id": future.task_id, "result": value} if as_json else value)
+            concurrent.futures.wait([futures[index]], left_s)
+            if not futures[index].done():
+                _end_late([each for each in futures[index:] if not each.done()], timeout_s)
+            with above():
+                while index < len(futures) and futures[index].done():
+                    failed += not _show_result(index, futures[index], as_json=as_json)
+                    index += 1
     return failed
+
+
+def _show_result(index: int, future: Future, *, as_json: bool) -> bool:
+    """Write the result or the error of a call; returns whether it succeeded."""
+    try:
+        value = _result(future)
+    except FarcallError as error:
+        _show_failure(index, future, error, as_json=as_json)
+        return False
+    show_line({"index": index, "task_id": future.task_id, "result": value} if as_json else value)
+    return True
 
 
 def _show_failure(index: int, future: Future, error: FarcallError, *, as_json: bool) -> None:
@@ -307,7 +320,7 @@ def _submitted(
         for args, named in calls:
             batch.add(function_id, args, named)
         client.batch_run(endpoint_id, batch)
-    remember("tasks", reversed(batch.task_ids))
+    remember_submitted(batch.task_ids, batch.task_group_id)
     return batch
 
 
@@ -344,7 +357,12 @@ def _values(inputs: Sequence[str]) -> list[Any]:
     """
     place = inputs[0]
     if len(inputs) > 1 or (place != "-" and not Path(place).is_file()):
-        return [parse_argument(each) for each in inputs]
+        values = [parse_argument(each) for each in inputs]
+        if len(inputs) == 1 and values == [place] and _is_like_a_file(place):
+            raise InvalidRequest(
+                f"there is no file {place}", hint=f"Write '\"{place}\"' if this text is the input itself."
+            )
+        return values
     try:
         if place == "-":
             return list(_json_lines(sys.stdin, "standard input"))
@@ -352,6 +370,10 @@ def _values(inputs: Sequence[str]) -> list[Any]:
             return list(_json_lines(file, place))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{place} cannot be read: {error}") from error
+
+
+def _is_like_a_file(text: str) -> bool:
+    return "/" in text or Path(text).suffix.lower() in _FILE_ENDS
 
 
 def _json_lines(lines: Iterable[str], place: str) -> Iterator[Any]:

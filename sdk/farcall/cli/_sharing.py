@@ -13,7 +13,8 @@ import typer
 from farcall import Client
 from farcall._sharing import grantee_of
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, moment, show_json, show_table, show_text
+from farcall.cli._output import AsJson, moment, show_json, show_text
+from farcall_common.console import instant, new_group, show_table
 from farcall_common.errors import InvalidRequest, NotFound
 from farcall_common.wire.ids import is_uuid
 
@@ -58,7 +59,7 @@ class Shareable:
 def add_sharing(app: typer.Typer, of: Shareable) -> None:
     """Add the three commands to the group of a kind of objects."""
 
-    @app.command(help=f"Give someone a right to a {of.kind} of yours, in place of what they had.")
+    @app.command(help=f"Give someone a right to your {of.kind}, in place of what they had.")
     def share(
         context: typer.Context,
         name: Name,
@@ -97,7 +98,7 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
                 show_text(f"{_text(each['grantee'])} may {right.value} {of.kind} {name}{_end(each)}.")
             show_text(of.meaning[right], err=True)
 
-    @app.command(help=f"List who has rights to a {of.kind} that you manage.")
+    @app.command(help=f"List who has rights to one {of.kind} that you manage.")
     def shares(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
         with connected(context) as client:
             found = of.shares(client, of.resolve(client, name))
@@ -120,7 +121,7 @@ def add_sharing(app: typer.Typer, of: Shareable) -> None:
             ["share", "with", "right", "until", "limits", "given by", "note"], rows, empty="It is shared with no one."
         )
 
-    @app.command(help=f"Take a right to a {of.kind} back. Open tasks that need it are cancelled.")
+    @app.command(help=f"Take a right to the {of.kind} back. Open tasks that need it are cancelled.")
     def unshare(
         context: typer.Context,
         name: Name,
@@ -158,7 +159,7 @@ def shared(context: typer.Context, as_json: AsJson = False) -> None:
     show_table(["kind", "id", "name", "right", "until", "note"], rows, empty="Nothing is shared with you.")
 
 
-teams = typer.Typer(help="Teams, to share endpoints and functions with.", no_args_is_help=True)
+teams = new_group("Teams, to share endpoints and functions with.")
 
 
 @teams.command("ls")

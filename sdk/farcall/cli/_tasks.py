@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
 
 from farcall._client import connection_of
-from farcall.cli._arguments import completes, remember
+from farcall.cli._arguments import all_last_of, completes, last_of, remember
 from farcall.cli._connect import connected
-from farcall.cli._output import (
-    AsJson,
-    AsLines,
-    Since,
-    Until,
-    instant,
-    moment,
-    show_fields,
-    show_json,
-    show_table,
-    show_text,
-    write,
-)
-from farcall_common.errors import TaskUnknown
+from farcall.cli._output import AsJson, AsLines, FullIds, Since, Until, moment, show_json, show_text, shown_ids, write
+from farcall_common.console import duration, instant, new_group, show_fields, show_table
+from farcall_common.errors import InvalidRequest, TaskUnknown
 from farcall_common.wire import TaskState
 
-app = typer.Typer(help="Your tasks.", no_args_is_help=True)
+app = new_group("Your tasks.")
 
 _EXPORTED: Final = (
     "task_id",
@@ -44,11 +35,27 @@ _EXPORTED: Final = (
     "error",
 )
 
+#: Those of `tasks show` that its JSON has, with what the worker reported.
+_KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "attempt", "retry of")
+
 State = Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")]
 OnEndpoint = Annotated[
-    str | None, typer.Option(metavar="ID", help="Only tasks of this endpoint.", autocompletion=completes("endpoints"))
+    str | None,
+    typer.Option(
+        "--endpoint",
+        "-e",
+        metavar="NAME|ID",
+        help="Only tasks of this endpoint.",
+        autocompletion=completes("endpoints"),
+    ),
 ]
-TaskId = Annotated[str, typer.Argument(metavar="TASK", autocompletion=completes("tasks"))]
+TaskId = Annotated[
+    str,
+    typer.Argument(metavar="TASK", help="Its id, the first digits of it, or @last.", autocompletion=completes("tasks")),
+]
+TaskIds = Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))]
+#: Ids begin with the time of the submit: 13 characters are a millisecond.
+_ID_CHARS: Final = 13
 
 
 @app.command("ls")
@@ -57,12 +64,13 @@ def list_(
     state: State = None,
     endpoint: OnEndpoint = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    full_ids: FullIds = False,
     as_json: AsJson = False,
 ) -> None:
-    """List tasks, newest first.
+    """List tasks, newest first: how long ago they were submitted, and how long they waited and ran.
 
-    With --state dead-lettered, tasks that ended the worker in each attempt, until they are discarded; with --endpoint
-    too, those of all users, if the endpoint is yours.
+    With --state dead-lettered, tasks that crashed the worker in each attempt, until you discard them; with --endpoint
+    too, also those of other users, if you own the endpoint.
     """
     with connected(context) as client:
         found = client.iter_tasks(state=state and str(state), endpoint_id=endpoint, page=min(limit, 1000))
@@ -71,31 +79,35 @@ def list_(
     if as_json:
         show_json(tasks)
         return
+    ids = shown_ids((task["task_id"] for task in tasks), full=full_ids, least=_ID_CHARS)
+    others = shown_ids((task[key] for task in tasks for key in ("function_id", "endpoint_id")), full=full_ids)
+    now = time.time()
     rows = [
         (
-            task["task_id"],
+            ids[task["task_id"]],
+            task.get("function_name") or others[task["function_id"]],
+            task.get("endpoint_name") or others[task["endpoint_id"]],
             task["status"],
-            instant(task["submitted_at"]),
-            _duration(task),
-            task["attempt"],
-            task["endpoint_id"],
+            duration(max(0.0, now - task["submitted_at"])) if task["submitted_at"] else "",
+            *map(duration, _waited_and_ran(task, now)),
             (task.get("error") or {}).get("message", "").partition("\n")[0],
         )
         for task in tasks
     ]
-    show_table(
-        ("task", "state", "submitted", "took", "attempt", "endpoint", "error"), rows, empty="You have no such tasks."
-    )
+    columns = ("task", "function", "endpoint", "state", "age", "waited", "ran", "error")
+    show_table(columns, rows, empty="You have no such tasks.", cut=True)
 
 
 @app.command()
 def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Show a task, and its result or error."""
     with connected(context) as client:
-        task = client.get_batch_result([task_id])[task_id]
+        [task] = client.get_batch_result([last_of("tasks", task_id)]).values()
     if task.state is None:
         raise TaskUnknown(f"there is no task {task_id}")
     error = None if task.pending or task.exception is None else task.exception
+    details = {name: value for name, value in task.details.items() if name != "task_transitions"}
+    times = task.timings
     fields: dict[str, Any] = {
         "task": task.task_id,
         "state": task.state,
@@ -103,15 +115,18 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "endpoint": task.endpoint_id,
         "function": task.function_id,
         "attempt": task.attempt,
+        "submitted": instant(times.get("submitted_at")),
+        "started": instant(times.get("started_at")),
         "finished": instant(task.finished_at),
+        "ran": duration(times["ended_at"] - times["started_at"]) if {"started_at", "ended_at"} <= times.keys() else "",
         "retry of": task.retry_of,
-        "result": None if task.exception else repr(task.value),
-        **{name.replace("_", " "): value for name, value in task.details.items()},
+        "result": None if task.pending or task.exception else repr(task.value),
+        **{name.replace("_", " "): value for name, value in details.items()},
         "error": error,
     }
     if as_json:
         record = getattr(error, "record", None)
-        shown = {name.replace(" ", "_"): value for name, value in fields.items()}
+        shown = {name.replace(" ", "_"): fields[name] for name in _KEPT_FIELDS} | dict(task.details)
         shown |= {"timings": task.timings, "finished": task.finished_at, "error": record and record.to_json()}
         show_json(shown | {"result": task.value})
         return
@@ -124,7 +139,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
 def events(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Show the events of a task, in order."""
     with connected(context) as client:
-        history = client.get_task_events(task_id)
+        history = client.get_task_events(last_of("tasks", task_id))
     if as_json:
         show_json(history)
         return
@@ -136,7 +151,7 @@ def events(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> 
 def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Show why a task is in its state: its position in the queue, and the state of its endpoint."""
     with connected(context) as client:
-        answer = client.why(task_id)
+        answer = client.why(last_of("tasks", task_id))
     if as_json:
         show_json(dataclasses.asdict(answer))
         return
@@ -163,11 +178,11 @@ def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
     It is kept of a task that failed, and of one that succeeded if it was submitted with keep_output=True.
     """
     with connected(context) as client:
-        task = connection_of(client).api.get_task(task_id)
+        task = connection_of(client).api.get_task(connection_of(client).ids.task(last_of("tasks", task_id)))
     kept = task.get("error") or task.get("details") or {}
     output, errors = kept.get("stdout_tail") or "", kept.get("stderr_tail") or ""
     if as_json:
-        show_json({"task_id": task_id, "status": task["status"], "stdout_tail": output, "stderr_tail": errors})
+        show_json({"task_id": task["task_id"], "status": task["status"], "stdout_tail": output, "stderr_tail": errors})
         return
     show_text(output, nl=bool(output) and not output.endswith("\n"))
     show_text(errors, err=True, nl=bool(errors) and not errors.endswith("\n"))
@@ -178,12 +193,21 @@ def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
 @app.command()
 def cancel(
     context: typer.Context,
-    task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
+    task_ids: Annotated[list[str] | None, typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="GROUP", help="All tasks of this group.", autocompletion=completes("groups")),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel tasks, waiting or running."""
+    """Cancel tasks, waiting or running: those named, or those of a group."""
+    if bool(task_ids) == (group is not None):
+        raise InvalidRequest("which tasks to cancel is not clear", hint="Name tasks, or pass --group.")
     with connected(context) as client:
-        outcomes = client.cancel_many(task_ids)
+        if group is not None:
+            outcomes = client.cancel_group(last_of("groups", group))
+        else:
+            outcomes = client.cancel_many(all_last_of("tasks", task_ids or ()))
     if as_json:
         show_json(outcomes)
     else:
@@ -196,7 +220,7 @@ def cancel(
 @app.command()
 def retry(
     context: typer.Context,
-    task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
+    task_ids: TaskIds,
     as_json: AsJson = False,
 ) -> None:
     """Run tasks that have ended again: the same function, arguments, endpoint and options, as new tasks.
@@ -204,7 +228,7 @@ def retry(
     The API keeps the arguments for as long as the task, except for those of a dead letter that was discarded.
     """
     with connected(context) as client:
-        again = {task_id: client.retry(task_id) for task_id in dict.fromkeys(task_ids)}
+        again = {task_id: client.retry(task_id) for task_id in dict.fromkeys(all_last_of("tasks", task_ids))}
     remember("tasks", again.values())
     if as_json:
         show_json(again)
@@ -215,15 +239,16 @@ def retry(
 @app.command()
 def discard(
     context: typer.Context,
-    task_ids: Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))],
+    task_ids: TaskIds,
     as_json: AsJson = False,
 ) -> None:
     """Discard dead letters: they are not listed any more, and their arguments are deleted.
 
-    A dead letter is a task that ended its worker, or the endpoint, in each attempt.
+    A dead letter is a task that crashed its worker, or the endpoint, in each attempt.
     """
     with connected(context) as client:
-        for task_id in dict.fromkeys(task_ids):
+        task_ids = [connection_of(client).ids.task(each) for each in dict.fromkeys(all_last_of("tasks", task_ids))]
+        for task_id in task_ids:
             client.discard(task_id)
     if as_json:
         show_json({"discarded": task_ids})
@@ -247,7 +272,11 @@ def export(
         write(tasks, _EXPORTED, as_json=as_json)
 
 
-def _duration(task: dict[str, Any]) -> str:
-    if task["submitted_at"] is None or task["finished_at"] is None:
-        return ""
-    return f"{task['finished_at'] - task['submitted_at']:.3f} s"
+def _waited_and_ran(task: Mapping[str, Any], now: float) -> tuple[float | None, float | None]:
+    """Seconds that a task waited before its last attempt started, and that this one ran; None if not known."""
+    timings, submitted_at, finished_at = task.get("timings") or {}, task["submitted_at"], task["finished_at"]
+    ran_s = timings["ended_at"] - timings["started_at"] if {"started_at", "ended_at"} <= timings.keys() else None
+    if submitted_at is None or task["status"] == "running":
+        return None, ran_s
+    # Start and end are by the clock of the worker, which may be another: only their difference counts.
+    return max(0.0, (finished_at or now) - submitted_at - (ran_s or 0.0)), ran_s

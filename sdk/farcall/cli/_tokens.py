@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, instant, show_json, show_table
+from farcall.cli._output import AsJson, show_json
+from farcall_common.console import instant, new_group, show_table
 from farcall_common.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from farcall import Client
 
-tokens = typer.Typer(help="Tokens for programs, which permit some operations.", no_args_is_help=True)
-accounts = typer.Typer(help="Your service accounts: identities for programs.", no_args_is_help=True)
+tokens = new_group("Tokens for programs, which permit some operations.")
+accounts = new_group("Your service accounts: identities for programs.")
 
 _UNITS_S: Final = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 _MAX_S: Final = 366 * 86_400

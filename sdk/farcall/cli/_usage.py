@@ -9,7 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from farcall.cli._connect import connected
-from farcall.cli._output import show_line, show_table, write
+from farcall.cli._output import show_line, write
+from farcall_common.console import show_table
 from farcall_common.errors import InvalidRequest
 
 _KEYS: Final = {
@@ -36,7 +37,7 @@ def usage(
         typer.Option("--since", "--from", metavar="DAY", help=f"First day; the first of this month. {_WHEN}"),
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="DAY", help="Only before this day.")] = None,
-    endpoint: Annotated[str | None, typer.Option(metavar="ID", help="Only of this endpoint.")] = None,
+    endpoint: Annotated[str | None, typer.Option(metavar="NAME|ID", help="Only of this endpoint.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a heading.")] = False,
 ) -> None:

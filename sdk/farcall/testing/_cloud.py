@@ -95,7 +95,7 @@ class FakeCloud:
             *self._registry.routes,
             *self._accounts.routes,
             *self._endpoint.routes,
-            *Listings(self._tasks, owner_id=self._owner_id).routes,
+            *Listings(self._tasks, owner_id=self._owner_id, name_of=self._name_of).routes,
             ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
             ("GET", "/v2/tasks/([^/]+)", self._get_task),
             ("POST", "/v2/batch_status", self._batch_status),
@@ -344,7 +344,7 @@ class FakeCloud:
         task = self._task(task_id)
         waiting = [each.task_id for each in self._tasks.values() if each.state is TaskState.RECEIVED]
         if task.ended():
-            reason, text = "ENDED", f"It does not wait: it ended as {task.state}."
+            reason, text = "ENDED", f"The task ended as {task.state}."
         elif task.state is TaskState.RUNNING:
             reason, text = "RUNNING", f"It is running (attempt {task.attempt})."
         elif self._endpoint.is_online:
@@ -417,6 +417,9 @@ class FakeCloud:
 
     def _open_stream(self, _: Json) -> Json:
         raise NoForwarder("results are polled here", retry_after_s=60.0)
+
+    def _name_of(self, object_id: str) -> str | None:
+        return "fake" if object_id == self.endpoint_id else self._registry.name_of(object_id)
 
     def _task(self, task_id: str) -> Task:
         if task_id not in self._tasks:

@@ -53,6 +53,11 @@ class Registry:
             raise FunctionUnknown(f"there is no function {reference}")
         return versions[number - 1]
 
+    def name_of(self, function_id: str) -> str | None:
+        """The name of a function, None if it does not exist."""
+        versions = self._functions.get(function_id)
+        return str(versions[-1]["function_name"]) if versions else None
+
     def check_container(self, reference: str | None) -> None:
         """The endpoint runs calls in this process, and so none in a container."""
         if reference is not None:

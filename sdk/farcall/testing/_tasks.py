@@ -113,10 +113,12 @@ class Listings:
     """Lists tasks in the order of their submission, and has the routes for that.
 
     :param owner_id: the owner of all of them.
+    :param name_of: the name of a function or an endpoint by its id, None if it does not exist.
     """
 
-    def __init__(self, tasks: dict[str, Task], *, owner_id: str) -> None:
+    def __init__(self, tasks: dict[str, Task], *, owner_id: str, name_of: Callable[[str], str | None]) -> None:
         self._tasks = tasks
+        self._name_of = name_of
         self._owner_id = owner_id
 
     @property
@@ -124,6 +126,7 @@ class Listings:
         """Method, pattern of the path, and handler."""
         return (
             ("GET", "/v3/tasks", self._list_tasks),
+            ("GET", "/v3/ids", self._find_ids),
             ("GET", "/v3/groups", self._list_groups),
             ("GET", "/v2/taskgroup/([^/]+)", self._get_group),
             ("GET", "/v3/audit", self._list_audit),
@@ -150,11 +153,19 @@ class Listings:
                     **task.summary(),
                     "submitted_at": task.timings["submitted_at"],
                     "finished_at": task.events[-1]["at"] if task.state.is_terminal else None,
+                    "function_name": self._name_of(task.function_id),
+                    "endpoint_name": self._name_of(task.endpoint_id),
+                    "timings": task.timings,
                     **({"error": task.error.to_json()} if task.error else {}),
                 }
                 for task in tasks[:limit]
             ]
         }
+
+    def _find_ids(self, query: Json) -> Json:
+        digits = query["beginning"].replace("-", "")
+        ids = {task.task_id if query["kind"] == "task" else task.task_group_id for task in self._tasks.values()}
+        return {"ids": sorted((each for each in ids if each.replace("-", "").startswith(digits)), reverse=True)}
 
     def _list_groups(self, query: Json) -> Json:
         limit, members = int(query.get("limit", 100)), collections.defaultdict[str, list[Task]](list)
@@ -276,7 +287,8 @@ class Endpoint:
 
     def _list(self, _: Json) -> list[Json]:
         endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}
-        return [] if self._is_deleted else [endpoint]
+        state = {"owned": self.is_owned, "status": self.status()["status"]}
+        return [] if self._is_deleted else [endpoint | state]
 
     def _delete(self, _: Json, endpoint_id: str) -> Json:
         self.check(endpoint_id)

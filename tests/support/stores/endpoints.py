@@ -56,9 +56,10 @@ class FakeEndpoints(FakeFunctions):
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
         with self._call():
             found = self._endpoints.get(endpoint_id)
-            if found is None or found.seen_at is None:
-                return found
-            return dataclasses.replace(found, silent_s=self._clock() - found.seen_at.timestamp())
+            return found and dataclasses.replace(found, silent_s=self._silent_s(found))
+
+    def _silent_s(self, endpoint: Endpoint) -> float | None:
+        return None if endpoint.seen_at is None else self._clock() - endpoint.seen_at.timestamp()
 
     def list_endpoints(
         self, owner_id: str, *, shared: Collection[str] | None = None, limit: int = 1000
@@ -72,7 +73,15 @@ class FakeEndpoints(FakeFunctions):
             ]
         newest = sorted(found, key=lambda e: (moment(e.created_at), e.endpoint_id), reverse=True)[:limit]
         return [
-            Endpoint(e.endpoint_id, e.owner_id, e.name, display_name=e.display_name, created_at=e.created_at)
+            Endpoint(
+                e.endpoint_id,
+                e.owner_id,
+                e.name,
+                display_name=e.display_name,
+                created_at=e.created_at,
+                online=e.online,
+                silent_s=self._silent_s(e),
+            )
             for e in newest
         ]
 

@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -115,6 +116,20 @@ class FakeTasks(FakeShares, FakeUsage):
                 and (before is None or _by_submission(task) < before)
             ]
         return [_light(task) for task in sorted(found, key=_by_submission, reverse=True)[:limit]]
+
+    def find_ids(
+        self, kind: Literal["task", "group"], beginning: str, *, owner_ids: Collection[str], limit: int = 20
+    ) -> tuple[Sequence[str], bool]:
+        with self._call():
+            own = [task for task in self._tasks.values() if task.owner_id in owner_ids]
+            found = {task.task_id if kind == "task" else task.task_group_id for task in own}
+            return sorted((each for each in found if each.startswith(beginning)), reverse=True)[:limit], True
+
+    def names_of(self, ids: Collection[str]) -> Mapping[str, str]:
+        with self._call():
+            functions = {each.function_id: each.name for each in self.get_functions(list(ids)).values()}
+            endpoints = {id_: each.name for id_, each in self._endpoints.items() if id_ in ids}
+            return functions | endpoints
 
     def discard_tasks(self, task_ids: Sequence[str]) -> Sequence[str]:
         with self._call():
