@@ -110,7 +110,9 @@ class FakeAgent:
         elif isinstance(message, protocol.Progress):
             self.progress.append(message)
             self.finished.update({finished.task_id: finished for finished in message.finished})
-            self.tails |= {each.task_id: bytes(bodies[each.output]) for each in message.finished if each.output is not None}
+            self.tails |= {
+                each.task_id: bytes(bodies[each.output]) for each in message.finished if each.output is not None
+            }
         elif isinstance(message, protocol.OutputRead):
             self.outputs.append(message)
         else:
