@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -137,8 +136,10 @@ class Bench:
         self.asked: list[tuple[str, ReadOutput]] = []
         self.sent: list[TaskOutput] = []
         self.store = OutputStore(path / "output", budget_bytes=10**6)
-        ask: Callable[[str, ReadOutput], None] = lambda manager_id, request: self.asked.append((manager_id, request))  # noqa: E731
-        self.answers = OutputAnswers(self.store, find=self.tasks.get, ask=ask, send=self.sent.append)
+        self.answers = OutputAnswers(self.store, find=self.tasks.get, ask=self._ask, send=self.sent.append)
+
+    def _ask(self, manager_id: str, request: ReadOutput) -> None:
+        self.asked.append((manager_id, request))
 
     def task(self, task_id: str, stage: Stage, *, starts: int = 1, key: bytes = b"") -> Task:
         task = Task(1, spec(task_id), 1, stage, 0.0, starts=starts, answer_key=key)

@@ -24,7 +24,8 @@ ASK = OutputAsk("r1", ENDPOINT_ID, WANTED, 100)
 
 
 def piece(number: int = 1, start: int = 10, text: str = "abc", **fields: Any) -> wire.OutputPiece:
-    values = {"stdout": wire.OutputText(start=start, next=start + len(text), text=text), "attempt": 1} | fields
+    stdout = wire.OutputText(start=start, next=start + len(text), text=text)
+    values: dict[str, Any] = {"stdout": stdout, "attempt": 1} | fields
     return wire.OutputPiece(task_id=task_id(number), **values)
 
 
