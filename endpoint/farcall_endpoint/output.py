@@ -5,7 +5,7 @@ Offsets count the bytes of a stream from the start of an attempt.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -46,16 +46,6 @@ class Stream(NamedTuple):
     def end(self) -> int:
         """The offset behind the last byte."""
         return self.start + len(self.data)
-
-
-NOTHING: Final = Stream(0, b"")
-
-
-def streams(printed: Printed, tails: bytes) -> tuple[Stream, Stream]:
-    """Standard output and error of an attempt."""
-    cut = printed.stdout_tail
-    stdout, stderr = tails[:cut], tails[cut:]
-    return Stream(printed.stdout_end - len(stdout), stdout), Stream(printed.stderr_end - len(stderr), stderr)
 
 
 def split(body: Frame, printed: Printed) -> tuple[Frame, bytes]:

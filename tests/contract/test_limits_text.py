@@ -34,7 +34,7 @@ STATED: Final = {
         "| tasks that one request submits, reads or cancels | {MAX_TASKS_PER_REQUEST} |",
         "| tasks whose output one request reads | {MAX_OUTPUT_TASKS} |",
         "A request for output waits {OUTPUT_ANSWER_S} for the endpoints",
-        "pieces of {MAX_OUTPUT_PIECE_BYTES} at most",
+        "pieces of {MAX_OUTPUT_PIECE_BYTES} at most, and {MAX_OUTPUT_ANSWER_BYTES} in one answer",
         "| different blobs that one submit refers to | {MAX_BLOBS_PER_SUBMIT} |",
         "| different functions that one submit names | {MAX_FUNCTIONS_PER_SUBMIT} |",
         "over `FARCALL_MAX_INLINE_BYTES` ({MAX_INLINE_BYTES})",

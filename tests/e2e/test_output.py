@@ -69,7 +69,7 @@ class Reader:
 def test_output_is_read_while_a_task_runs_and_after_its_agent_died(
     cloud: Deployment, client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint], tmp_path: Path
 ) -> None:
-    endpoint, reader, stranger = own_endpoint(), Reader(cloud, "ada"), Reader(cloud, "grace")
+    endpoint, reader, other = own_endpoint(), Reader(cloud, "ada"), Reader(cloud, "grace")
     with farcall.Executor(endpoint.endpoint_id, client=client) as executor, let_go(tmp_path):
         future = executor.submit(count_to, 2, str(tmp_path))
         task_id = future.task_id
@@ -77,7 +77,7 @@ def test_output_is_read_while_a_task_runs_and_after_its_agent_died(
         first = reader.until(task_id, lambda seen: seen["stdout"]["text"])
         assert first["stdout"] == {"from": 0, "next": 8, "text": "stëp 0\n"}
         assert (first["source"], first["attempt"], first["complete"], first["reason"]) == ("endpoint", 1, False, None)
-        assert stranger.answer(task_id) == {"results": {}, "unknown": [task_id]}
+        assert other.answer(task_id) == {"results": {}, "unknown": [task_id]}
         (tmp_path / "1").touch()
         assert future.result(WAIT_S) == "counted"
         rest = reader.until(task_id, lambda seen: seen["complete"], stdout_from=8)
@@ -95,4 +95,4 @@ def test_output_is_read_while_a_task_runs_and_after_its_agent_died(
         endpoint.stop()
         off = reader.until(task_id, lambda seen: seen["reason"] == "ENDPOINT_OFFLINE")
         assert (off["source"], off["stdout"]["text"], off["complete"]) == ("none", "", True)
-        assert stranger.answer(task_id) == {"results": {}, "unknown": [task_id]}
+        assert other.answer(task_id) == {"results": {}, "unknown": [task_id]}

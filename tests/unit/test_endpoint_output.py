@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from farcall_common.sealing import Answer, open_answer
 from farcall_common.wire import OutputRequest, OutputText, OutputWanted, TaskOutput, TaskState
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.output import OutputAnswers, piece
-from farcall_endpoint.agent.output_store import RETENTION_S, OutputStore
+from farcall_endpoint.agent.output_store import RETENTION_S, KeptOutput, OutputStore
 from farcall_endpoint.agent.tasks import Kept, Stage, Task, TaskResult
 from farcall_endpoint.output import Printed, Stream
 from farcall_endpoint.protocol import Died, Finished, OutputRead, Progress, ReadOutput, RunningOutput, WantedOutput
@@ -65,16 +66,33 @@ def kept(task_id: str, tails: bytes = b"out", *, attempt: int = 1, key: bytes = 
     return Kept(task_id, attempt, Printed(len(tails), 0, len(tails), 0), tails, key)
 
 
+def read(store: OutputStore, task_id: str, *, at: int = 0, most_bytes: int = 10**6) -> KeptOutput | None:
+    return store.read(task_id, stdout_from=at, stderr_from=at, most_bytes=most_bytes)
+
+
+def found(tails: bytes = b"out", *, attempt: int = 1, key: bytes = b"") -> KeptOutput:
+    return KeptOutput(attempt, Stream(0, tails), Stream(0, b""), len(tails), 0, key)
+
+
 def test_store_lasts_and_has_the_last_attempt(tmp_path: Path) -> None:
     store = OutputStore(tmp_path / "output", budget_bytes=10_000)
     store.keep([kept("a", b"first"), kept("b"), kept("a", b"again", attempt=2, key=KEY)], now=DAY)
     store.keep([kept("b", b"more", attempt=3)], now=DAY)
-    # Not closed, as by kill -9.
-    again = OutputStore(tmp_path / "output", budget_bytes=10_000)
-    assert again.read("a") == kept("a", b"again", attempt=2, key=KEY)
-    assert again.read("b") == kept("b", b"more", attempt=3)
-    assert again.read("c") is None
+    shutil.copy(tmp_path / "output", tmp_path / "killed")  # what kill -9 leaves behind
+    again = OutputStore(tmp_path / "killed", budget_bytes=10_000)
+    assert read(again, "a") == found(b"again", attempt=2, key=KEY)
+    assert read(again, "b") == found(b"more", attempt=3)
+    assert read(again, "c") is None
     assert (tmp_path / "output").stat().st_mode & 0o077 == 0
+
+
+def test_store_reads_parts_of_streams(tmp_path: Path) -> None:
+    store = OutputStore(tmp_path / "output", budget_bytes=10_000)
+    store.keep([Kept("a", 1, Printed(5, 3, 105, 3), b"12345abc")], now=DAY)
+    assert read(store, "a") == KeptOutput(1, Stream(100, b"12345"), Stream(0, b"abc"), 105, 3, b"")
+    assert read(store, "a", at=2, most_bytes=2) == KeptOutput(1, Stream(100, b"12"), Stream(2, b"c"), 105, 3, b"")
+    assert read(store, "a", at=102) == KeptOutput(1, Stream(102, b"345"), Stream(3, b""), 105, 3, b"")
+    assert read(store, "a", at=2**53) == KeptOutput(1, Stream(105, b""), Stream(3, b""), 105, 3, b"")
 
 
 def test_store_drops_the_oldest_beyond_its_budget(tmp_path: Path) -> None:
@@ -82,17 +100,18 @@ def test_store_drops_the_oldest_beyond_its_budget(tmp_path: Path) -> None:
     store = OutputStore(path, budget_bytes=100_000)
     for start in range(0, 10_000, 500):
         store.keep([kept(f"task-{number}", b"x" * 500) for number in range(start, start + 500)], now=DAY)
-    there = [number for number in range(10_000) if store.read(f"task-{number}")]
+    there = [number for number in range(10_000) if read(store, f"task-{number}")]
     assert there == list(range(10_000 - len(there), 10_000))
     assert 100 < len(there) <= 100_000 // 500
     store.keep([kept("too large", b"x" * 200_000)], now=DAY)
-    assert store.read("too large") is None
-    assert store.read("task-9999")
+    assert read(store, "too large") is None
+    assert read(store, "task-9999")
     store.close()
     assert path.stat().st_size < 1_000_000
     smaller = OutputStore(path, budget_bytes=5_000)
-    assert 0 < sum(smaller.read(f"task-{number}") is not None for number in range(9_000, 10_000)) <= 10
-    assert OutputStore(path, budget_bytes=0).read("task-9999") is None
+    assert 0 < sum(read(smaller, f"task-{number}") is not None for number in range(9_000, 10_000)) <= 10
+    smaller.close()
+    assert read(OutputStore(path, budget_bytes=0), "task-9999") is None
     assert not path.exists()
 
 
@@ -101,7 +120,7 @@ def test_store_forgets_after_a_day(tmp_path: Path) -> None:
     store.keep([kept("old")], now=DAY)
     store.keep([kept("new")], now=DAY + 10.0)
     store.expire(now=DAY + RETENTION_S + 5.0)
-    assert (store.read("old"), store.read("new")) == (None, kept("new"))
+    assert (read(store, "old"), read(store, "new")) == (None, found())
 
 
 def test_store_that_cannot_be_written_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -109,19 +128,19 @@ def test_store_that_cannot_be_written_harms_nothing(tmp_path: Path, caplog: pyte
     store = OutputStore(tmp_path / "output", budget_bytes=10_000)
     for _ in range(3):
         store.keep([kept("a")], now=DAY)
-    assert store.read("a") is None
+    assert read(store, "a") is None
     store.expire(now=DAY)
     assert caplog.text.count("output of tasks is not kept") == 1
     (tmp_path / "output").rmdir()
     store.keep([kept("a")], now=DAY)
-    assert store.read("a") == kept("a")
+    assert read(store, "a") == found()
 
 
 def test_damaged_store_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "output").write_bytes(b"no database" * 1000)
     store = OutputStore(tmp_path / "output", budget_bytes=10_000)
     store.keep([kept("a")], now=DAY)
-    assert store.read("a") == kept("a")
+    assert read(store, "a") == found()
     assert "cannot be read, and is dropped" in caplog.text
 
 
@@ -169,8 +188,8 @@ def test_tasks_that_do_not_run_are_answered_from_the_store(bench: Bench) -> None
         bench.store.keep([Kept(task_id, 2, Printed(3, 2, 13, 2), b"outer")], now=DAY)
     bench.request("queued", "again", "finished", "silent", "recorded", "unknown")
     [answer] = bench.sent
-    found = {each.task_id: (each.reason, each.complete, each.stdout.text) for each in answer.pieces}
-    assert found == {
+    answers = {each.task_id: (each.reason, each.complete, each.stdout.text) for each in answer.pieces}
+    assert answers == {
         "queued": ("NOT_STARTED", False, ""),
         "again": ("", False, "out"),
         "finished": ("", True, "out"),

@@ -97,7 +97,11 @@ def test_agent_that_cannot_be_asked_is_answered_for() -> None:
 def test_requests_at_one_agent_are_bounded() -> None:
     world = asked()
     asks = [msgspec.structs.replace(ASK, request_id=f"more-{number}") for number in range(2 * MAX_REQUESTS)]
-    assert len(sent(world.on(ev.OutputRequested(asks)))) == MAX_REQUESTS - 1
+    actions = world.on(ev.OutputRequested(asks))
+    assert len(sent(actions)) == MAX_REQUESTS - 1
+    busy = [each for each in actions if isinstance(each, do.AnswerOutput)]
+    assert len(busy) == len(asks) - MAX_REQUESTS + 1
+    assert {piece.reason for each in busy for piece in each.pieces} == {"NO_ANSWER"}
     world.mono += 6.0
     assert len(sent(world.on(ev.OutputRequested(asks)))) == MAX_REQUESTS
 

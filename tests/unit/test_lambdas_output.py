@@ -110,7 +110,7 @@ def test_output_of_running_tasks_comes_from_the_endpoint(lab: OutputLab) -> None
     assert (ask.endpoint_id, ask.max_bytes) == (lab.endpoint_id, 65_536)
 
 
-def test_tasks_of_others_are_unknown_and_nobody_is_asked(lab: OutputLab) -> None:
+def test_tasks_of_others_are_unknown_and_no_endpoint_is_asked(lab: OutputLab) -> None:
     [task_id] = lab.running()
     other = str(uuid.uuid4())
     with lab.forwarder(printed):

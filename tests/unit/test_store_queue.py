@@ -1109,7 +1109,7 @@ class QueueSuite:
     def test_request_for_output_reaches_the_owner_and_its_answers_come_back(self, queue: Queue) -> None:
         own_endpoint(queue, "e1")
         owner, other = queue.listen("w1"), queue.listen("w2")
-        asks = [OutputAsk("r1", id_, (OutputWanted(task_id="t1", stdout_from=5),), 100) for id_ in ("e1", "nobody's")]
+        asks = [OutputAsk("r1", id_, (OutputWanted(task_id="t1", stdout_from=5),), 100) for id_ in ("e1", "unowned")]
         assert queue.request_output(asks) == [True, False]
         assert owner.get(5.0) == []
         assert owner.take_asks() == [asks[0]]

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.limits import MAX_OUTPUT_PIECE_BYTES, MAX_OUTPUT_TASKS
+from farcall_common.limits import MAX_OUTPUT_ANSWER_BYTES, MAX_OUTPUT_PIECE_BYTES, MAX_OUTPUT_TASKS
 from farcall_common.sealing import Answer, seal_answer
 from farcall_common.wire import OutputPiece, OutputRequest, OutputText, OutputWanted, TaskOutput
 from farcall_endpoint.agent.output_store import OutputStore
 from farcall_endpoint.agent.tasks import Stage, Task, attempt_of
-from farcall_endpoint.output import Stream, streams
+from farcall_endpoint.output import Stream
 from farcall_endpoint.protocol import OutputRead, ReadOutput, RunningOutput, WantedOutput
 
 NOT_STARTED: Final = "NOT_STARTED"
@@ -52,10 +52,12 @@ class OutputAnswers:
 
     def requested(self, request: OutputRequest) -> None:
         """Answer a request of the cloud as far as possible, and ask managers for the rest."""
-        max_bytes = min(request.max_bytes, MAX_OUTPUT_PIECE_BYTES)
+        tasks = request.tasks[:MAX_OUTPUT_TASKS]
+        share_bytes = MAX_OUTPUT_ANSWER_BYTES // (2 * max(1, len(tasks)))
+        max_bytes = min(request.max_bytes, MAX_OUTPUT_PIECE_BYTES, share_bytes)
         at_managers: defaultdict[str, list[WantedOutput]] = defaultdict(list)
         pieces: list[OutputPiece] = []
-        for wanted in request.tasks[:MAX_OUTPUT_TASKS]:
+        for wanted in tasks:
             task = self._find(wanted.task_id)
             if task is not None and task.stage is Stage.DISPATCHED and task.manager_id is not None:
                 started = WantedOutput(wanted.task_id, attempt_of(task), wanted.stdout_from, wanted.stderr_from)
@@ -100,7 +102,12 @@ class OutputAnswers:
         """Output of a task that does not run: of its last attempt, as far as it is kept."""
         task = self._find(wanted.task_id)
         has_ended = task is None or task.result is not None
-        kept = self._store.read(wanted.task_id)
+        kept = self._store.read(
+            wanted.task_id,
+            stdout_from=wanted.stdout_from,
+            stderr_from=wanted.stderr_from,
+            most_bytes=max_bytes + _LONGEST_CHARACTER,
+        )
         if kept is None:
             return OutputPiece(
                 task_id=wanted.task_id,
@@ -110,11 +117,10 @@ class OutputAnswers:
                 complete=has_ended,
                 reason=NOT_KEPT if has_ended else NOT_STARTED,
             )
-        stdout, stderr = streams(kept.printed, kept.tails)
         cut = functools.partial(piece, max_bytes=max_bytes, is_final=True)
-        out = cut(stdout, wanted_from=wanted.stdout_from)
-        err = cut(stderr, wanted_from=wanted.stderr_from)
-        is_read = out.next >= stdout.end and err.next >= stderr.end
+        out = cut(kept.stdout, wanted_from=wanted.stdout_from)
+        err = cut(kept.stderr, wanted_from=wanted.stderr_from)
+        is_read = out.next >= kept.stdout_end and err.next >= kept.stderr_end
         return _sealed(
             OutputPiece(
                 task_id=wanted.task_id,

@@ -11,10 +11,10 @@ import logging
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from farcall_endpoint.agent.tasks import Kept
-from farcall_endpoint.output import Printed
+from farcall_endpoint.output import Printed, Stream
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +39,17 @@ CREATE TABLE IF NOT EXISTS output (
     tails BLOB NOT NULL
 ) STRICT
 """
+
+
+class KeptOutput(NamedTuple):
+    """Parts of what an attempt printed, and the numbers of all bytes of its streams."""
+
+    attempt: int
+    stdout: Stream
+    stderr: Stream
+    stdout_end: int
+    stderr_end: int
+    answer_key: bytes
 
 
 class OutputStore:
@@ -107,20 +118,44 @@ class OutputStore:
         else:
             self._problem = ""
 
-    def read(self, task_id: str) -> Kept | None:
-        """What the last attempt of a task printed that printed something and ended; None if it is not kept."""
+    def read(self, task_id: str, *, stdout_from: int, stderr_from: int, most_bytes: int) -> KeptOutput | None:
+        """What the last attempt of a task printed that printed something and ended; None if it is not kept. Up to
+        ``most_bytes`` of each stream from these offsets on, or from the first byte that is there."""
         if self._database is None:
             return None
         try:
             row = self._database.execute(
-                "SELECT attempt, stdout_tail, stderr_tail, stdout_end, stderr_end, tails, answer_key FROM output"
+                "SELECT number, attempt, stdout_tail, stderr_tail, stdout_end, stderr_end, answer_key FROM output"
                 " WHERE task_id = ?",
                 (task_id,),
+            ).fetchone()
+            if row is None:
+                return None
+            number, attempt, stdout_tail, stderr_tail, stdout_end, stderr_end, answer_key = row
+            stdout_at = min(max(0, stdout_from - (stdout_end - stdout_tail)), stdout_tail)
+            stderr_at = min(max(0, stderr_from - (stderr_end - stderr_tail)), stderr_tail)
+            # A tail may have a MiB, and others wait meanwhile. The first byte of a blob is number 1.
+            [stdout, stderr] = self._database.execute(
+                "SELECT substr(tails, ?, ?), substr(tails, ?, ?) FROM output WHERE number = ?",
+                (
+                    1 + stdout_at,
+                    min(most_bytes, stdout_tail - stdout_at),
+                    1 + stdout_tail + stderr_at,
+                    min(most_bytes, stderr_tail - stderr_at),
+                    number,
+                ),
             ).fetchone()
         except sqlite3.Error as error:
             self._failed(error)
             return None
-        return None if row is None else Kept(task_id, row[0], Printed(*row[1:5]), row[5], row[6])
+        return KeptOutput(
+            attempt,
+            Stream(stdout_end - stdout_tail + stdout_at, stdout),
+            Stream(stderr_end - stderr_tail + stderr_at, stderr),
+            stdout_end,
+            stderr_end,
+            answer_key,
+        )
 
     def expire(self, *, now: float) -> None:
         """Drop what is older than the retention, some at a time.
@@ -150,6 +185,7 @@ class OutputStore:
         try:
             # A power cut may damage the file; it is replaced then. The death of the process does not.
             database.execute("PRAGMA synchronous = OFF")
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = TRUNCATE")
             database.execute(_SCHEMA)
             [self._size_bytes] = database.execute("SELECT coalesce(sum(size_bytes), 0) FROM output").fetchone()

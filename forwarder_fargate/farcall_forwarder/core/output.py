@@ -17,10 +17,10 @@ from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.policy import Instant
 
-#: Requests to one agent at a time. Others are not answered: the API reports that, and readers ask again.
+#: Requests to one agent at a time.
 MAX_REQUESTS: Final = 32
 #: How long an agent may take: a little longer than the API waits.
-_PATIENCE_S: Final = 5.0
+_ANSWER_LIMIT_S: Final = 5.0
 #: How long an answer waits for the API.
 _ANSWER_TTL_S: Final = 15.0
 _REASONS: Final = frozenset({"", "NOT_STARTED", "NOT_KEPT"})
@@ -47,15 +47,17 @@ class OutputRequests:
     def begin(
         self, ask: OutputAsk, send: Callable[[wire.Message, Instant], list[Action]], now: Instant
     ) -> list[Action]:
-        """Send a request to the agent, unless it has too many."""
+        """Send a request to the agent, or answer at once if it has too many."""
         self._requests = {id_: each for id_, each in self._requests.items() if each.ends_at > now.mono}
-        if ask.request_id in self._requests or len(self._requests) >= MAX_REQUESTS:
+        if ask.request_id in self._requests:
             return []
+        if len(self._requests) >= MAX_REQUESTS:
+            return [unanswered(ask, "NO_ANSWER")]
         wanted = {each.task_id: each for each in ask.tasks[:MAX_OUTPUT_TASKS]}
         max_bytes = min(ask.max_bytes, MAX_OUTPUT_PIECE_BYTES)
         message = wire.OutputRequest(request_id=ask.request_id, tasks=tuple(wanted.values()), max_bytes=max_bytes)
         if actions := send(message, now):
-            self._requests[ask.request_id] = _Request(max_bytes, wanted, now.mono + _PATIENCE_S)
+            self._requests[ask.request_id] = _Request(max_bytes, wanted, now.mono + _ANSWER_LIMIT_S)
         return actions
 
     def answer(self, endpoint_id: str, message: wire.TaskOutput, now: Instant) -> list[Action]:

@@ -42,13 +42,16 @@ from farcall_lambdas.routes.call import Call, CurrentCall, new_router
 from farcall_lambdas.routes.endpoints import endpoint_details
 from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.limits import ENTRIES_PER_TOKEN
-from farcall_lambdas.services.output import Output
+from farcall_lambdas.services.output import NO_ANSWER, Output
 from farcall_lambdas.services.results import TaskView
 from farcall_lambdas.services.why import Situation, Why
 
 logger = Logger(service=SERVICE, child=True)
 
 router = new_router()
+
+#: What a request for output counts for in addition if an endpoint does not answer.
+_UNANSWERED_TOKENS: Final = 10
 
 _UNREADABLE: Final = ErrorRecord(
     code="RESULT_MALFORMED",
@@ -83,6 +86,8 @@ def get_output(body: BatchOutput, call: CurrentCall) -> OutputBatchAnswer:
     call.count(ENTRIES_PER_TOKEN * len(body.tasks))
     wanted = [OutputWanted(**dict(each)) for each in body.tasks]
     found = call.services.output.read(call.identity, wanted)
+    if any(output is not None and output.reason == NO_ANSWER for output in found.values()):
+        call.count(_UNANSWERED_TOKENS * ENTRIES_PER_TOKEN)  # it has kept a process of the API busy for seconds
     unknown = [task_id for task_id, output in found.items() if output is None]
     results = {task_id: _output(output) for task_id, output in found.items() if output is not None}
     return OutputBatchAnswer(results=results, unknown=unknown or None)

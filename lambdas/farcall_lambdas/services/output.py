@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from farcall_common.errors import Unavailable
-from farcall_common.limits import KIB, MAX_OUTPUT_PIECE_BYTES, OUTPUT_ANSWER_S
+from farcall_common.limits import MAX_OUTPUT_ANSWER_BYTES, MAX_OUTPUT_PIECE_BYTES, OUTPUT_ANSWER_S
 from farcall_common.store.model import OutputAsk, Task
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.messages import OutputPiece, OutputText, OutputWanted
@@ -17,12 +18,15 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.endpoints import EndpointService
 
-#: Bytes of output in one answer. As JSON, and sealed, they may take eight times as much.
-_ANSWER_BYTES: Final = 512 * KIB
+#: Requests of one process that wait for endpoints, and how long others wait for their turn: endpoints that do not
+#: answer must not take all threads of the local API, which has eight.
+_MOST_WAITING: Final = 4
+_TURN_S: Final = 0.2
 #: States in which no endpoint has the task.
 _NOT_SENT: Final = frozenset({TaskState.RECEIVED, TaskState.WAITING_FOR_EP})
 
 
+NO_ANSWER: Final = "NO_ANSWER"
 Source = Literal["endpoint", "record", "none"]
 
 
@@ -43,6 +47,7 @@ class OutputService(Service):
     def __init__(self, context: Context, endpoints: EndpointService) -> None:
         super().__init__(context)
         self._endpoints = endpoints
+        self._turns = threading.BoundedSemaphore(_MOST_WAITING)
 
     def read(self, identity: Identity, wanted: Sequence[OutputWanted]) -> Mapping[str, Output | None]:
         """Output of tasks by id, from the offsets that are named; None for a task that the caller does not have."""
@@ -78,7 +83,7 @@ class OutputService(Service):
             return {}, {}
         request_id = new_id()
         streams = 2 * sum(map(len, at_endpoints.values()))
-        max_bytes = min(MAX_OUTPUT_PIECE_BYTES, _ANSWER_BYTES // streams)
+        max_bytes = min(MAX_OUTPUT_PIECE_BYTES, MAX_OUTPUT_ANSWER_BYTES // streams)
         asks = [OutputAsk(request_id, id_, tuple(tasks), max_bytes) for id_, tasks in at_endpoints.items()]
         reasons: dict[str, str] = {}
         waiting: dict[str, str] = {}
@@ -90,20 +95,29 @@ class OutputService(Service):
                         waiting[each.task_id] = ask.endpoint_id
                     else:
                         reasons[each.task_id] = "ENDPOINT_OFFLINE"
-            deadline = self._clock() + OUTPUT_ANSWER_S
-            while waiting and (left_s := deadline - self._clock()) > 0:
-                answer = self._stores.queue.take_output(request_id, timeout_s=left_s)
-                if answer is None:
-                    break
-                for piece in answer.pieces:
-                    if waiting.get(piece.task_id) == answer.endpoint_id:
-                        del waiting[piece.task_id]
-                        pieces[piece.task_id] = piece
+            if self._turns.acquire(timeout=_TURN_S):
+                try:
+                    self._take(request_id, waiting, pieces)
+                finally:
+                    self._turns.release()
         except Unavailable:  # without the queue there is the record
             waiting = {
                 each.task_id: ask.endpoint_id for ask in asks for each in ask.tasks if each.task_id not in pieces
             }
-        return pieces, reasons | dict.fromkeys(waiting, "NO_ANSWER")
+        return pieces, reasons | dict.fromkeys(waiting, NO_ANSWER)
+
+    def _take(self, request_id: str, waiting: dict[str, str], pieces: dict[str, OutputPiece]) -> None:
+        """Take pieces from the answers to a request, until none is missing or the time is over. ``waiting`` has the
+        endpoints of the tasks: others cannot answer for them."""
+        deadline = self._clock() + OUTPUT_ANSWER_S
+        while waiting and (left_s := deadline - self._clock()) > 0:
+            answer = self._stores.queue.take_output(request_id, timeout_s=left_s)
+            if answer is None:
+                return
+            for piece in answer.pieces:
+                if waiting.get(piece.task_id) == answer.endpoint_id:
+                    del waiting[piece.task_id]
+                    pieces[piece.task_id] = piece
 
 
 def _from_endpoint(task: Task, piece: OutputPiece, wanted: OutputWanted) -> Output:
