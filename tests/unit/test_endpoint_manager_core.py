@@ -868,6 +868,11 @@ def test_output_is_read_of_the_running_task_of_a_worker_only() -> None:
     assert rig.handle(request) == [ReadStreams("r", 100, [(wanted["a"], 0, True), (wanted["b"], None, True)])]
     rig.done(0)
     assert rig.handle(request) == [ReadStreams("r", 100, [(wanted["a"], None, True), (wanted["b"], 0, True)])]
+    # In one turn with the end of the task: the agent hears of that first.
+    rig.read()
+    actions = rig.core.handle([request, done(0, "b")], Instant(rig.now, 1000.0))
+    assert [type(action) for action in actions] == [Report, ReadStreams]
+    assert actions[1] == ReadStreams("r", 100, [(wanted["a"], None, True), (wanted["b"], None, True)])
 
 
 def test_a_manager_that_ends_reports_what_it_holds() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from farcall_common.sealing import Answer, open_answer
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import OutputRequest, OutputText, OutputWanted, TaskOutput, TaskState
 from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent.fleet import Limits
 from farcall_endpoint.agent.output import OutputAnswers, piece
 from farcall_endpoint.agent.output_store import RETENTION_S, KeptOutput, OutputStore
 from farcall_endpoint.agent.tasks import Kept, Stage, Task, TaskResult
@@ -290,3 +292,9 @@ def test_tasks_that_print_nothing_cause_no_action() -> None:
     send(core, spec("a"))
     core.progress("m", Progress(workers=2, finished=(Finished("a", TaskState.SUCCESS, 0, None, 0.0, 0.5),)), [b"r"])
     assert not any(isinstance(each, do.KeepOutput) for each in core.decide(now=1.0).actions)
+
+
+def test_an_endpoint_may_keep_less_than_a_task_requests() -> None:
+    options = TaskOptions(output_bytes=5000)
+    kept_bytes = [Limits(kept_bytes=limit).applied_to(options).output_bytes for limit in (None, 0, 100, 10_000)]
+    assert kept_bytes == [5000, 0, 100, 5000]

@@ -501,3 +501,27 @@ tell([outcomes()[-1], large()])
     )
     assert answer_of(program, tmp_path) == [REFUSED, "RESULT_NOT_SERIALIZABLE"]
     assert answer_of(program, tmp_path, "native") == [[None, True], None]
+
+
+def test_end_of_what_a_task_printed_comes_behind_its_result(tmp_path: Path) -> None:
+    program = """
+def talk(text):
+    import sys
+    if text:
+        print(text, end="")
+        print("to", "error", file=sys.stderr)
+    return 1
+
+def ended(text, **options):
+    done, result = run(talk, text, **options)
+    printed = done.printed and [done.printed.stdout_tail, done.printed.stderr_tail, done.printed.stdout_end]
+    return [printed, b"".join(result)[-12:].decode() if printed else ""]
+
+tell([ended("0123456789", output_bytes=5), ended("", output_bytes=5), ended("x" * 10, output_bytes=0), ended("ab")])
+"""
+    assert answer_of(program, tmp_path) == [
+        [[5, 5, 10], "\n156789rror\n"],
+        [None, ""],
+        [None, ""],
+        [[2, 9, 2], "1abto error\n"],
+    ]

@@ -14,6 +14,7 @@ from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.store.model import OutputAnswer, OutputAsk
 from farcall_common.wire.messages import OutputPiece, OutputText
 from farcall_common.wire.states import TaskState
+from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB
 from tests.unit.test_lambdas_why import WhyLab
 from tests.waiting import WAIT_S
@@ -25,8 +26,8 @@ FAILED = ErrorRecord(code="TASK_FAILED", message="no", fault=Fault.USER_CODE, st
 class OutputLab(WhyLab):
     """A lab with running tasks at an online endpoint, and a forwarder that a test scripts."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, settings: ApiSettings | None = None) -> None:
+        super().__init__(settings)
         self.asks: list[OutputAsk] = []
         self.seen()
 
@@ -177,3 +178,13 @@ def test_recorded_output_is_shown_if_the_endpoint_has_none(lab: OutputLab) -> No
 )
 def test_requests_over_the_limits_are_refused(lab: OutputLab, tasks: list[object]) -> None:
     assert lab.api.call("POST", "/v3/batch_output", {"tasks": tasks}).status == 422
+
+
+def test_each_task_counts_and_an_endpoint_that_does_not_answer_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = OutputLab(ApiSettings(rate_per_s=0.001, rate_burst=50))
+    [task_id] = lab.running()
+    monkeypatch.setattr(lab.queue, "take_output", lambda *_, **__: None)
+    body = {"tasks": [{"task_id": task_id}]}
+    statuses = [lab.api.call("POST", "/v3/batch_output", body).status for _ in range(8)]
+    assert statuses.count(200) in (4, 5)  # of eleven tokens each
+    assert set(statuses) == {200, 429}

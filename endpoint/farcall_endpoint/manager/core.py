@@ -168,6 +168,7 @@ class ManagerCore:
         self._window_bytes = FIRST_WINDOW_BYTES
         self._died: list[Died] = []
         self._started: list[Started] = []
+        self._reads: list[ReadOutput] = []
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
 
@@ -177,6 +178,9 @@ class ManagerCore:
             self._handle(event, now)
         self._handle_deadlines(now)
         self._report(now.mono)
+        # Behind the report: the agent has the output of tasks that have ended before it hears that they do not run.
+        self._actions += map(self._read_output, self._reads)
+        self._reads = []
         if self.is_over and not self._left:
             self._left = True
             if not self._agent_lost:
@@ -244,7 +248,7 @@ class ManagerCore:
             case CancelTasks(task_ids=task_ids):
                 self._cancel(set(task_ids))
             case ReadOutput():
-                self._actions.append(self._read_output(event))
+                self._reads.append(event)
             case LimitExceeded(worker_id=worker_id, task_id=task_id, record=record):
                 exceeding = self._workers.get(worker_id)
                 if exceeding is not None and exceeding.runs(task_id):
