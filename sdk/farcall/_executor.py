@@ -153,6 +153,10 @@ class Submitter(concurrent.futures.Executor):
     """Whether the last 4 KiB that a task writes to standard output and error are kept when it succeeds, too: as
     :attr:`ComputeFuture.stdout` and ``stderr``, and for ``farcall tasks logs``. Those of a failed task always are."""
 
+    output_bytes: _Option[int] = _Option()
+    """How many of the last bytes of each stream of its output the endpoint keeps for a day; 0: none, and the output of
+    a running task cannot be read."""
+
     memoize: _Option[bool | None] = _Option()
     """Whether a call that was made before may be answered with the result that it had; None = as registered.
 
@@ -393,7 +397,7 @@ class Executor(Submitter, SourceCode):
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`retries`, :attr:`retry_on`,
         :attr:`retry_delay_s`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`, :attr:`keep_output`,
-        :attr:`memoize`, :attr:`container`.
+        :attr:`output_bytes`, :attr:`memoize`, :attr:`container`.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
     :raises Unsupported: for an argument that is not supported.
     :raises TypeError: for an option that does not exist.

@@ -13,7 +13,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
+from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
 from farcall_endpoint.manager.core import STARTED_AFTER_S, TURN_S, ManagerCore
 from farcall_endpoint.manager.events import (
     AgentLost,
@@ -28,8 +28,18 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import CancelTasks, Finished, Progress, ResultsTaken, Stop, TaskOrder
+from farcall_endpoint.protocol import (
+    CancelTasks,
+    Finished,
+    Progress,
+    ReadOutput,
+    ResultsTaken,
+    Stop,
+    TaskOrder,
+    WantedOutput,
+)
 from farcall_endpoint.shared_memory import Frame, bytes_of
 from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run, Sync, Synced
 
@@ -841,6 +851,51 @@ def test_full_agent_holds_back_results_and_new_starts() -> None:
     reported = [each.task_id for each in (first.finished + second.finished + third.finished)]
     rest = [rig.done(0), rig.done(2), rig.done(0), rig.done(2)]
     assert sorted(reported + rest) == sorted("abcdefgh"), "each runs once"
+
+
+def test_output_goes_with_its_result_within_the_window() -> None:
+    rig = started(slots=2)
+    rig.handle(ResultsTaken(0, 10))
+    rig.jobs("a", "b", "c")
+    bodies: list[tuple[bytes, bytes]] = []
+    for worker_id, name in ((0, "a"), (1, "b")):
+        packet = Done(name, 0.0, 0.001, None, None, Printed(3, 1, 30, 1))
+        rig.handle(PacketsReceived(worker_id, [(packet, b"result" + name.encode() + b"out!")]))
+    for taken in (0, 11):
+        rig.handle(ResultsTaken(taken, 10))
+        for report in rig.reports:
+            for each in report.progress.finished:
+                assert each.result is not None
+                assert each.output is not None
+                assert each.printed == Printed(3, 1, 30, 1)
+                bodies.append((bytes(bytes_of(report.results[each.result])), bytes(report.results[each.output])))  # type: ignore[arg-type]
+        rig.reports.clear()
+        assert len(bodies) == (1 if taken == 0 else 2)
+    assert bodies == [(b"resulta", b"out!"), (b"resultb", b"out!")]
+
+
+@pytest.mark.parametrize("printed", [Printed(5, 0, 5, 0), Printed(2, 0, 1, 0), Printed(0, 3, 0, 2)])
+def test_output_with_lengths_that_cannot_be_ends_the_worker(printed: Printed) -> None:
+    rig = started()
+    rig.jobs("a")
+    rig.handle(PacketsReceived(0, [(Done("a", 0.0, 0.001, None, None, printed), b"four")]))
+    assert rig.killed == [0]
+    assert not rig.progress().finished
+
+
+def test_output_is_read_of_the_running_task_of_a_worker_only() -> None:
+    rig = started(prefetch=4)
+    rig.jobs("a", "b")
+    wanted = {name: WantedOutput(name, 1, 0, 0) for name in "ab"}
+    request = ReadOutput("r", tuple(wanted.values()), 100)
+    assert rig.handle(request) == [ReadStreams("r", 100, [(wanted["a"], 0, True), (wanted["b"], None, True)])]
+    rig.done(0)
+    assert rig.handle(request) == [ReadStreams("r", 100, [(wanted["a"], None, True), (wanted["b"], 0, True)])]
+    # In one turn with the end of the task: the agent hears of that first.
+    rig.read()
+    actions = rig.core.handle([request, done(0, "b")], Instant(rig.now, 1000.0))
+    assert [type(action) for action in actions] == [Report, ReadStreams]
+    assert actions[1] == ReadStreams("r", 100, [(wanted["a"], None, True), (wanted["b"], None, True)])
 
 
 def test_a_manager_that_ends_reports_what_it_holds() -> None:

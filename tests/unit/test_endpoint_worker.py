@@ -190,7 +190,8 @@ def chatter(count, fails):
 
 def limited(*args):
     done, result = run(chatter, *args, max_output_bytes=10_000)
-    return [(done.error or {}).get("code"), (done.error or {}).get("stdout_tail", "")[-8:], len(result)]
+    code, tail = (done.error or {}).get("code"), (done.error or {}).get("stdout_tail", "")[-8:]
+    return [code, tail, sum(map(len, result)) - done.printed.tail_bytes]
 
 tell([limited(100, False), limited(20_000, False), limited(20_000, True), limited(9_992, False), limited(9_993, False)])
 """
@@ -536,3 +537,27 @@ tell([
 ])
 """
     assert answer_of(program, tmp_path) == [True, True, False, False, True, *[False] * 4, "0", None]
+
+
+def test_end_of_what_a_task_printed_comes_behind_its_result(tmp_path: Path) -> None:
+    program = """
+def talk(text):
+    import sys
+    if text:
+        print(text, end="")
+        print("to", "error", file=sys.stderr)
+    return 1
+
+def ended(text, **options):
+    done, result = run(talk, text, **options)
+    printed = done.printed and [done.printed.stdout_tail, done.printed.stderr_tail, done.printed.stdout_end]
+    return [printed, b"".join(result)[-12:].decode() if printed else ""]
+
+tell([ended("0123456789", output_bytes=5), ended("", output_bytes=5), ended("x" * 10, output_bytes=0), ended("ab")])
+"""
+    assert answer_of(program, tmp_path) == [
+        [[5, 5, 10], "\n156789rror\n"],
+        [None, ""],
+        [None, ""],
+        [[2, 9, 2], "1abto error\n"],
+    ]

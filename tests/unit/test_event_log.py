@@ -25,6 +25,7 @@ from farcall_endpoint.agent.reports import tasks_received
 from farcall_endpoint.agent.scheduling import RandomPolicy
 from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
+from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, spec
@@ -149,13 +150,13 @@ def story() -> list[tuple[float, list[ev.Event]]]:
     )
     error = {"code": "TASK_FAILED", "message": SECRET.decode(), "fault": "caller"}
     done = (
-        Finished("a", TaskState.SUCCESS, 0, None, 0.0, 0.1),
+        Finished("a", TaskState.SUCCESS, 0, None, 0.0, 0.1, None, Printed(len(SECRET), 0, len(SECRET), 0), 2),
         Finished("b", TaskState.FAILED, None, error, 0.0, 0.1, {"stdout": SECRET.decode()}),
         Finished("c", TaskState.SUCCESS, 1, None, 0.0, 0.1),
     )
     large = bytes(MAX_INLINE_BYTES + 1)
     grant = wire.BlobGrant(task_id="c", attempt=1, blob_key="r", upload_url=URL, headers={"x": "y"})
-    died = Died("d", "signal 9", SECRET.decode(), SECRET.decode())
+    died = Died("d", "signal 9", SECRET.decode(), SECRET.decode(), Printed(0, len(SECRET), 0, 99), SECRET)
     stored = StoredResult(TaskState.FAILED, error, 0, "", None, None)
     spooled = [SpooledTask(1, spec("old"), 1, 0.0, 1), SpooledTask(2, spec("r"), 1, 0.0, result=stored)]
     progress = Progress(finished=done, workers=2)
@@ -171,7 +172,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
         (1.5, [ev.ManagerProgress("m", Progress(started=(Started("a", 0.6),), workers=2))]),
         (
             1.6,
-            [ev.ManagerProgress(name, progress, UserBytes([SECRET, large])) for name in "mn"],
+            [ev.ManagerProgress(name, progress, UserBytes([SECRET, large, SECRET])) for name in "mn"],
         ),
         (1.7, [ev.BlobGranted(grant), ev.ManagerProgress("m", Progress(died=(died,), workers=2))]),
         (1.8, [ev.ResultUploaded("c", 5, blob), ev.CancelRequested(["e"]), ev.SpoolMeasured((1, 2))]),

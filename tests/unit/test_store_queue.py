@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -24,11 +25,13 @@ from farcall_common.store import (
     TokensTaken,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, RunningLimit
+from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, OutputAnswer, OutputAsk, RunningLimit
 from farcall_common.task_options import TaskOptions
+from farcall_common.wire.messages import OutputPiece, OutputText, OutputWanted
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeQueue, single
 from tests.task_fields import with_options
+from tests.waiting import WAIT_S
 
 LEASE_S = 30.0
 
@@ -1102,6 +1105,31 @@ class QueueSuite:
         queue.cancel("e1", ["t1"])
         assert wake_ups.get(5.0) == ["e1"]
         wake_ups.close()
+
+    def test_request_for_output_reaches_the_owner_and_its_answers_come_back(self, queue: Queue) -> None:
+        own_endpoint(queue, "e1")
+        owner, other = queue.listen("w1"), queue.listen("w2")
+        asks = [OutputAsk("r1", id_, (OutputWanted(task_id="t1", stdout_from=5),), 100) for id_ in ("e1", "unowned")]
+        assert queue.request_output(asks) == [True, False]
+        assert owner.get(5.0) == []
+        assert owner.take_asks() == [asks[0]]
+        assert owner.take_asks() == other.take_asks() == []
+        answers = [
+            OutputAnswer("e1", (OutputPiece(task_id=task_id, stdout=OutputText(start=5, next=8, text="a\0ñ")),))
+            for task_id in ("t1", "t2")
+        ]
+        assert queue.take_output("r1", timeout_s=0.01) is None
+        for answer in answers:
+            queue.answer_output("r1", answer, ttl_s=30)
+        assert [queue.take_output("r1", timeout_s=5.0) for _ in answers] == answers
+        assert queue.take_output("r1", timeout_s=0.01) is None
+
+    def test_answer_that_is_waited_for_arrives(self, queue: Queue) -> None:
+        answer = OutputAnswer("e1", (OutputPiece(task_id="t1"),))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(queue.take_output, "r2", timeout_s=WAIT_S)
+            queue.answer_output("r2", answer, ttl_s=30)
+            assert waiting.result() == answer
 
     def test_results_are_shared_with_subscribers_for_a_time(self, queue: Queue, clock: Clock) -> None:
         wake_ups = queue.listen("w1")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
-from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.agent.tasks import Kept, Task
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -36,6 +36,15 @@ class WriteSpool(Action, frozen=True):
     forgotten: Sequence[int] = ()
     #: Tasks that wait for a retry, and tasks that were retried before and have ended now.
     retried: Sequence[Task] = ()
+
+
+# -- to the store of output --------------------------------------------------------------------------------------------
+
+
+class KeepOutput(Action, frozen=True):
+    """Keep the output of attempts that have ended, before their results are reported. May fail: then it is lost."""
+
+    outputs: Sequence[Kept]
 
 
 # -- to managers -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import psutil
 import zmq
 
 from farcall_common.payload import Serializer
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint import protocol
 from farcall_endpoint.transport import fleet_socket, send_frames
 from tests.support.endpoint.endpoint_process import wait_gone
@@ -33,7 +34,9 @@ class FakeAgent:
     def __init__(self, directory: Path, *options: str, slots: int = 1, here: bool = True) -> None:
         self.registered: protocol.Registered | None = None
         self.progress: list[protocol.Progress] = []
+        self.outputs: list[protocol.OutputRead] = []
         self.finished: dict[str, protocol.Finished] = {}
+        self.tails: dict[str, bytes] = {}
         self.leaving = ""
         self._serializer = Serializer()
         self._identity = b""
@@ -84,20 +87,33 @@ class FakeAgent:
         """Send something to the manager, which must have spoken before."""
         send_frames(self._socket, [self._identity, *protocol.encode(message, bodies or [], number=number)])
 
-    def run(self, task_id: str, function: Callable[..., Any], *args: object) -> None:
+    def run(self, task_id: str, function: Callable[..., Any], *args: object, **options: Any) -> None:
         """Order a task."""
         body = self._serializer.pack_function(function)
         function_hash = hashlib.sha256(body).hexdigest()
-        order = protocol.TaskOrder(task_id, 1, function_hash, 1)
+        order = protocol.TaskOrder(task_id, 1, function_hash, 1, TaskOptions(**options))
         self.say(protocol.RunTasks((order,), ((function_hash, 0),)), [body, self._serializer.pack_call(args)])
+
+    def read_output(self, *task_ids: str, at: int = 0, max_bytes: int = 65_536) -> dict[str, protocol.RunningOutput]:
+        """What the manager reads of tasks."""
+        request_id, count = str(len(self.outputs)), len(self.outputs)
+        wanted = tuple(protocol.WantedOutput(task_id, 1, at, at) for task_id in task_ids)
+        self.say(protocol.ReadOutput(request_id, wanted, max_bytes))
+        self.listen(lambda: len(self.outputs) > count)
+        return {each.wanted.task_id: each for each in self.outputs[-1].tasks}
 
     def _take_in(self) -> None:
         self._identity, *frames = self._socket.recv_multipart()
-        message, _ = protocol.decode_from_manager(frames)
+        message, bodies = protocol.decode_from_manager(frames)
         if isinstance(message, protocol.Registered):
             self.registered = message
         elif isinstance(message, protocol.Progress):
             self.progress.append(message)
             self.finished.update({finished.task_id: finished for finished in message.finished})
+            self.tails |= {
+                each.task_id: bytes(bodies[each.output]) for each in message.finished if each.output is not None
+            }
+        elif isinstance(message, protocol.OutputRead):
+            self.outputs.append(message)
         else:
             self.leaving = message.reason
