@@ -8,6 +8,7 @@ from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._shell_remote import ShellResult
 from farcall._task_info import TaskInfo, Why
+from farcall._task_output import OutputPart, TaskOutput
 from farcall._version import __version__
 from farcall_common.errors import (
     ConfigurationError,
@@ -55,6 +56,7 @@ __all__ = [
     "LimitExceeded",
     "MPIFunction",
     "NotFound",
+    "OutputPart",
     "PayloadTooLarge",
     "ResultRefused",
     "SerializationError",
@@ -67,6 +69,7 @@ __all__ = [
     "TaskFailed",
     "TaskInfo",
     "TaskLost",
+    "TaskOutput",
     "TaskPending",
     "TaskUnknown",
     "Unauthenticated",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from farcall._engine import Engine
     from farcall._sealing import SealMode
     from farcall._task_info import Why
+    from farcall._task_output import OnOutput
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
@@ -130,8 +131,8 @@ class Submitter(concurrent.futures.Executor):
     """How many MPI ranks a task starts in all."""
 
     keep_output: _Option[bool] = _Option()
-    """Whether the last 4 KiB that a task writes to standard output and error are kept when it succeeds, too: as
-    :attr:`ComputeFuture.stdout` and ``stderr``, and for ``farcall tasks logs``. Those of a failed task always are."""
+    """Whether the last 4 KiB that a task writes to standard output and error are in its record when it succeeds, too,
+    and so are kept as long as its result. Those of a failed task always are."""
 
     memoize: _Option[bool | None] = _Option()
     """Whether a call that was made before may be answered with the result that it had; None = as registered.
@@ -192,6 +193,21 @@ class Submitter(concurrent.futures.Executor):
 
         self._context = dataclasses.replace(self._context, sealed=None if value is None else seal_mode(value))
 
+    @property
+    def on_output(self) -> OnOutput | None:
+        """Called with what tasks print, while they run, as an :class:`OutputPart`; ``print`` shows it. None: nothing
+        is asked for.
+
+        It is called in a thread of the executor, in whole lines if they are complete within a second. The API is asked
+        for it once or twice a second, for 100 running tasks at most; leaving the executor waits for the last output,
+        10 seconds at most. What it raises is logged.
+        """
+        return self._context.on_output
+
+    @on_output.setter
+    def on_output(self, value: OnOutput | None) -> None:
+        self._context = dataclasses.replace(self._context, on_output=value)
+
     def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
         if "result_serializers" in changes:
             from farcall._functions import strategy_names
@@ -206,6 +222,7 @@ class Submitter(concurrent.futures.Executor):
         container_id: str | EllipsisType | None = ...,
         raise_original: bool | None = None,
         sealed: SealMode | None = None,
+        on_output: OnOutput | EllipsisType | None = ...,
         **changes: Unpack[TaskOptionsDict],
     ) -> Submitter:
         """A view of this executor with other options: ``executor.options(walltime_s=60).submit(f, x)``.
@@ -225,6 +242,8 @@ class Submitter(concurrent.futures.Executor):
             view.raise_original = raise_original
         if sealed is not None:
             view.sealed = sealed
+        if on_output is not ...:
+            view.on_output = on_output
         if container_id is not ...:
             changes["container"] = container_id
         view._set(**changes)
@@ -353,6 +372,7 @@ class Executor(Submitter, SourceCode):
     :param raise_original: whether futures raise the function's own exception, not a :class:`TaskFailed` (see
         :attr:`raise_original`).
     :param sealed: whether calls are sealed (see :attr:`sealed`).
+    :param on_output: called with what tasks print (see :attr:`on_output`).
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`num_nodes`, :attr:`ranks_per_node`,
         :attr:`num_ranks`, :attr:`keep_output`, :attr:`memoize`, :attr:`container`.
@@ -384,6 +404,7 @@ class Executor(Submitter, SourceCode):
         container_id: str | None = None,
         raise_original: bool = False,
         sealed: SealMode | None = None,
+        on_output: OnOutput | None = None,
         **options: Unpack[OwnOptionsDict],
     ) -> None:
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
@@ -415,7 +436,7 @@ class Executor(Submitter, SourceCode):
             if passed is None:
                 self.client.close()
             raise
-        context = SubmitContext(found, group_id, task_options, raise_original, mode)
+        context = SubmitContext(found, group_id, task_options, raise_original, mode, on_output)
         self._api = connection.api
         self.label = label
         self._shut_down = False

@@ -28,7 +28,7 @@ from farcall.cli._arguments import (
     resolve_endpoint,
 )
 from farcall.cli._connect import bar, connected, waiting
-from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_value
+from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_output, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, Terminated, exit_status
 
@@ -45,6 +45,9 @@ Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Wait at most this long, then cancel unfinished tasks.")
 ]
 Walltime = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop a task that runs longer.")]
+Output = Annotated[
+    bool, typer.Option("--output", help="Show what the function prints, on standard error, while it runs.")
+]
 
 
 def run(
@@ -61,6 +64,7 @@ def run(
     wait: Wait = True,
     timeout: Timeout = None,
     walltime: Walltime = None,
+    output: Output = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python function on an endpoint and show its result."""
@@ -73,12 +77,16 @@ def run(
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
             return
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
+            if output:
+                executor.on_output = functools.partial(show_output, err=True)
             future = executor.submit(called, *args, **named)
             futures.append(future)
             remember("tasks", [future.task_id])
             with waiting(f"task {future.task_id}"):
                 concurrent.futures.wait(futures, timeout)
             _end_late(futures, timeout)
+            if output:
+                executor.shutdown()  # waits for the last output
             value = _result(future)
     if as_json:
         show_json({"task_id": future.task_id, "result": value, "timings": future.timings})
@@ -102,6 +110,7 @@ def map_(
     wait: Wait = True,
     timeout: Timeout = None,
     walltime: Walltime = None,
+    output: Output = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a function once for each input, and write each result as a line of JSON, in the order of the inputs.
@@ -122,7 +131,10 @@ def map_(
                 typer.echo(batch.task_group_id)
             return
         with _executor(client, endpoint_id, walltime, as_json=as_json) as (executor, futures):
-            futures.extend(executor.submit(called, *args, **named) for args, named in calls)
+            for index, (args, named) in enumerate(calls):
+                if output:
+                    executor.on_output = functools.partial(show_output, err=True, label=f"[{index}] ")
+                futures.append(executor.submit(called, *args, **named))
             remember("tasks", [future.task_id for future in reversed(futures)])
             failed = _show_results(futures, timeout, as_json=as_json)
     if failed:
