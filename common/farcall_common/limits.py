@@ -39,6 +39,13 @@ MAX_INLINE_BYTES: Final = 64 * KIB
 MAX_PAYLOAD_BYTES: Final = 10 * MIB
 #: The end of each stream of a task's output that is reported with it.
 OUTPUT_TAIL_BYTES: Final = 4 * KIB
+#: The end of each stream of a task's output that its endpoint keeps for a while, and the most that a task may request.
+KEPT_OUTPUT_BYTES: Final = 16 * KIB
+MAX_KEPT_OUTPUT_BYTES: Final = MIB
+#: A piece of a stream of output, the tasks of one request for output, and how long the API waits for the endpoints.
+MAX_OUTPUT_PIECE_BYTES: Final = 64 * KIB
+MAX_OUTPUT_TASKS: Final = 100
+OUTPUT_ANSWER_S: Final = 3.0
 #: The exception itself in an error record, as a buffer.
 MAX_EXCEPTION_BYTES: Final = 16 * KIB
 

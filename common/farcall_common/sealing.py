@@ -68,6 +68,7 @@ class Answer(enum.StrEnum):
     RESULT = "result"
     ERROR = "error"
     DETAILS = "details"
+    OUTPUT = "output"
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -13,9 +13,13 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 
+from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES
+
 #: A count or a number of bytes, within the range of JSON readers.
 _Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+_KeptBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_KEPT_OUTPUT_BYTES)]
 
 #: The options that programs for Globus Compute put into the resource specification.
 _SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes", "max_output_bytes", "keep_output")
@@ -39,6 +43,7 @@ class OwnOptionsDict(AttemptOptionsDict, total=False):
     ranks_per_node: int | None
     num_ranks: int | None
     keep_output: bool
+    output_bytes: int
     memoize: bool | None
     container: str | None
 
@@ -63,7 +68,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param num_nodes: number of whole nodes of its block for MPI ranks.
     :param ranks_per_node: number of ranks on each node.
     :param num_ranks: number of all ranks; two of the three are enough.
-    :param keep_output: whether the end of a task's output is kept when it succeeds, too.
+    :param keep_output: whether the end of a task's output is recorded when it succeeds, too.
+    :param output_bytes: how many of the last bytes of each stream of its output the endpoint keeps for a while; 0:
+        none, and the output cannot be read while the task runs.
     :param memoize: whether the API may answer with the result of an equal call, and stores this one's; None = as
         the function was registered.
     :param container: the container to run in: id or name where it is submitted, its id from the API on.
@@ -81,6 +88,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     ranks_per_node: _Count | None = None
     num_ranks: _Count | None = None
     keep_output: bool = False
+    output_bytes: _KeptBytes = KEPT_OUTPUT_BYTES
     memoize: bool | None = None
     container: str | None = None
     result_serializers: tuple[str, ...] = ()

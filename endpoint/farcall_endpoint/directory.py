@@ -11,6 +11,7 @@
         sealing.secret      its identity, and the keys with which it opens sealed calls
         spool.sqlite3       tasks and results
         spool.bodies/       those of their bodies that are large
+        output.sqlite3      the end of what recent tasks printed
         endpoint.log        log of the agent; rotated files are endpoint.log.1, .2, ...
         logs/               logs of the managers, and output of crashed processes
         daemon.pid          the running agent; locked for as long as it lives
@@ -119,6 +120,11 @@ class EndpointDirectory:
     def bodies_directory(self) -> Path:
         """The large arguments and results of the spool."""
         return self.spool_file.with_suffix(".bodies")
+
+    @property
+    def output_file(self) -> Path:
+        """The end of what recent tasks printed."""
+        return self.path / "output.sqlite3"
 
     @property
     def log_file(self) -> Path:

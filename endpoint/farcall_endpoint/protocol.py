@@ -20,6 +20,8 @@ import msgspec
 from farcall_common import task_options
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint import output as output_of_tasks
+from farcall_endpoint.output import Printed
 from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 
 Body = int
@@ -70,6 +72,24 @@ class CancelTasks(_Message, frozen=True):
     task_ids: tuple[str, ...]
 
 
+class WantedOutput(_Part, frozen=True):
+    """A task of this manager whose output is requested from these offsets. ``start`` is the agent's number of the
+    attempt."""
+
+    task_id: str
+    start: int
+    stdout_from: int
+    stderr_from: int
+
+
+class ReadOutput(_Message, frozen=True):
+    """Read output of running tasks, up to ``max_bytes`` of each stream. Answered by an OutputRead."""
+
+    request_id: str
+    tasks: tuple[WantedOutput, ...]
+    max_bytes: int
+
+
 class Stop(_Message, frozen=True):
     """End all workers and the manager itself. What runs gets ``grace_s`` seconds to finish, what waits is dropped."""
 
@@ -88,7 +108,7 @@ class Ping(_Message, frozen=True):
     """Heartbeat of the agent. A manager without messages for too long stops."""
 
 
-FromAgent = RunTasks | CancelTasks | Stop | ResultsTaken | Ping
+FromAgent = RunTasks | CancelTasks | ReadOutput | Stop | ResultsTaken | Ping
 
 # -- manager to agent --------------------------------------------------------------------------------------------------
 
@@ -127,7 +147,7 @@ class Started(_Part, frozen=True):
 
 class Finished(_Part, frozen=True):
     """The result of an attempt. ``error`` is an ErrorRecord in its JSON form; with it, ``result`` is the pickled
-    exception, for an engine of the same user."""
+    exception, for an engine of the same user. ``output`` has the tails of what it ``printed``."""
 
     task_id: str
     state: TaskState
@@ -136,6 +156,8 @@ class Finished(_Part, frozen=True):
     started_at: float | None = None
     ended_at: float | None = None
     details: dict[str, Any] | None = None
+    printed: Printed | None = None
+    output: Body | None = None
 
 
 class Died(_Part, frozen=True):
@@ -145,6 +167,28 @@ class Died(_Part, frozen=True):
     reason: str
     stdout_tail: str = ""
     stderr_tail: str = ""
+    printed: Printed | None = None
+    output: bytes = b""
+
+
+class RunningOutput(_Part, frozen=True):
+    """Bytes of the streams of a running task, from where they were requested. ``wanted`` is what they answer.
+    ``is_running``: False if the task does not run (any more); then there are none. ``is_kept``: False if its submitter
+    or the endpoint wants none to be read."""
+
+    wanted: WantedOutput
+    is_running: bool = False
+    is_kept: bool = True
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+
+class OutputRead(_Message, frozen=True):
+    """The answer to a ReadOutput."""
+
+    request_id: str
+    max_bytes: int
+    tasks: tuple[RunningOutput, ...]
 
 
 class Progress(_Message, frozen=True):
@@ -166,7 +210,7 @@ class Leaving(_Message, frozen=True):
     failed: bool = False
 
 
-FromManager = Registered | Progress | Leaving
+FromManager = Registered | Progress | OutputRead | Leaving
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_agent: Final[msgspec.msgpack.Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)
@@ -224,5 +268,5 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
 
 def software_fingerprint() -> str:
     """Hash of the message definitions, so that an agent detects a manager of another version."""
-    files = (__file__, task_options.__file__)
+    files = (__file__, task_options.__file__, output_of_tasks.__file__)
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]

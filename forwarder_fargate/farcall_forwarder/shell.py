@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import ProtocolError
-from farcall_common.store.model import ForwarderInfo, SharedResults
+from farcall_common.store.model import ForwarderInfo, OutputAsk, SharedResults
 from farcall_common.wire import decode, encode
 from farcall_forwarder.adapters.pool import Batcher, StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, SendFailure
@@ -121,6 +121,10 @@ class Shell:
     def results_heard(self, shared_results: Sequence[SharedResults]) -> None:
         """Other forwarders have recorded results."""
         self._handle([ev.ResultsHeard(shared_results)])
+
+    def output_requested(self, asks: Sequence[OutputAsk]) -> None:
+        """The API requests output of tasks."""
+        self._handle([ev.OutputRequested(asks)])
 
     def pubsub_lost(self) -> None:
         """Wake-ups and shared results may have been missed."""

@@ -169,6 +169,7 @@ ROUTE_ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("GET", "/v2/taskgroup/<task_group_id>"): RouteAccess("task_group", "own", "tasks:read", limits=_BOTH),
     ("GET", "/v2/tasks/<task_id>"): _READ_TASK,
     ("POST", "/v2/batch_status"): _READ_TASK,
+    ("POST", "/v3/batch_output"): _READ_TASK,
     ("GET", "/v3/tasks/<task_id>/events"): _READ_TASK,
     ("GET", "/v3/tasks/<task_id>/why"): _READ_TASK,
     ("POST", "/v3/tasks/<task_id>/cancel"): _CANCEL_TASK,

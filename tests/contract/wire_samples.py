@@ -116,6 +116,28 @@ SAMPLES: Final = {
             ),
             (b"5\n01\nAA", b"4\n11\n["),
         ),
+        m.Envelope(
+            m.OutputRequest(
+                request_id="r-1",
+                tasks=(m.OutputWanted(task_id=TASK, stdout_from=4096, stderr_from=7),),
+                max_bytes=65_536,
+            )
+        ),
+        m.Envelope(
+            m.TaskOutput(
+                request_id="r-1",
+                pieces=(
+                    m.OutputPiece(
+                        task_id=TASK,
+                        attempt=2,
+                        stdout=m.OutputText(start=4100, next=4103, text="añ"),
+                        stderr=m.OutputText(start=7, next=7),
+                        complete=True,
+                    ),
+                    m.OutputPiece(task_id=TASK, reason="NOT_KEPT", sealed="fs\nQUJD"),
+                ),
+            )
+        ),
         m.Envelope(m.CancelTasks(task_ids=(TASK,))),
         m.Envelope(m.ResultsRecorded(tasks=(m.TaskRef(task_id=TASK, attempt=1),))),
         m.Envelope(
@@ -265,6 +287,17 @@ LATER_FIELDS: Final = {
             heartbeat_s=30.0,
             reserve=16,
             weights={"0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10": 3},
+        )
+    ),
+    "Hello.output": m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            knows_output=True,
         )
     ),
     "Hello.data-only": m.Envelope(

@@ -202,7 +202,7 @@ class Site:
         )
         self.fleet.maintain(now=time.monotonic())
         self.lost: list[Lost] = []
-        self.heard: list[protocol.Registered | protocol.Progress] = []
+        self.heard: list[protocol.Registered | protocol.Progress | protocol.OutputRead] = []
         command = self.nodes.commands["b1"]
         self.address = command[command.index("--agent") + 1]
         variables = self.nodes.variables

@@ -190,7 +190,8 @@ def chatter(count, fails):
 
 def limited(*args):
     done, result = run(chatter, *args, max_output_bytes=10_000)
-    return [(done.error or {}).get("code"), (done.error or {}).get("stdout_tail", "")[-8:], len(result)]
+    code, tail = (done.error or {}).get("code"), (done.error or {}).get("stdout_tail", "")[-8:]
+    return [code, tail, sum(map(len, result)) - done.printed.tail_bytes]
 
 tell([limited(100, False), limited(20_000, False), limited(20_000, True), limited(9_992, False), limited(9_993, False)])
 """

@@ -134,6 +134,7 @@ BODIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], Any]]] = {
     ("POST", "/v3/blobs"): lambda _: {"size_bytes": 1, "sha256": "0" * 64},
     ("POST", "/v2/submit"): lambda ids: {"tasks": [[ids["function_id"], ids["endpoint_id"], PAYLOAD]]},
     ("POST", "/v2/batch_status"): lambda ids: {"task_ids": [ids["task_id"]]},
+    ("POST", "/v3/batch_output"): lambda ids: {"tasks": [{"task_id": ids["task_id"]}]},
     ("POST", "/v3/tasks/cancel"): lambda ids: {"task_ids": [ids["task_id"]]},
     ("POST", "/v3/tasks/{task_id}/retry"): lambda _: {},
     ("PUT", "/v3/endpoints/{endpoint_id}/shares"): _share,

@@ -13,13 +13,24 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from farcall_common.store.model import BlobRef, ForwarderInfo, PeerKey, QueuedTask, SharedResults, TaskResult
+from farcall_common.store.model import (
+    BlobRef,
+    ForwarderInfo,
+    OutputAnswer,
+    OutputAsk,
+    PeerKey,
+    QueuedTask,
+    SharedResults,
+    TaskResult,
+)
 from farcall_common.task_options import take_former
 
 pack: Final = msgspec.msgpack.Encoder().encode
 unpack_forwarder: Final = msgspec.msgpack.Decoder(ForwarderInfo).decode
 unpack_peer: Final = msgspec.msgpack.Decoder(PeerKey).decode
 unpack_result: Final = msgspec.msgpack.Decoder(TaskResult).decode
+unpack_ask: Final = msgspec.msgpack.Decoder(OutputAsk).decode
+unpack_answer: Final = msgspec.msgpack.Decoder(OutputAnswer).decode
 unpack_shared: Final = msgspec.msgpack.Decoder(SharedResults).decode
 
 _logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import msgspec
 
 from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.task_options import TaskOptions
+from farcall_common.wire.messages import OutputPiece, OutputWanted
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_common.worker_share import WorkerShare
 
@@ -584,6 +585,22 @@ class SharedResults:
     results: Sequence[TaskResult]
     urls: Mapping[str, str]
     recorded_at: float
+
+
+class OutputAsk(msgspec.Struct, frozen=True):
+    """A request for output of tasks of one endpoint, on its way to the forwarder that owns it."""
+
+    request_id: str
+    endpoint_id: str
+    tasks: tuple[OutputWanted, ...]
+    max_bytes: int
+
+
+class OutputAnswer(msgspec.Struct, frozen=True):
+    """Output of tasks of one endpoint, on its way to the process of the API that requested it."""
+
+    endpoint_id: str
+    pieces: tuple[OutputPiece, ...]
 
 
 class CancelOutcome(enum.StrEnum):

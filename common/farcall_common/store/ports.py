@@ -30,6 +30,8 @@ from farcall_common.store.model import (
     LeasedTask,
     MaintenanceResult,
     OpenTask,
+    OutputAnswer,
+    OutputAsk,
     PeerKey,
     Presence,
     QueuedTask,
@@ -540,6 +542,16 @@ class Registry(Protocol):
     def share(self, results: Mapping[str, Sequence[SharedResults]]) -> None:
         """Publish recorded results to forwarders, by id. One round trip."""
 
+    # output of tasks, between the API and the forwarders
+    def request_output(self, asks: Sequence[OutputAsk]) -> Sequence[bool]:
+        """Send requests to the forwarders that own the endpoints: for each, whether one does. One round trip."""
+
+    def answer_output(self, request_id: str, answer: OutputAnswer, *, ttl_s: float) -> None:
+        """Answer a request, or a part of it. The answer is gone after ``ttl_s``."""
+
+    def take_output(self, request_id: str, *, timeout_s: float) -> OutputAnswer | None:
+        """Take the next answer to a request; None if there is none within ``timeout_s``."""
+
 
 class Queue(Registry, Protocol):
     """Valkey: which tasks wait, and which forwarder works on them. It may lose its data at any moment; no task is lost.
@@ -719,11 +731,14 @@ class WakeUps(Protocol):
     """A subscription. Owned by one thread."""
 
     def get(self, timeout_s: float) -> Sequence[str] | None:
-        """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as results were shared.
-        Raises Unavailable when the connection is lost."""
+        """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as results were shared or
+        output was requested. Raises Unavailable when the connection is lost."""
 
     def take_shared(self) -> Sequence[SharedResults]:
         """The shared results that :meth:`get` has received since the last call. Never waits."""
+
+    def take_asks(self) -> Sequence[OutputAsk]:
+        """As :meth:`take_shared`, requests for output."""
 
     def close(self) -> None: ...
 

@@ -27,6 +27,8 @@ key                       type    content                                       
 ``wake:<forwarder>``      channel endpoint ids with work or cancellations; lossy                         --
 ``watch:<owner>``         zset    forwarders where the owner's clients wait, by when that is over        its own
 ``results:<forwarder>``   channel results that other forwarders recorded; lossy                          --
+``output:<forwarder>``    channel requests for output of tasks; lossy                                    --
+``output:<request>``      list    answers to such a request                                              seconds
 ========================  ======  =====================================================================  =========
 
 A task hash has no TTL until the database has the task's result; then a marker without payload and result stays for

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from redis.client import PubSub
 
 from farcall_common.store import codec
-from farcall_common.store.model import ForwarderInfo, PeerKey, SharedResults
-from farcall_common.store.valkey import KeyedCall, Scripts, batches, mapped, refusal, texts
+from farcall_common.store.model import ForwarderInfo, OutputAnswer, OutputAsk, PeerKey, SharedResults
+from farcall_common.store.valkey import Call, KeyedCall, Scripts, batches, mapped, refusal, texts
+
+#: Longest time that one call waits at the server.
+_BLOCKED_S: Final = 0.5
 
 
 class ValkeyRegistry:
@@ -96,6 +99,29 @@ class ValkeyRegistry:
         with mapped():
             pipeline.execute()
 
+    # output of tasks
+
+    def request_output(self, asks: Sequence[OutputAsk]) -> Sequence[bool]:
+        calls: list[Call] = [("request_output", ask.endpoint_id, (codec.pack(ask),)) for ask in asks]
+        return [refusal(answer) is None and bool(answer) for answer in self._scripts.run_many(calls)]
+
+    def answer_output(self, request_id: str, answer: OutputAnswer, *, ttl_s: float) -> None:
+        key = f"output:{request_id}"
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.rpush(key, codec.pack(answer)).pexpire(key, round(ttl_s * 1000))
+        with mapped():
+            pipeline.execute()
+
+    def take_output(self, request_id: str, *, timeout_s: float) -> OutputAnswer | None:
+        deadline = time.monotonic() + timeout_s
+        # In steps that are shorter than the client's timeout.
+        while (left_s := deadline - time.monotonic()) > 0:
+            with mapped():
+                found = self._client.blpop([f"output:{request_id}"], timeout=min(left_s, _BLOCKED_S))
+            if found is not None:
+                return codec.if_known(codec.unpack_answer, found[1])
+        return None
+
 
 class ValkeyWakeUps:
     """:class:`~farcall_common.store.ports.WakeUps` on its own connection."""
@@ -103,8 +129,10 @@ class ValkeyWakeUps:
     def __init__(self, client: Any, forwarder_id: str) -> None:
         self._subscription: PubSub = client.pubsub()
         self._results_channel = f"results:{forwarder_id}".encode()
+        self._output_channel = f"output:{forwarder_id}".encode()
         self._shared: list[SharedResults] = []
-        channels = (f"wake:{forwarder_id}", f"results:{forwarder_id}")
+        self._asks: list[OutputAsk] = []
+        channels = (f"wake:{forwarder_id}", f"results:{forwarder_id}", f"output:{forwarder_id}")
         with mapped():
             self._subscription.subscribe(*channels)
             # The server's confirmations: messages that are published from here on arrive.
@@ -116,20 +144,28 @@ class ValkeyWakeUps:
         deadline = time.monotonic() + timeout_s
         with mapped():
             while True:
-                has_heard = bool(endpoint_ids or self._shared)
+                has_heard = bool(endpoint_ids or self._shared or self._asks)
                 wait_s = 0.0 if has_heard else max(0.0, deadline - time.monotonic())
                 message = self._subscription.get_message(timeout=wait_s)
                 if message is not None and message["type"] == "message":
-                    if message["channel"] != self._results_channel:
+                    if message["channel"] == self._results_channel:
+                        if shared := codec.if_known(codec.unpack_shared, message["data"]):
+                            self._shared.append(shared)
+                    elif message["channel"] == self._output_channel:
+                        if ask := codec.if_known(codec.unpack_ask, message["data"]):
+                            self._asks.append(ask)
+                    else:
                         endpoint_ids[message["data"].decode()] = None
-                    elif shared := codec.if_known(codec.unpack_shared, message["data"]):
-                        self._shared.append(shared)
                 elif message is None and (has_heard or time.monotonic() >= deadline):
                     return list(endpoint_ids)
 
     def take_shared(self) -> Sequence[SharedResults]:
         shared, self._shared = self._shared, []
         return shared
+
+    def take_asks(self) -> Sequence[OutputAsk]:
+        asks, self._asks = self._asks, []
+        return asks
 
     def close(self) -> None:
         self._subscription.close()

@@ -23,6 +23,7 @@ Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 #: Within the range of the database's integers, and of JSON readers.
 Generation = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -141,6 +142,36 @@ class ResultSpec(Part, frozen=True):
     exhausted: bool = False
 
 
+class OutputWanted(Part, frozen=True):
+    """A task whose output is requested, and the bytes of each stream that the reader has already."""
+
+    task_id: str
+    stdout_from: Offset = 0
+    stderr_from: Offset = 0
+
+
+class OutputText(Part, frozen=True):
+    """A part of one stream of an attempt: its bytes from ``start`` to before ``next``, as text. ``start`` is more than
+    what was requested if the bytes before it are not there any more."""
+
+    start: Offset = 0
+    next: Offset = 0
+    text: str = ""
+
+
+class OutputPiece(Part, frozen=True):
+    """Output of one attempt of a task. ``complete``: the task has ended, and nothing follows. ``reason``: why there is
+    no output, NOT_STARTED or NOT_KEPT. ``sealed``: of a sealed call, the texts, which are left out then."""
+
+    task_id: str
+    attempt: Count = 0
+    stdout: OutputText = OutputText()
+    stderr: OutputText = OutputText()
+    complete: bool = False
+    reason: str = ""
+    sealed: str = ""
+
+
 class StreamResult(Part, frozen=True):
     """The recorded result of a task, as pushed to a client. ``timings`` are epoch seconds by step."""
 
@@ -168,7 +199,8 @@ class Hello(Message, frozen=True):
 
     ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
     weight. ``weights``: by identity, the share of each submitter; 1 for others. ``knows_data_only``: the agent acts on
-    ``TaskSpec.data_only``; without it, no task is sent that needs that."""
+    ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_output``: the agent answers
+    OutputRequest; without it, none is sent."""
 
     endpoint_id: str
     ticket: str
@@ -182,6 +214,7 @@ class Hello(Message, frozen=True):
     reserve: Count = 0
     weights: Annotated[dict[str, Weight], msgspec.Meta(max_length=1000)] = {}
     knows_data_only: bool = False
+    knows_output: bool = False
 
 
 class Credit(Message, frozen=True):
@@ -235,6 +268,13 @@ class BlobPush(Message, frozen=True):
     sha256: str
     offset_bytes: Count = 0
     piece: Frame | None = None
+
+
+class TaskOutput(Message, frozen=True):
+    """Answers an OutputRequest, or a part of it: each task once, in any order and in any number of messages."""
+
+    request_id: str
+    pieces: tuple[OutputPiece, ...]
 
 
 # -- forwarder to agent ------------------------------------------------------------------------------------------------
@@ -301,6 +341,14 @@ class BlobTaken(Message, frozen=True):
     offset_bytes: Count
     blob_key: str = ""
     error: dict[str, Any] | None = None
+
+
+class OutputRequest(Message, frozen=True):
+    """Requests output of tasks, running or not: at most ``max_bytes`` of each stream of each task."""
+
+    request_id: str
+    tasks: tuple[OutputWanted, ...]
+    max_bytes: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Redirect(Message, frozen=True):

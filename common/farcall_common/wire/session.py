@@ -47,6 +47,7 @@ _AGENT_REPORTS: Final[_Kinds] = frozenset(
         m.BlobRequest,
         m.BlobPull,
         m.BlobPush,
+        m.TaskOutput,
         m.Heartbeat,
         m.Goodbye,
     }
@@ -59,6 +60,7 @@ _AGENT_ORDERS: Final[_Kinds] = frozenset(
         m.BlobGrant,
         m.BlobPiece,
         m.BlobTaken,
+        m.OutputRequest,
         m.Heartbeat,
         m.Redirect,
         m.Refused,

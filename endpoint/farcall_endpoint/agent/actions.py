@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
-from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.agent.tasks import Kept, Task
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -34,6 +34,15 @@ class WriteSpool(Action, frozen=True):
     dropped: Sequence[int] = ()
     #: Numbers of tasks whose results are recorded. They may be written later.
     forgotten: Sequence[int] = ()
+
+
+# -- to the store of output --------------------------------------------------------------------------------------------
+
+
+class KeepOutput(Action, frozen=True):
+    """Keep the output of attempts that have ended, before their results are reported. May fail: then it is lost."""
+
+    outputs: Sequence[Kept]
 
 
 # -- to managers -------------------------------------------------------------------------------------------------------

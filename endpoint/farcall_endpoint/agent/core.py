@@ -31,7 +31,18 @@ from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.scheduling import Lifetime, Managers, SchedulingPolicy, TaskQueue
 from farcall_endpoint.agent.spool_space import SpoolSpace
-from farcall_endpoint.agent.tasks import Demand, OpenedCall, ResultFactory, Stage, Task, TaskResult, refusal
+from farcall_endpoint.agent.tasks import (
+    Demand,
+    Kept,
+    OpenedCall,
+    ResultFactory,
+    Stage,
+    Task,
+    TaskResult,
+    attempt_of,
+    refusal,
+)
+from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished
 from farcall_endpoint.shared_memory import Bytes
@@ -74,6 +85,8 @@ class _Turn:
     results: list[Task] = dataclasses.field(default_factory=list)
     upload_requests: list[Task] = dataclasses.field(default_factory=list)
     credit: int = 0
+    # to the store of output
+    outputs: list[Kept] = dataclasses.field(default_factory=list)
     # to the log
     signed: list[do.LogSigner] = dataclasses.field(default_factory=list)
 
@@ -104,6 +117,8 @@ class _Turn:
             actions.append(do.FetchPayloads(tuple(self.fetches)))
         if self.uploads:
             actions.append(do.UploadResults(tuple(self.uploads)))
+        if self.outputs:
+            actions.append(do.KeepOutput(tuple(self.outputs)))
         if self.acknowledged:
             actions.append(do.AcknowledgeTasks(tuple(self.acknowledged)))
         if self.credit:
@@ -511,6 +526,10 @@ class AgentCore:
 
     # -- blobs ---------------------------------------------------------------------------------------------------------
 
+    def task(self, task_id: str) -> Task | None:
+        """A task that the endpoint holds, by its id."""
+        return self._tasks.get(task_id)
+
     def find(self, task_id: str, seq: int) -> Task | None:
         """A task that the spool holds under this number."""
         task = self._tasks.get(task_id)
@@ -575,6 +594,8 @@ class AgentCore:
         for finished in progress.finished:
             task = self._release(manager_id, finished.task_id)
             if task is not None:
+                if finished.printed is not None and finished.output is not None:
+                    self._keep_output(task, finished.printed, bodies[finished.output])
                 self._finish(task, self._results.finished(task, finished, bodies))
         self._observe(progress.finished)
         for died in progress.died:
@@ -625,6 +646,8 @@ class AgentCore:
         task = self._release(manager_id, died.task_id)
         if task is None or task.manager_id != manager_id:
             return
+        if died.printed is not None:
+            self._keep_output(task, died.printed, died.output)
         if task.cancelling:
             self._finish(task, self._results.cancelled(running=True))
         elif task.may_start_again:
@@ -633,6 +656,12 @@ class AgentCore:
         else:
             tails = {"stdout_tail": died.stdout_tail, "stderr_tail": died.stderr_tail}
             self._finish(task, self._results.given_up(task, died.reason, **tails))
+
+    def _keep_output(self, task: Task, printed: Printed, tails: Bytes | None) -> None:
+        """Keep what the attempt that has ended printed."""
+        if self._has_cloud:
+            kept = Kept(task.task_id, attempt_of(task), printed, bytes(tails or b""), task.answer_key)
+            self._turn.outputs.append(kept)
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """A manager does not have a task any more; None if its result is known already."""

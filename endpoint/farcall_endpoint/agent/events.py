@@ -247,5 +247,5 @@ def _without_texts(progress: Progress) -> Progress:
     finished = tuple(
         msgspec.structs.replace(each, error=_code_of(each.error), details=None) for each in progress.finished
     )
-    died = tuple(msgspec.structs.replace(each, stdout_tail="", stderr_tail="") for each in progress.died)
+    died = tuple(msgspec.structs.replace(each, stdout_tail="", stderr_tail="", output=b"") for each in progress.died)
     return msgspec.structs.replace(progress, finished=finished, died=died)

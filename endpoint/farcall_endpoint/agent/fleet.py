@@ -42,11 +42,13 @@ N = TypeVar("N", int, float)
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of an endpoint for each attempt; None is no limit. ``output_bytes`` of each stream."""
+    """Limits of an endpoint for each attempt; None is no limit. ``output_bytes`` of each stream, and ``kept_bytes`` of
+    it for a while after the end."""
 
     walltime_s: float | None = None
     memory_bytes: int | None = None
     output_bytes: int | None = None
+    kept_bytes: int | None = None
 
     def applied_to(self, options: TaskOptions) -> TaskOptions:
         """The options of a task within these limits."""
@@ -55,6 +57,9 @@ class Limits:
             walltime_s=_least(options.walltime_s, self.walltime_s),
             memory_bytes=_least(options.memory_bytes, self.memory_bytes),
             max_output_bytes=_least(options.max_output_bytes, self.output_bytes),
+            output_bytes=options.output_bytes
+            if self.kept_bytes is None
+            else min(options.output_bytes, self.kept_bytes),
         )
 
 
@@ -353,7 +358,7 @@ class Fleet:
 
     def receive(
         self, *, ready: Collection[object], now: float
-    ) -> Iterator[tuple[str, protocol.Registered | protocol.Progress, list[Bytes]]]:
+    ) -> Iterator[tuple[str, protocol.Registered | protocol.Progress | protocol.OutputRead, list[Bytes]]]:
         """What managers report: id, message, bodies. One of another version is sent away, and so is one that is not of
         this fleet any more, or was of an earlier agent's: whatever it had is being done elsewhere.
 
@@ -435,6 +440,10 @@ class Fleet:
             )
             bodies.append(self._payload(task))
         self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
+
+    def read_output(self, manager_id: str, request: protocol.ReadOutput) -> None:
+        """Request output of running tasks from a manager."""
+        self._links.send(manager_id, request)
 
     def cancel(self, manager_id: str, task_ids: Iterable[str]) -> None:
         """Send a manager the ids of tasks to stop."""

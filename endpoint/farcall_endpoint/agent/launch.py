@@ -18,7 +18,7 @@ import zmq
 
 from farcall_common.credentials import Credentials
 from farcall_common.errors import ConfigurationError
-from farcall_common.limits import MAX_FRAME_BYTES
+from farcall_common.limits import MAX_FRAME_BYTES, MAX_KEPT_OUTPUT_BYTES
 from farcall_common.payload import STRATEGIES, parse_allowed
 from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.access import Access
@@ -27,6 +27,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet, Limits
 from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
+from farcall_endpoint.agent.output_store import OutputStore
 from farcall_endpoint.agent.scheduling import POLICIES
 from farcall_endpoint.agent.sealing import CallOpener, seal_result
 from farcall_endpoint.agent.service import Agent, Clock
@@ -85,6 +86,7 @@ def run_agent(
             provider_of(config.engine.provider, environment=environment, script_dir=directory.script_dir)
         ) as provider,
         contextlib.closing(Spool(directory.spool_file)) as spool,
+        contextlib.closing(OutputStore(directory.output_file, budget_bytes=config.output_storage * 10**6)) as output,
         zmq.Context() as context,
     ):
         keys = directory.read_keys()
@@ -104,6 +106,7 @@ def run_agent(
             core=core,
             connection=Connection(heartbeat_s=config.heartbeat_period, rng=random.Random(seed)),  # noqa: S311
             spool=spool,
+            output=output,
             opener=CallOpener(
                 secrets, endpoint_id=endpoint_id, is_required=config.sealed == "required", was_opened=spool.was_opened
             ),
@@ -239,7 +242,12 @@ def _fleet(
         demand=core.demand,
         heartbeat_s=engine.heartbeat_period,
         silence_limit_s=engine.heartbeat_threshold,
-        limits=Limits(engine.limits.walltime_s, engine.limits.memory_bytes, engine.limits.output),
+        limits=Limits(
+            engine.limits.walltime_s,
+            engine.limits.memory_bytes,
+            engine.limits.output,
+            None if config.kept_output_bytes == MAX_KEPT_OUTPUT_BYTES else config.kept_output_bytes,
+        ),
         results_memory_bytes=config.transfer_memory * 10**6,
     )
     fleet.owner_id = directory.read_owner_id()

@@ -32,8 +32,10 @@ from farcall_common.wire import (
     Heartbeat,
     Hello,
     Message,
+    OutputRequest,
     ResultsRecorded,
     RunTasks,
+    TaskOutput,
     new_id,
 )
 from farcall_endpoint import protocol
@@ -44,6 +46,8 @@ from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
+from farcall_endpoint.agent.output import OutputAnswers
+from farcall_endpoint.agent.output_store import OutputStore
 from farcall_endpoint.agent.reports import messages_of, tasks_received
 from farcall_endpoint.agent.sealing import CallOpener
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
@@ -117,6 +121,7 @@ class Agent:
         core: AgentCore,
         connection: c.Connection,
         spool: Spool,
+        output: OutputStore,
         opener: CallOpener,
         uplink: Uplink,
         fleet: Fleet,
@@ -140,6 +145,9 @@ class Agent:
         self._events: list[ev.Event] = []  # of this turn
         self._connection = connection
         self._spool = spool
+        self._output = output
+        self._output_answers = OutputAnswers(output, find=core.task, ask=fleet.read_output, send=self._send_output)
+        self._outputs_read: list[protocol.OutputRead] = []  # in this turn
         self._opener = opener
         self._uplink = uplink
         self._fleet = fleet
@@ -241,6 +249,9 @@ class Agent:
             self._connect(c.Tick())
         self._blobs.tick()
         self._handle(now)
+        if self._outputs_read:  # what their managers reported before is handled
+            read, self._outputs_read = self._outputs_read, []
+            self._output_answers.read(read)
         self._wind_down(now)
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
@@ -253,6 +264,7 @@ class Agent:
                 _logger.debug("the status cannot be written: %s", error)
         if now >= self._forget_calls_at:
             self._forget_calls_at = now + _FORGET_PERIOD_S
+            self._output.expire(now=self._clock.epoch())
             self._spool.forget_calls(before=self._clock.epoch() - CALL_LIFETIME_S - CLOCK_TOLERANCE_S)
         if now >= self._write_logs_at:
             self._write_logs(now)
@@ -414,6 +426,7 @@ class Agent:
                 reserve=_RESERVE,
                 weights=dict(self._core.weights),
                 knows_data_only=True,
+                knows_output=True,
             )
         )
 
@@ -444,6 +457,8 @@ class Agent:
                 self._events.append(ev.ResultsRecorded(refs))
             case BlobGrant() as grant:
                 self._events.append(ev.BlobGranted(grant))
+            case OutputRequest() as message:
+                self._output_answers.requested(message)
             case BlobPiece() | BlobTaken() as message:
                 self._blobs.received(message, envelope.frames)
             case message:
@@ -474,6 +489,8 @@ class Agent:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
                     self._events.append(ev.ManagerProgress(manager_id, progress, UserBytes(bodies)))
+                case protocol.OutputRead() as read:
+                    self._outputs_read.append(read)
             size_bytes += sum(map(len, bodies))
             if size_bytes > self._transfer_memory_bytes:
                 return  # these go into the spool first; the rest waits where it is
@@ -527,11 +544,17 @@ class Agent:
                 case do.UploadResults(uploads=uploads):
                     for task, grant in uploads:
                         self._blobs.upload(task, grant, functools.partial(self._body, task))
+                case do.KeepOutput(outputs=outputs):
+                    self._output.keep(outputs, now=self._clock.epoch())
                 case do.LogSigner(name=name, function_hash=function_hash, principals=principals):
                     _logger.info("function %s (%.12s) is signed by %s", name, function_hash, principals)
                 case _:
                     self._send_reports(action)
         return answer
+
+    def _send_output(self, output: TaskOutput) -> None:
+        if self._connection.may_send(TaskOutput):
+            self._send(output)
 
     def _report_generation(self) -> None:
         """Before tasks start that may not run twice: the cloud then refuses older copies of the spool."""

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import hashlib
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,7 @@ from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared_memory import Bytes
 
@@ -114,6 +115,22 @@ class Task:
     def may_start_again(self) -> bool:
         """Whether an attempt is left. Attempts at other endpoints, or in earlier sessions, count as well."""
         return self.spec.options.idempotent and self.spec.attempt - 1 + self.starts < self.spec.options.max_attempts
+
+
+class Kept(NamedTuple):
+    """What an attempt of a task printed. ``tails`` has the ends of both streams; ``answer_key`` is that of a sealed
+    call."""
+
+    task_id: str
+    attempt: int
+    printed: Printed
+    tails: bytes
+    answer_key: bytes = b""
+
+
+def attempt_of(task: Task) -> int:
+    """The number of a task's present attempt. A redelivery to the endpoint that has the task does not raise it."""
+    return max(0, task.spec.attempt - 1 + task.starts)
 
 
 @dataclasses.dataclass(frozen=True)

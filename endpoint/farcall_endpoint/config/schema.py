@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
 from farcall_common.payload import DATA_ONLY, DATA_STRATEGIES, parse_allowed
 from farcall_common.worker_share import WorkerShare
 from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
@@ -293,6 +294,23 @@ class Config(Section, frozen=True, kw_only=True):
             ge=16,
             le=1_000_000,
             description="Memory for large arguments and results in transfer through the agent, in MB; others wait.",
+        ),
+    ] = 256
+    kept_output_bytes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=MAX_KEPT_OUTPUT_BYTES,
+            description="Most bytes of each stream of a task's output that are kept after its end, for a day; tasks "
+            "request 16384 unless they say otherwise. 0: none, and output of running tasks is not shown.",
+        ),
+    ] = MAX_KEPT_OUTPUT_BYTES
+    output_storage: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1_000_000,
+            description="Disk space for the kept output of all tasks, in MB; the oldest is deleted first.",
         ),
     ] = 256
     shutdown_grace: Annotated[

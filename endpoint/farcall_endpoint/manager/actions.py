@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from farcall_endpoint.protocol import Progress
+from farcall_endpoint.protocol import Progress, WantedOutput
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Run
 
@@ -52,6 +52,15 @@ class Report(_Action, frozen=True):
     results: Sequence[Frame]
 
 
+class ReadStreams(_Action, frozen=True):
+    """Read output, and send the agent an OutputRead: for each task, the worker that runs it (None: it does not run),
+    and whether its output may be read. A worker that has sent packets meanwhile may run another task by now."""
+
+    request_id: str
+    max_bytes: int
+    tasks: Sequence[tuple[WantedOutput, int | None, bool]]
+
+
 class Leave(_Action, frozen=True):
     """Send the manager's last message. With ``failed``, it could not start workers."""
 
@@ -59,4 +68,4 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Send | Recall | Kill | Report | Leave
+Action = Launch | Send | Recall | Kill | Report | ReadStreams | Leave

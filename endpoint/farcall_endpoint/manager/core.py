@@ -24,7 +24,7 @@ from farcall_common.fairness import FairQueue
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
+from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
 from farcall_endpoint.manager.events import (
     AgentLost,
     Event,
@@ -38,6 +38,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.output import Printed, split
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     FIRST_WINDOW_BYTES,
@@ -45,10 +46,12 @@ from farcall_endpoint.protocol import (
     Died,
     Finished,
     Progress,
+    ReadOutput,
     ResultsTaken,
     Started,
     Stop,
     TaskOrder,
+    WantedOutput,
 )
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run, Synced
@@ -240,6 +243,8 @@ class ManagerCore:
                 self._worker_died(event, now)
             case CancelTasks(task_ids=task_ids):
                 self._cancel(set(task_ids))
+            case ReadOutput():
+                self._actions.append(self._read_output(event))
             case LimitExceeded(worker_id=worker_id, task_id=task_id, record=record):
                 exceeding = self._workers.get(worker_id)
                 if exceeding is not None and exceeding.runs(task_id):
@@ -268,6 +273,20 @@ class ManagerCore:
                     stop = _StopReason(TaskState.CANCELLED, outcomes.cancelled(running=True))
                     self._stop_task(worker, job.order.task_id, stop)
 
+    def _read_output(self, request: ReadOutput) -> Action:
+        """Read the streams of the workers where the tasks are the ones that run now."""
+        running = {
+            worker.jobs[0].order.task_id: worker
+            for worker in self._workers.values()
+            if worker.jobs and worker.is_ready and not worker.killed
+        }
+        found: list[tuple[WantedOutput, int | None, bool]] = []
+        for wanted in request.tasks:
+            worker = running.get(wanted.task_id)
+            is_kept = worker is None or worker.jobs[0].order.options.output_bytes > 0
+            found.append((wanted, None if worker is None else worker.worker_id, is_kept))
+        return ReadStreams(request.request_id, request.max_bytes, found)
+
     def _stop(self, grace_s: float, now: float) -> None:
         """Accept no more tasks, let running ones finish within ``grace_s`` seconds, then kill all workers."""
         self._stop_at = now + grace_s if self._stop_at is None else min(self._stop_at, now + grace_s)
@@ -292,12 +311,20 @@ class ManagerCore:
         if not (0 <= done.started_at < _END_OF_TIME and 0 <= done.ended_at < _END_OF_TIME):  # NaN is neither
             self._kill(worker, "times that cannot be")
             return
-        if worker.submitter and len(result) > MAX_PAYLOAD_BYTES:  # the worker checks it, too
-            self._kill(worker, f"a result of {len(result)} bytes")
+        if done.printed is not None and not done.printed.fits(len(result)):
+            self._kill(worker, "an output with lengths that cannot be")
+            return
+        result_bytes = len(result) - (0 if done.printed is None else done.printed.tail_bytes)
+        if worker.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
+            self._kill(worker, f"a result of {result_bytes} bytes")
             return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
         worker.unread_bytes -= _unread_bytes(job)
+        output = None
+        if done.printed is not None:
+            result, tails = split(result, done.printed)
+            output = done.printed, tails
         started_at, ended_at = done.started_at, done.ended_at
         if (measured_s := now.mono - worker.since) - (ended_at - started_at) > _UNSEEN_S:
             started_at, ended_at = now.epoch - measured_s, now.epoch
@@ -314,6 +341,7 @@ class ManagerCore:
             started_at=started_at,
             ended_at=ended_at,
             details=done.details,
+            output=output,
         )
         if self._stop_at is not None and not worker.recalling:
             self._kill(worker)
@@ -341,6 +369,7 @@ class ManagerCore:
         self._free_slots.append((worker.slot, worker.submitter if worker.yields_to is None else worker.yields_to))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
+        output = event.output if event.output is not None and event.output[1] else None
         if not worker.is_ready and self._stop_at is None:
             if now >= self._launch_at:  # workers that were started together fail as one round
                 self._launch_at = now + self._start_backoff.next_s()
@@ -351,15 +380,17 @@ class ManagerCore:
             self._queue.done(job.order.submitter)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
+            if not job.order.options.output_bytes:
+                output = None
             if stop is not None:
                 record = stop.record
                 if stop.state is TaskState.FAILED:
                     record = dataclasses.replace(
                         record, stdout_tail=stdout_tail or None, stderr_tail=stderr_tail or None
                     )
-                self._finish(job, stop.state, record.to_json())
+                self._finish(job, stop.state, record.to_json(), output=output)
             elif self._stop_at is None:
-                self._died.append(Died(task_id, event.reason, stdout_tail, stderr_tail))
+                self._died.append(Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
             # else: it stopped with the endpoint, and the agent knows which manager had it
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -446,10 +477,7 @@ class ManagerCore:
         self._result_bytes -= size_bytes
         sent = len(results)
         self._results = self._results[sent:]
-        self._finished = [
-            each if each.result is None else msgspec.structs.replace(each, result=each.result - sent)
-            for each in self._finished[count:]
-        ]
+        self._finished = [_moved(each, sent) for each in self._finished[count:]]
         self._died, self._started = [], []
         self._actions.append(Report(progress, results))
 
@@ -458,11 +486,11 @@ class ManagerCore:
         results: list[Frame] = []
         room_bytes = self._window_bytes - self._untaken_bytes
         for count, each in enumerate(self._finished):
-            if each.result is not None:
-                if room_bytes <= 0:
-                    return count, results
-                results.append(self._results[each.result])
-                room_bytes -= len(results[-1])
+            bodies = [self._results[body] for body in (each.result, each.output) if body is not None]
+            if bodies and room_bytes <= 0:
+                return count, results
+            results += bodies
+            room_bytes -= sum(map(len, bodies))
         return len(self._finished), results
 
     @property
@@ -692,14 +720,28 @@ class ManagerCore:
         started_at: float | None = None,
         ended_at: float | None = None,
         details: dict[str, Any] | None = None,
+        output: tuple[Printed, bytes] | None = None,
     ) -> None:
         frame = None
         if state is TaskState.SUCCESS or result:
-            frame = len(self._results)
-            self._results.append(result)
-            self._result_bytes += len(result)
+            frame = self._add_body(result)
         record = dict(error) if error is not None else None
-        self._finished.append(Finished(job.order.task_id, state, frame, record, started_at, ended_at, details))
+        finished = Finished(job.order.task_id, state, frame, record, started_at, ended_at, details)
+        if output is not None:
+            finished = msgspec.structs.replace(finished, printed=output[0], output=self._add_body(output[1]))
+        self._finished.append(finished)
+
+    def _add_body(self, body: Frame) -> int:
+        """Add a body of the next report; returns its index."""
+        self._results.append(body)
+        self._result_bytes += len(body)
+        return len(self._results) - 1
+
+
+def _moved(finished: Finished, sent: int) -> Finished:
+    """A report whose bodies have moved, because so many before them were sent."""
+    result, output = (None if body is None else body - sent for body in (finished.result, finished.output))
+    return msgspec.structs.replace(finished, result=result, output=output)
 
 
 def has_limits(order: TaskOrder) -> bool:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from farcall_common.errors import ErrorRecord
-from farcall_endpoint.protocol import CancelTasks, ResultsTaken, Stop, TaskOrder
+from farcall_endpoint.output import Printed
+from farcall_endpoint.protocol import CancelTasks, ReadOutput, ResultsTaken, Stop, TaskOrder
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Packet
 
@@ -67,6 +68,7 @@ class WorkerDied(_Event, frozen=True):
     reason: str
     stdout_tail: str = ""
     stderr_tail: str = ""
+    output: tuple[Printed, bytes] | None = None
 
 
 class LimitExceeded(_Event, frozen=True):
@@ -94,6 +96,7 @@ Event = (
     | Recalled
     | WorkerDied
     | CancelTasks
+    | ReadOutput
     | LimitExceeded
     | MalformedReceived
     | Stop

@@ -16,12 +16,14 @@ from typing import Final, Protocol
 
 import msgspec
 
+from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_endpoint import process_reaper
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
 from farcall_endpoint.manager.slots import Slot
-from farcall_endpoint.worker.capture import read_tail
+from farcall_endpoint.output import Printed
+from farcall_endpoint.worker.capture import read_end, read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 from farcall_endpoint.worker.directories import name_of, submitter_directory
 from farcall_endpoint.worker.settings import WorkerSettings
@@ -66,6 +68,24 @@ class WorkerProcess:
         except OSError:
             return "", ""
         return stdout, stderr
+
+    def read_output(self, stdout_from: int, stderr_from: int, *, most_bytes: int) -> tuple[bytes, bytes]:
+        """Bytes of standard output and error from these offsets on; none if a task has made them unreadable."""
+        stdout, stderr = self.output
+        try:
+            return os.pread(stdout, most_bytes, stdout_from), os.pread(stderr, most_bytes, stderr_from)
+        except OSError:
+            return b"", b""
+
+    def output_end(self) -> tuple[Printed, bytes] | None:
+        """The last bytes of both streams, as of :meth:`tails`; None if there are none."""
+        try:
+            stdout, stderr = (read_end(descriptor, KEPT_OUTPUT_BYTES) for descriptor in self.output)
+        except OSError:
+            return None
+        if not (stdout.data or stderr.data):
+            return None
+        return Printed(len(stdout.data), len(stderr.data), stdout.end, stderr.end), stdout.data + stderr.data
 
     def reap(self) -> str:
         """Reap the dead process and kill the rest of its group; returns how it died."""

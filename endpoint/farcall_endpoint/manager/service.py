@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.liveness import LivenessTimer
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
+from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
@@ -213,7 +213,7 @@ class Manager:
             match message:
                 case protocol.RunTasks():
                     events.append(self._tasks_received(message, bodies))
-                case protocol.CancelTasks() | protocol.Stop() | protocol.ResultsTaken():
+                case protocol.CancelTasks() | protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
                     events.append(message)
         return events
 
@@ -275,6 +275,8 @@ class Manager:
                     if reason:
                         _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
                     killed.add(self._workers[worker_id].pid)
+                case ReadStreams():
+                    events += self._read_streams(action)
                 case Leave(reason=reason, failed=failed):
                     if failed:
                         _logger.error("no worker can be started: %s", reason)
@@ -292,6 +294,28 @@ class Manager:
             except OSError:
                 worker.kill()
         return [*events, Recalled(worker_id, revoked)]
+
+    def _read_streams(self, action: ReadStreams) -> list[Event]:
+        """Read output of running tasks from the capture files, without their workers.
+
+        A worker empties the files at the end of a task, then sends the result, then starts the next task. So if it has
+        sent nothing since the core decided, what was read belongs to the task that the core sees there.
+        """
+        events: list[Event] = []
+        read: list[protocol.RunningOutput] = []
+        for wanted, worker_id, is_kept in action.tasks:
+            if worker_id is None or not is_kept:
+                read.append(protocol.RunningOutput(wanted, is_running=worker_id is not None, is_kept=is_kept))
+                continue
+            process = self._workers[worker_id]
+            stdout, stderr = process.read_output(wanted.stdout_from, wanted.stderr_from, most_bytes=action.max_bytes)
+            received = self._receive(_Worker(worker_id, process))
+            if received != [PacketsReceived(worker_id, [])]:
+                events += received
+                stdout = stderr = b""
+            read.append(protocol.RunningOutput(wanted, stdout=stdout, stderr=stderr, is_running=True))
+        self._send(protocol.OutputRead(action.request_id, action.max_bytes, tuple(read)))
+        return events
 
     def _launch(self, action: Launch) -> list[Event]:
         worker_id = action.worker_id
@@ -330,6 +354,7 @@ class Manager:
         revoked = process.channel.revoke()
         events = self._receive(worker)
         stdout_tail, stderr_tail = process.tails()
+        output = process.output_end()
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._epoll.unregister(descriptor)
             del self._by_descriptor[descriptor]
@@ -338,7 +363,7 @@ class Manager:
         self._notify_reaper(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
         self._orphans.expect(now=time.monotonic())
-        return [*events, WorkerDied(worker.worker_id, revoked, reason, stdout_tail, stderr_tail)]
+        return [*events, WorkerDied(worker.worker_id, revoked, reason, stdout_tail, stderr_tail, output)]
 
     def _kill_orphans(self) -> None:
         """Kill orphans of dead workers, when it is time."""

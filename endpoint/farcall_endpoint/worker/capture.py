@@ -14,6 +14,7 @@ import sys
 from typing import Final
 
 from farcall_common.limits import OUTPUT_TAIL_BYTES
+from farcall_endpoint.output import Printed, Stream
 
 _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
 """Positions far behind the ends of the two files. Writing appends, and moves the position; so an unchanged position
@@ -25,6 +26,13 @@ def read_tail(descriptor: int) -> str:
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, OUTPUT_TAIL_BYTES, max(0, size - OUTPUT_TAIL_BYTES))
     return tail.decode(errors="replace").replace("\0", "\ufffd")
+
+
+def read_end(descriptor: int, most_bytes: int) -> Stream:
+    """The last bytes of a capture file, and where they begin."""
+    size = os.fstat(descriptor).st_size
+    start = max(0, size - most_bytes)
+    return Stream(start, os.pread(descriptor, size - start, start))
 
 
 class Capture:
@@ -53,11 +61,13 @@ class Capture:
         self._flush()
         return max(os.fstat(copy).st_size for copy in self._copies)
 
-    def reset(self) -> None:
-        """Discard the output, and restore the streams if the task replaced or closed them."""
+    def reset(self, *, keep_bytes: int = 0) -> tuple[Printed, bytes] | None:
+        """Discard the output, and restore the streams if the task replaced or closed them. Returns the last
+        ``keep_bytes`` of each stream, unless nothing was written or none are wanted."""
         if self._untouched():
-            return
+            return None
         self._flush()
+        ended = self._ends(keep_bytes) if keep_bytes else None
         for index, (copy, inode) in enumerate(zip(self._copies, self._inodes, strict=True)):
             number = index + 1
             state = _state(number)
@@ -70,6 +80,13 @@ class Capture:
                 os.ftruncate(copy, 0)
             os.lseek(copy, _MARKS[index], os.SEEK_SET)
         sys.stdout, sys.stderr = self._streams
+        return ended
+
+    def _ends(self, keep_bytes: int) -> tuple[Printed, bytes] | None:
+        stdout, stderr = (read_end(copy, keep_bytes) for copy in self._copies)
+        if not (stdout.end or stderr.end):
+            return None
+        return Printed(len(stdout.data), len(stderr.data), stdout.end, stderr.end), stdout.data + stderr.data
 
     def _untouched(self) -> bool:
         """Whether a task wrote nothing and changed nothing: the fast path."""

@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.task_options import TaskOptions
+from farcall_endpoint.output import Printed
 from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, bytes_of, descriptors_of
 
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
@@ -82,13 +83,14 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
-    ``details`` are additional data of a success."""
+    ``details`` are additional data of a success. With ``printed``, the tails of its output are behind the result."""
 
     task_id: str
     started_at: float
     ended_at: float
     error: dict[str, Any] | None = None
     details: dict[str, Any] | None = None
+    printed: Printed | None = None
 
 
 class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):

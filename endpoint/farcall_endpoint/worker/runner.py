@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
@@ -29,6 +31,7 @@ from farcall_common.payload import (
 )
 from farcall_common.payload.native import NATIVE, dump_native, is_native, load_call
 from farcall_endpoint import outcomes
+from farcall_endpoint.output import Printed
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Begun, Done, Order, Run
@@ -104,11 +107,14 @@ class Runner:
                     ended = self._run_placed(order, payload)
             else:
                 ended = self._run_placed(order, payload)
-            return self._within_limits(order, *ended)
+            done, result = self._within_limits(order, *ended)
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
-            self._restore()
+            printed = self._restore(keep_bytes=0 if self._native else order.options.output_bytes)
+        if printed is None:
+            return done, result
+        return msgspec.structs.replace(done, printed=printed[0]), (*result, printed[1])
 
     def _run_placed(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
         """Run a task, with the nodes that it asks for if this endpoint starts ranks on nodes."""
@@ -239,14 +245,14 @@ class Runner:
         )
         return Done(order.task_id, started_at, ended_at, record.to_json()), ()
 
-    def _restore(self) -> None:
-        """Restore the process state for the next task."""
+    def _restore(self, *, keep_bytes: int) -> tuple[Printed, bytes] | None:
+        """Restore the process state for the next task; returns the end of what this one printed, if any."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._handlers.items():
             if _get_handler(number) is not handler:
                 signal.signal(number, handler)
         self._directories.leave()
-        self._capture.reset()
+        return self._capture.reset(keep_bytes=keep_bytes)
 
 
 def _pickled(error: BaseException) -> bytes:

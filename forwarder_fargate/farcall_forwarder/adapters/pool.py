@@ -39,7 +39,7 @@ _QUEUE_STEPS: Final = (
     do.Announce,
 )
 #: Steps with megabytes of data, in threads of their own so that no other step waits for them.
-_RELAY_STEPS: Final = (ReadPiece, StoreBlob)
+_RELAY_STEPS: Final = (ReadPiece, StoreBlob, do.AnswerOutput)
 
 #: When a kind of step was refused for so many endpoints in a row, the endpoints are not the cause.
 _REFUSED_FOR_ALL: Final = 3

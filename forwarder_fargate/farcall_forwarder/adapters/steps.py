@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import ErrorRecord, FarcallError, Fault, Fenced, ProtocolError, QueueDataLost, Unavailable
-from farcall_common.store.model import BlobRef, LeasedTask, SharedResults, TaskResult
+from farcall_common.store.model import BlobRef, LeasedTask, OutputAnswer, SharedResults, TaskResult
 from farcall_common.store.ports import Blobs
 from farcall_common.store.settings import Stores
 from farcall_forwarder.adapters.batched_steps import BATCH_LIMITS, BatchedSteps, delivery_of, refused
@@ -220,6 +220,14 @@ class StoreSteps:
         except Unavailable as error:
             _logger.warning("results are not shared with other forwarders: %s", error)
         return ev.ResultsShared()
+
+    @_perform.register
+    def _(self, step: do.AnswerOutput) -> None:
+        answer = OutputAnswer(step.endpoint_id, tuple(step.pieces))
+        try:
+            self._queue.answer_output(step.request_id, answer, ttl_s=step.ttl_s)
+        except Unavailable as error:
+            _logger.warning("output of tasks does not reach the API: %s", error)
 
     def _shares(self, step: do.ShareResults, owner_ids: frozenset[str]) -> Iterator[SharedResults]:
         """The results of these owners, in messages of limited size."""

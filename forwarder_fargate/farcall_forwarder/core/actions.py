@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from farcall_common.store.model import EndpointStatus, ForwarderInfo, LeasedTask, TaskEvent, TaskResult
-from farcall_common.wire import Envelope
+from farcall_common.wire import Envelope, OutputPiece
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -198,6 +198,15 @@ class ShareResults(StoreStep, frozen=True):
 
     groups: Sequence[tuple[float, Sequence[TaskResult]]]
     url_ttl_s: int
+
+
+class AnswerOutput(StoreStep, frozen=True):
+    """Answer a request for output. Not repeated; no event answers it."""
+
+    request_id: str
+    endpoint_id: str
+    pieces: Sequence[OutputPiece]
+    ttl_s: float
 
 
 class RecordTransitions(StoreStep, frozen=True):

@@ -16,6 +16,7 @@ from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.leases import LeaseTable, Stage
 from farcall_forwarder.core.outbox import Outbox
+from farcall_forwarder.core.output import OutputRequests
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.relay import Relay
 from farcall_forwarder.core.sessions import PeerSession
@@ -93,6 +94,8 @@ class Endpoint:
         self.public_key = session.peer.public_key
         self.weights = hello.weights
         self.knows_data_only = hello.knows_data_only
+        self.knows_output = hello.knows_output
+        self.output = OutputRequests()
         #: It runs signed functions only.
         self.signed_functions = hello.capabilities.signed_functions
 

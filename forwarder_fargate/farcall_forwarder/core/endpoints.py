@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, FarcallError
+from farcall_common.store.model import OutputAsk
 from farcall_forwarder.core import actions as do
-from farcall_forwarder.core import dispatch, maintenance, presence, reports, resume
+from farcall_forwarder.core import dispatch, maintenance, output, presence, reports, resume
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.admission import outdated, taken_over
@@ -118,6 +119,19 @@ class Endpoints:
             if endpoint := self._endpoints.get(endpoint_id):
                 endpoint.expect_work()
                 actions += dispatch.lease_tasks(endpoint) + maintenance.read_cancels(endpoint)
+        return actions
+
+    def on_output_requested(self, asks: Iterable[OutputAsk], now: Instant) -> list[Action]:
+        """Ask agents for output of their tasks."""
+        actions: list[Action] = []
+        for ask in asks:
+            endpoint = self._endpoints.get(ask.endpoint_id)
+            if endpoint is None or endpoint.session is None or not endpoint.is_serving:
+                actions.append(output.unanswered(ask, "ENDPOINT_OFFLINE"))
+            elif not endpoint.knows_output:
+                actions.append(output.unanswered(ask, "ENDPOINT_TOO_OLD"))
+            else:
+                actions += endpoint.output.begin(ask, endpoint.send, now)
         return actions
 
     # -- answers of the stores -----------------------------------------------------------------------------------------

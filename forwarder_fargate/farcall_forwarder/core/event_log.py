@@ -37,6 +37,8 @@ _MASKED: Final = frozenset(
         "stderr_tail",
         "reason",
         "reasons",
+        "text",
+        "sealed",
     }
     | {"detail", "details", "urls", "url", "headers", "ticket", "resource_specification", "user_endpoint_config"}
 )

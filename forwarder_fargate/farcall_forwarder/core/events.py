@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from farcall_common.errors import EndpointInUse, EndpointUnknown, ProtocolError, SpoolOutdated, TicketInvalid
-from farcall_common.store.model import BlobRef, FunctionBody, LeasedTask, PeerKey, SharedResults, Task, TaskResult
+from farcall_common.store.model import (
+    BlobRef,
+    FunctionBody,
+    LeasedTask,
+    OutputAsk,
+    PeerKey,
+    SharedResults,
+    Task,
+    TaskResult,
+)
 from farcall_common.wire import Envelope
 from farcall_forwarder.core.actions import EndpointStep, GenerationStep, PrepareTasks, ResultBatch
 
@@ -74,6 +83,12 @@ class ResultsHeard(Event, frozen=True):
     """Other forwarders have recorded results that clients of this one may wait for."""
 
     shared_results: Sequence[SharedResults]
+
+
+class OutputRequested(Event, frozen=True):
+    """The API requests output of tasks."""
+
+    asks: Sequence[OutputAsk]
 
 
 class PubSubLost(Event, frozen=True):

@@ -176,6 +176,8 @@ class Forwarder:
                 return self._endpoints.on_work_available(endpoint_ids)
             case ev.ActivityFound(endpoint_ids=endpoint_ids):
                 return self._endpoints.on_activity_found(endpoint_ids)
+            case ev.OutputRequested(asks=asks):
+                return self._endpoints.on_output_requested(asks, now)
             case ev.ResultsHeard(shared_results=groups):
                 return [action for group in groups for action in self._clients.publish(group.results, group, now)]
             case ev.PubSubLost():

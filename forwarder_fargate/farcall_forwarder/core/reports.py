@@ -52,6 +52,8 @@ def _on_report(endpoint: Endpoint, message: wire.Message, frames: Sequence[bytes
         case wire.BlobPush() if endpoint.session:
             lease = endpoint.leases.get(message.task_id)
             return endpoint.relay.push(endpoint.session, message, frames, lease, now)
+        case wire.TaskOutput():
+            return endpoint.output.answer(endpoint.endpoint_id, message, now)
         case wire.Heartbeat():
             return on_heartbeat(endpoint, message, now)
         case _:

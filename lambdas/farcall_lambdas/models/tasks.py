@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from pydantic import Base64Bytes, Field, create_model, model_validator
 
+from farcall_common.limits import MAX_OUTPUT_TASKS
 from farcall_common.task_options import TaskOptions
 from farcall_lambdas.models.endpoints import EndpointDetails
 from farcall_lambdas.models.fields import (
@@ -198,6 +199,59 @@ class TaskBatchAnswer(Shape):
 
     response: str = "batch"
     results: dict[str, TaskAnswer]
+    unknown: Maybe[list[str]] = None
+
+
+#: Bytes from the start of an attempt.
+Offset = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class OutputWantedShape(Shape):
+    """A task, and the bytes of each stream that you have already."""
+
+    task_id: Id
+    stdout_from: Offset = 0
+    stderr_from: Offset = 0
+
+
+class BatchOutput(Shape):
+    tasks: Annotated[list[OutputWantedShape], Field(fail_fast=True, min_length=1, max_length=MAX_OUTPUT_TASKS)]
+
+
+class StreamShape(Shape):
+    """Bytes of a stream as text, without those that are no text: from ``from``, which is more than what you requested
+    if earlier ones are not kept, to before ``next``, which is where the next request goes on."""
+
+    start: int = Field(alias="from")
+    next: int
+    text: str
+
+
+class OutputAnswer(Shape):
+    """A piece of a task's output.
+
+    ``status`` is the state of the task. ``attempt`` is the attempt that printed this: if it is not the one of your
+    last answer, begin at 0. ``complete``: the task has ended, and nothing follows.
+    ``source``: "endpoint"; "record" for the end of the output that is recorded of failed tasks, and with
+    ``keep_output``, shown to a request from 0 only; or "none".
+    ``reason``: why nothing came from the endpoint: "NOT_STARTED", "ENDPOINT_OFFLINE", "ENDPOINT_TOO_OLD", "NO_ANSWER"
+    (ask again), "NOT_KEPT" (nothing was printed, or it is not kept, or not any more), "SEALED" (recorded, and sealed:
+    read the task). ``sealed``: of a sealed call, the texts, which are empty then."""
+
+    status: str
+    attempt: int
+    stdout: StreamShape
+    stderr: StreamShape
+    complete: bool
+    source: Literal["endpoint", "record", "none"]
+    reason: str | None
+    sealed: str | None
+
+
+class OutputBatchAnswer(Shape):
+    """``unknown`` are the tasks that you do not have."""
+
+    results: dict[str, OutputAnswer]
     unknown: Maybe[list[str]] = None
 
 

@@ -8,19 +8,24 @@ from aws_lambda_powertools.event_handler.openapi.params import Query
 
 from farcall_common.errors import ErrorRecord, Fault, ResultTooLarge, TaskUnknown
 from farcall_common.store.model import QueueState, Task
+from farcall_common.wire.messages import OutputText, OutputWanted
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import CancelEndpointTasks, EndpointTaskEntry, EndpointTasks
 from farcall_lambdas.models.fields import Cursor, Id, Instant, decode_cursor, encode_cursor, instant
 from farcall_lambdas.models.tasks import (
+    BatchOutput,
     BatchStatus,
     CancelAnswer,
     CancelBatchAnswer,
     CancelEndpointTasksAnswer,
     DiscardAnswer,
+    OutputAnswer,
+    OutputBatchAnswer,
     ResultRefShape,
     Retry,
     RetryAnswer,
+    StreamShape,
     TaskAnswer,
     TaskBatchAnswer,
     TaskEntry,
@@ -36,6 +41,8 @@ from farcall_lambdas.models.tasks import (
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router
 from farcall_lambdas.routes.endpoints import endpoint_details
 from farcall_lambdas.services.cancel import Cancellation
+from farcall_lambdas.services.limits import ENTRIES_PER_TOKEN
+from farcall_lambdas.services.output import Output
 from farcall_lambdas.services.results import TaskView
 from farcall_lambdas.services.why import Situation, Why
 
@@ -66,6 +73,19 @@ def get_task_batch(body: BatchStatus, call: CurrentCall) -> TaskBatchAnswer:
         results |= {task_id: _unknown(task_id) for task_id in unknown}
         unknown = []
     return TaskBatchAnswer(results=results, unknown=unknown or None)
+
+
+@router.post("/v3/batch_output", summary="Read output of tasks, running or not", tags=["tasks"])
+def get_output(body: BatchOutput, call: CurrentCall) -> OutputBatchAnswer:
+    """Takes up to 3 s. Output stays at the endpoint, for a day after the end of a task; see ``output_bytes`` of a
+    submit."""
+    # One entry is one token here: each may be 128 KiB that pass through an agent and a forwarder.
+    call.count(ENTRIES_PER_TOKEN * len(body.tasks))
+    wanted = [OutputWanted(**dict(each)) for each in body.tasks]
+    found = call.services.output.read(call.identity, wanted)
+    unknown = [task_id for task_id, output in found.items() if output is None]
+    results = {task_id: _output(output) for task_id, output in found.items() if output is not None}
+    return OutputBatchAnswer(results=results, unknown=unknown or None)
 
 
 @router.get("/v2/taskgroup/<task_group_id>", summary="List your tasks of a group", tags=["tasks"])
@@ -233,6 +253,24 @@ def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
         result_serializers=list(task.options.result_serializers) or None,
         retry_of=task.retry_of,
     )
+
+
+def _output(output: Output) -> OutputAnswer:
+    piece = output.piece
+    return OutputAnswer(
+        status=output.task.state.value,
+        attempt=piece.attempt,
+        stdout=_stream(piece.stdout),
+        stderr=_stream(piece.stderr),
+        complete=piece.complete,
+        source=output.source,
+        reason=output.reason,
+        sealed=piece.sealed or None,
+    )
+
+
+def _stream(text: OutputText) -> StreamShape:
+    return StreamShape.model_validate({"from": text.start, "next": text.next, "text": text.text})
 
 
 def _exception(error: ErrorRecord) -> str:

@@ -20,6 +20,7 @@ from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.endpoints import EndpointService
 from farcall_lambdas.services.functions import FunctionService
 from farcall_lambdas.services.limits import Admission, RateLimit, Storage
+from farcall_lambdas.services.output import OutputService
 from farcall_lambdas.services.reconcile import IdleWatch, Reconciler
 from farcall_lambdas.services.results import ResultService
 from farcall_lambdas.services.retry import RetryService
@@ -43,6 +44,7 @@ class Services:
     sharing: SharingService
     submit: SubmitService
     results: ResultService
+    output: OutputService
     cancel: CancelService
     retry: RetryService
     connect: ConnectService
@@ -84,6 +86,7 @@ class Services:
             sharing=sharing,
             submit=submit,
             results=results,
+            output=OutputService(context, endpoints),
             cancel=cancel,
             retry=RetryService(context, results, submit),
             connect=ConnectService(context, fleet),

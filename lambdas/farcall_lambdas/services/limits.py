@@ -43,7 +43,7 @@ _ADVANCE: Final = 20
 _ADVANCE_GOOD_S: Final = 1.0
 
 #: Entries that a request names or gets for one token; each as many more are one token more.
-_ENTRIES_PER_TOKEN: Final = 100
+ENTRIES_PER_TOKEN: Final = 100
 
 #: Part of the database's disk that may be used when something is added: its write-ahead log needs room, too.
 _STORAGE_SHARE: Final = 0.85
@@ -377,6 +377,6 @@ class Admission:
     def count_entries(self, identity: Identity, entries: int) -> None:
         """Count a request by its size, after the first token: a request about thousands of tasks is as much work as
         many others."""
-        tokens = max(0, entries - 1) // _ENTRIES_PER_TOKEN
+        tokens = max(0, entries - 1) // ENTRIES_PER_TOKEN
         if tokens:
             self._rate_limit.charge(identity, tokens)

@@ -33,6 +33,7 @@ class FakeAgent:
     def __init__(self, directory: Path, *options: str, slots: int = 1, here: bool = True) -> None:
         self.registered: protocol.Registered | None = None
         self.progress: list[protocol.Progress] = []
+        self.outputs: list[protocol.OutputRead] = []
         self.finished: dict[str, protocol.Finished] = {}
         self.leaving = ""
         self._serializer = Serializer()
@@ -99,5 +100,7 @@ class FakeAgent:
         elif isinstance(message, protocol.Progress):
             self.progress.append(message)
             self.finished.update({finished.task_id: finished for finished in message.finished})
+        elif isinstance(message, protocol.OutputRead):
+            self.outputs.append(message)
         else:
             self.leaving = message.reason

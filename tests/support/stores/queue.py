@@ -201,6 +201,10 @@ class FakeQueue(FakeRegistry):
                 self._wake_owner(lane, endpoint_id)
             return outcomes
 
+    def _owner_of(self, endpoint_id: str) -> str | None:
+        lane = self._lanes.get(endpoint_id)
+        return None if lane is None else lane.live_owner(self._clock())
+
     def _wake_owner(self, lane: _Lane, endpoint_id: str) -> None:
         for listener in self._listeners.get(lane.live_owner(self._clock()) or "", []):
             listener.hear(endpoint_id)

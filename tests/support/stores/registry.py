@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from farcall_common.errors import Unavailable
-from farcall_common.store.model import ForwarderInfo, PeerKey, SharedResults
+from farcall_common.store.model import ForwarderInfo, OutputAnswer, OutputAsk, PeerKey, SharedResults
 from tests.support.stores.reach import Reach
 
 
@@ -24,6 +24,8 @@ class FakeRegistry(Reach):
         self._peers: dict[str, PeerKey] = {}
         self._listeners: dict[str, list[FakeWakeUps]] = {}
         self._watchers: dict[str, dict[str, float]] = {}
+        self._outputs: dict[str, tuple[list[OutputAnswer], float]] = {}
+        self._answered = threading.Condition(self._lock)
 
     def wipe(self) -> None:
         """Forget everything, as after a restart without persistence. Subscriptions stay."""
@@ -31,6 +33,7 @@ class FakeRegistry(Reach):
             self._forwarders.clear()
             self._peers.clear()
             self._watchers.clear()
+            self._outputs.clear()
 
     def announce(self, info: ForwarderInfo, *, ttl_s: float) -> None:
         with self._call():
@@ -91,6 +94,38 @@ class FakeRegistry(Reach):
                 for listener in self._listeners.get(forwarder_id, []):
                     listener.hear_results(messages)
 
+    # output of tasks
+
+    def request_output(self, asks: Sequence[OutputAsk]) -> Sequence[bool]:
+        with self._call():
+            found = []
+            for ask in asks:
+                owner = self._owner_of(ask.endpoint_id)
+                found.append(owner is not None)
+                for listener in self._listeners.get(owner or "", []):
+                    listener.hear_ask(ask)
+            return found
+
+    def _owner_of(self, endpoint_id: str) -> str | None:
+        raise NotImplementedError
+
+    def answer_output(self, request_id: str, answer: OutputAnswer, *, ttl_s: float) -> None:
+        with self._call():
+            self._outputs = {id_: kept for id_, kept in self._outputs.items() if kept[1] > self._clock()}
+            answers, _ = self._outputs.get(request_id, ([], 0.0))
+            self._outputs[request_id] = ([*answers, answer], self._clock() + ttl_s)
+            self._answered.notify_all()
+
+    def take_output(self, request_id: str, *, timeout_s: float) -> OutputAnswer | None:
+        with self._call():
+            self._answered.wait_for(lambda: self._answers(request_id), timeout_s)
+            answers = self._answers(request_id)
+            return answers.pop(0) if answers else None
+
+    def _answers(self, request_id: str) -> list[OutputAnswer]:
+        answers, until = self._outputs.get(request_id, ([], 0.0))
+        return answers if until > self._clock() else []
+
     def unlisten(self, forwarder_id: str, listener: FakeWakeUps) -> None:
         """Forget a subscription; :meth:`WakeUps.close` calls it."""
         with self._lock:
@@ -105,6 +140,7 @@ class FakeWakeUps:
         self._forwarder_id = forwarder_id
         self._heard: dict[str, None] = {}
         self._shared: list[SharedResults] = []
+        self._asks: list[OutputAsk] = []
         self._changed = threading.Condition()
 
     def hear(self, endpoint_id: str) -> None:
@@ -117,6 +153,16 @@ class FakeWakeUps:
             self._shared += messages
             self._changed.notify_all()
 
+    def hear_ask(self, ask: OutputAsk) -> None:
+        with self._changed:
+            self._asks.append(ask)
+            self._changed.notify_all()
+
+    def take_asks(self) -> Sequence[OutputAsk]:
+        with self._changed:
+            asks, self._asks = self._asks, []
+            return asks
+
     def take_shared(self) -> Sequence[SharedResults]:
         with self._changed:
             shared, self._shared = self._shared, []
@@ -126,7 +172,7 @@ class FakeWakeUps:
         if not self._queue.reachable:
             raise Unavailable("FakeQueue was cut off")
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._heard or self._shared), timeout_s)
+            self._changed.wait_for(lambda: bool(self._heard or self._shared or self._asks), timeout_s)
             heard = list(self._heard)
             self._heard.clear()
             return heard

@@ -1,0 +1,66 @@
+"""Output of tasks: the tails of what an attempt printed, on their way from worker to agent.
+
+Offsets count the bytes of a stream from the start of an attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
+from farcall_endpoint.shared_memory import Frame, SharedBytes, bytes_of
+
+_Tail = Annotated[int, msgspec.Meta(ge=0, le=MAX_KEPT_OUTPUT_BYTES)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an attempt printed: the lengths of the tails of both streams, which are together in one body, and the
+    numbers of all bytes of the streams."""
+
+    stdout_tail: _Tail
+    stderr_tail: _Tail
+    stdout_end: _Offset
+    stderr_end: _Offset
+
+    @property
+    def tail_bytes(self) -> int:
+        """The length of both tails together."""
+        return self.stdout_tail + self.stderr_tail
+
+    def fits(self, body_bytes: int) -> bool:
+        """Whether the tails can be at the end of a body, and in streams of these lengths."""
+        is_within = self.stdout_tail <= self.stdout_end and self.stderr_tail <= self.stderr_end
+        return is_within and self.tail_bytes <= body_bytes
+
+
+class Stream(NamedTuple):
+    """Bytes of a stream, from the offset ``start`` on."""
+
+    start: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last byte."""
+        return self.start + len(self.data)
+
+
+NOTHING: Final = Stream(0, b"")
+
+
+def streams(printed: Printed, tails: bytes) -> tuple[Stream, Stream]:
+    """Standard output and error of an attempt."""
+    cut = printed.stdout_tail
+    stdout, stderr = tails[:cut], tails[cut:]
+    return Stream(printed.stdout_end - len(stdout), stdout), Stream(printed.stderr_end - len(stderr), stderr)
+
+
+def split(body: Frame, printed: Printed) -> tuple[Frame, bytes]:
+    """The result and the tails in the body of a finished task."""
+    cut = len(body) - printed.tail_bytes
+    if isinstance(body, SharedBytes):
+        return SharedBytes(body.memory, body.start, cut), bytes(bytes_of(body)[cut:])
+    return body[:cut], bytes(body[cut:])
