@@ -23,8 +23,9 @@ StreamName = Literal["stdout", "stderr"]
 STREAMS: Final[tuple[StreamName, ...]] = ("stdout", "stderr")
 #: What is read of a task that has printed more: the last bytes of each stream.
 _TAIL_BYTES: Final = 16 * 1024
-#: Tasks of one request.
 TASKS_PER_REQUEST: Final = 100
+#: Running tasks that a watch asks about: each counts against the rate limit.
+_OLDEST: Final = 20
 _FIRST_POLL_S: Final = 0.5
 _LONGEST_POLL_S: Final = 2.0
 #: Time after the end of a task in which its endpoint may still give its last output.
@@ -239,20 +240,17 @@ class OutputWatch:
         :raises FarcallError: if the API does not answer.
         """
         now, watched = self._clock(), self._watched()
-        wanted = [each for each in watched if each.ended_at] + [each for each in watched if not each.ended_at]
-        seen = False
-        for start in range(0, len(wanted), TASKS_PER_REQUEST):
-            some = wanted[start : start + TASKS_PER_REQUEST]
-            if start and not some[0].ended_at:
-                break
+        ended = [each for each in watched if each.ended_at is not None]
+        running = itertools.islice((each for each in watched if each.ended_at is None), _OLDEST)
+        left, seen = iter([*ended, *running]), False
+        while some := list(itertools.islice(left, TASKS_PER_REQUEST)):
             try:
                 parts = self._reader.read([each.cursor for each in some], stop=self._abandoned)
             finally:
-                late = [each for each in some if each.ended_at and now - each.ended_at > _LAST_OUTPUT_S]
-                self._forget(late)
+                self._forget(each for each in some if each.ended_at and now - each.ended_at > _LAST_OUTPUT_S)
             seen = seen or bool(parts)
             self._report(some, parts)
-            self._forget([each for each in some if each.cursor.complete])
+            self._forget(each for each in some if each.cursor.complete)
         return seen
 
     def _report(self, asked: Sequence[_Watched], parts: Sequence[OutputPart]) -> None:

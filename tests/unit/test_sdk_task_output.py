@@ -127,7 +127,7 @@ def test_a_callback_that_raises_is_logged_and_called_again(off: FakeCloud, caplo
     assert "no room" in caplog.text
 
 
-def test_tasks_that_ended_and_the_hundred_oldest_are_asked_about(off: FakeCloud) -> None:
+def test_tasks_that_ended_and_the_twenty_oldest_others_are_asked_about(off: FakeCloud) -> None:
     asked: list[list[str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -141,12 +141,12 @@ def test_tasks_that_ended_and_the_hundred_oldest_are_asked_about(off: FakeCloud)
         for task_id in ids:
             watch.add(task_id, print)
         watch.check()
-        assert asked == [ids[:100]]
+        assert asked == [ids[:20]]
         asked.clear()
-        for task_id in ids[:150]:
+        for task_id in ids[100:]:
             watch.ended(task_id)
         watch.check()
-        assert asked == [ids[:100], ids[100:200]]
+        assert asked == [ids[100:200], [*ids[200:], *ids[:20]]]
 
 
 def test_a_task_without_its_last_output_is_given_up_after_a_while(off: FakeCloud) -> None:
