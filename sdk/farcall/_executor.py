@@ -199,8 +199,8 @@ class Submitter(concurrent.futures.Executor):
         is asked for.
 
         It is called in a thread of the executor, in whole lines if they are complete within a second. The API is asked
-        for it once or twice a second, for the 20 oldest tasks that have not ended; leaving the executor waits for the last output,
-        10 seconds at most. What it raises is logged.
+        for it up to twice a second, for the 20 oldest tasks that have not ended and for those that have; leaving the
+        executor waits for the last output, 10 seconds at most. What it raises is logged.
         """
         return self._context.on_output
 
