@@ -5,7 +5,7 @@ Offsets count the bytes of a stream from the start of an attempt.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -46,6 +46,9 @@ class Stream(NamedTuple):
     def end(self) -> int:
         """The offset behind the last byte."""
         return self.start + len(self.data)
+
+
+NOTHING: Final = Stream(0, b"")
 
 
 def split(body: Frame, printed: Printed) -> tuple[Frame, bytes]:

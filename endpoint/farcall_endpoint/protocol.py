@@ -158,9 +158,9 @@ class Finished(_Part, frozen=True):
     started_at: float | None = None
     ended_at: float | None = None
     details: dict[str, Any] | None = None
-    is_retried: bool = False
     printed: Printed | None = None
     output: Body | None = None
+    is_retried: bool = False
 
 
 class Died(_Part, frozen=True):
@@ -175,7 +175,7 @@ class Died(_Part, frozen=True):
 
 
 class RunningOutput(_Part, frozen=True):
-    """Bytes of the streams of a running task, from where they were requested. ``wanted`` is what they answer.
+    """Bytes of the streams of a running task, and where they begin. ``wanted`` is what they answer.
     ``is_running``: False if the task does not run (any more); then there are none. ``is_kept``: False if its submitter
     or the endpoint wants none to be read."""
 
@@ -184,6 +184,8 @@ class RunningOutput(_Part, frozen=True):
     is_kept: bool = True
     stdout: bytes = b""
     stderr: bytes = b""
+    stdout_at: int = 0
+    stderr_at: int = 0
 
 
 class OutputRead(_Message, frozen=True):

@@ -10,6 +10,7 @@ from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._shell_remote import ShellResult
 from farcall._task_info import TaskInfo, Why
+from farcall._task_output import OutputPart, TaskOutput
 from farcall._version import __version__
 from farcall_common.errors import (
     ConfigurationError,
@@ -58,6 +59,7 @@ __all__ = [
     "LimitExceeded",
     "MPIFunction",
     "NotFound",
+    "OutputPart",
     "PayloadTooLarge",
     "ResultRefused",
     "SerializationError",
@@ -70,6 +72,7 @@ __all__ = [
     "TaskFailed",
     "TaskInfo",
     "TaskLost",
+    "TaskOutput",
     "TaskPending",
     "TaskUnknown",
     "Unauthenticated",

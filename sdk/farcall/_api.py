@@ -244,6 +244,11 @@ class Api:
         path = f"/v3/tasks/{quote(task_id, safe='')}/why"
         return self._call("GET", path, retry_timeout_s=retry_timeout_s, stop=stop)
 
+    def batch_output(self, tasks: Sequence[Json], *, stop: threading.Event | None = None) -> dict[str, Json]:
+        """New output of tasks by id: of each its id, and the bytes from which on to read its streams."""
+        answer = self.http.call("POST", "/v3/batch_output", body={"tasks": tasks}, stop=stop)
+        return dict(answer["results"])
+
     def cancel(
         self, task_ids: Sequence[str], *, retry_timeout_s: float | None = None, stop: threading.Event | None = None
     ) -> dict[str, Json]:

@@ -23,6 +23,7 @@ from farcall._functions import (
 )
 from farcall._future import Origin
 from farcall._sealing import SealMode
+from farcall._task_output import OnOutput
 from farcall._tracing import traceparent
 from farcall_common.errors import ProtocolError
 from farcall_common.limits import MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
@@ -49,6 +50,8 @@ class SubmitContext:
     raise_original: bool = False
     #: Whether calls are sealed; None: as the client says.
     sealed: SealMode | None = None
+    #: Called with what the tasks print; the requests do not depend on it.
+    on_output: OnOutput | None = dataclasses.field(default=None, compare=False)
 
     @functools.cached_property
     def origin(self) -> Origin | None:

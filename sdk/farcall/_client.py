@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from farcall._names import EndpointNames, Ids
     from farcall._sealing import Sealer, SealMode
     from farcall._settings import Authorizer
+    from farcall._task_output import OutputPart, OutputReader, TaskOutput
     from farcall._trust import ResultPolicy
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict
@@ -94,6 +95,7 @@ class Connection:
     sealer: Sealer
     names: EndpointNames
     ids: Ids
+    output: OutputReader
 
 
 class Client(SourceCode, Sharing):
@@ -164,6 +166,7 @@ class Client(SourceCode, Sharing):
         from farcall._http import Http
         from farcall._names import EndpointNames, Ids
         from farcall._sealing import Sealer, default_mode
+        from farcall._task_output import OutputReader
         from farcall._trust import ResultPolicy, allowed_strategies, trusted_endpoints
 
         self.api_url: str = settings.api_url
@@ -184,6 +187,7 @@ class Client(SourceCode, Sharing):
             sealer,
             EndpointNames(lambda role: self._api.list_endpoints(role=role)),
             Ids(self._api),
+            OutputReader(self._api, sealer),
         )
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
@@ -393,6 +397,27 @@ class Client(SourceCode, Sharing):
         :raises TaskUnknown: if you have no such task.
         """
         return Why.from_json(self._api.why(self._connection.ids.task(task_id)))
+
+    def get_output(self, task_ids: Iterable[str | uuid.UUID]) -> dict[str, TaskOutput]:
+        """The last output of tasks, running or ended, by their ids. Tasks that are not yours are left out.
+
+        :raises FarcallError: if the API does not answer.
+        """
+        return self._connection.output.last([self._connection.ids.task(each) for each in task_ids])
+
+    def iter_output(self, task_id: str | uuid.UUID) -> Iterator[OutputPart]:
+        """What a task prints, from its last 16 KiB on until it has ended. Waits for more in between.
+
+        :raises TaskUnknown: if you have no such task.
+        :raises FarcallError: if the API does not answer.
+        """
+        from farcall._task_output import OutputCursor
+
+        cursor = OutputCursor(self._connection.ids.task(task_id))
+        for parts in self._connection.output.follow(cursor):
+            yield from parts
+        if not cursor.state:
+            raise TaskUnknown(f"there is no task {task_id}")
 
     def cancel(self, task_id: str | uuid.UUID) -> Json:
         """Cancel a task: ``outcome`` is "cancelled" (it never runs), "requested" (its endpoint will stop it)

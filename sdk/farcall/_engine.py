@@ -27,6 +27,7 @@ from farcall._pacing import BurstLimit
 from farcall._results import Collector, Poller, ResultReader
 from farcall._stream import Stream
 from farcall._task_info import Why
+from farcall._task_output import OnOutput, OutputWatch, TaskOutput
 from farcall._tracing import trace_call
 from farcall_common.errors import (
     ConfigurationError,
@@ -377,6 +378,9 @@ class Engine:
         self._uploads = ThreadPoolExecutor(
             _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
         )
+        self._output = connection.output
+        self._output_watch: OutputWatch | None = None
+        self._label = label
         self._on_ended = on_ended
         parts = (
             ("sender", self.sender.run),
@@ -384,7 +388,7 @@ class Engine:
             ("poller", self._poller.run),
             ("delays", self.delays.run),
         )
-        self._alive = len(parts)
+        self._alive = 0
         self._alive_lock = threading.Lock()
         self._threads = [self._spawn(run, f"{label}-{name}") for name, run in parts]
         _running.add(self)
@@ -469,6 +473,13 @@ class Engine:
         """See :class:`farcall._future.FutureOwner`."""
         return self.delays.cause(endpoint_id)
 
+    def output(self, task_id: str) -> TaskOutput | None:
+        """See :class:`farcall._future.FutureOwner`.
+
+        :raises FarcallError: if the API cannot be reached.
+        """
+        return self._output.last([task_id]).get(task_id)
+
     def unsettled(self) -> list[ComputeFuture[Any]]:
         """The futures that are not done."""
         return self._collector.unsettled()
@@ -491,6 +502,8 @@ class Engine:
         """End now, without waiting for open futures. Tasks that were sent continue."""
         self._collector.close()
         self.sender.abandon()
+        if self._output_watch is not None:
+            self._output_watch.abandon()
         self._stop()
 
     def fail_unsettled(self) -> None:
@@ -515,7 +528,19 @@ class Engine:
             self._stream.subscribe(context.task_group_id)
         task.origin = context.origin
         self._collector.add(future)
+        if context.on_output is not None:
+            self._watch_output(future, context.on_output)
         return future
+
+    def _watch_output(self, future: ComputeFuture[Any], report: OnOutput) -> None:
+        with self._alive_lock:
+            watch, is_new = self._output_watch, self._output_watch is None
+            if watch is None:
+                watch = self._output_watch = OutputWatch(self._output)
+        watch.add(future.task_id, report)
+        future.add_done_callback(lambda _: watch.ended(future.task_id))
+        if is_new:
+            self._threads.append(self._spawn(watch.run, f"{self._label}-output"))
 
     def _pack(
         self, function: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], context: SubmitContext
@@ -609,6 +634,8 @@ class Engine:
         self._stream.stop()
         self._poller.stop()
         self.delays.stop()
+        if self._output_watch is not None:
+            self._output_watch.stop()
         self._uploads.shutdown(wait=False)
         _running.discard(self)
 
@@ -629,6 +656,8 @@ class Engine:
                 if last:
                     self._on_ended()
 
+        with self._alive_lock:
+            self._alive += 1
         thread = threading.Thread(target=run_or_fail, name=name, daemon=True)
         thread.start()
         return thread

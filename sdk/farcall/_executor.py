@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from farcall._engine import Engine
     from farcall._sealing import SealMode
     from farcall._task_info import Why
+    from farcall._task_output import OnOutput
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
@@ -150,8 +151,8 @@ class Submitter(concurrent.futures.Executor):
     """How many MPI ranks a task starts in all."""
 
     keep_output: _Option[bool] = _Option()
-    """Whether the last 4 KiB that a task writes to standard output and error are kept when it succeeds, too: as
-    :attr:`ComputeFuture.stdout` and ``stderr``, and for ``farcall tasks logs``. Those of a failed task always are."""
+    """Whether the last 4 KiB that a task writes to standard output and error are in its record when it succeeds, too,
+    and so are kept as long as its result. Those of a failed task always are."""
 
     output_bytes: _Option[int] = _Option()
     """How many of the last bytes of each stream of its output the endpoint keeps for a day; 0: none, and the output of
@@ -216,6 +217,21 @@ class Submitter(concurrent.futures.Executor):
 
         self._context = dataclasses.replace(self._context, sealed=None if value is None else seal_mode(value))
 
+    @property
+    def on_output(self) -> OnOutput | None:
+        """Called with what tasks print, while they run, as an :class:`OutputPart`; ``print`` shows it. None: nothing
+        is asked for.
+
+        It is called in a thread of the executor, in whole lines if they are complete within a second. The API is asked
+        for it up to twice a second, for the 20 oldest tasks that have not ended and for those that have; leaving the
+        executor waits for the last output, 10 seconds at most. What it raises is logged.
+        """
+        return self._context.on_output
+
+    @on_output.setter
+    def on_output(self, value: OnOutput | None) -> None:
+        self._context = dataclasses.replace(self._context, on_output=value)
+
     def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
         if "result_serializers" in changes:
             from farcall._functions import strategy_names
@@ -230,6 +246,7 @@ class Submitter(concurrent.futures.Executor):
         container_id: str | EllipsisType | None = ...,
         raise_original: bool | None = None,
         sealed: SealMode | None = None,
+        on_output: OnOutput | EllipsisType | None = ...,
         **changes: Unpack[TaskOptionsDict],
     ) -> Submitter:
         """A view of this executor with other options: ``executor.options(walltime_s=60).submit(f, x)``.
@@ -249,6 +266,8 @@ class Submitter(concurrent.futures.Executor):
             view.raise_original = raise_original
         if sealed is not None:
             view.sealed = sealed
+        if on_output is not ...:
+            view.on_output = on_output
         if container_id is not ...:
             changes["container"] = container_id
         view._set(**changes)
@@ -394,6 +413,7 @@ class Executor(Submitter, SourceCode):
     :param raise_original: whether futures raise the function's own exception, not a :class:`TaskFailed` (see
         :attr:`raise_original`).
     :param sealed: whether calls are sealed (see :attr:`sealed`).
+    :param on_output: called with what tasks print (see :attr:`on_output`).
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`retries`, :attr:`retry_on`,
         :attr:`retry_delay_s`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`, :attr:`keep_output`,
@@ -426,6 +446,7 @@ class Executor(Submitter, SourceCode):
         container_id: str | None = None,
         raise_original: bool = False,
         sealed: SealMode | None = None,
+        on_output: OnOutput | None = None,
         **options: Unpack[OwnOptionsDict],
     ) -> None:
         super().__init__()
@@ -458,7 +479,7 @@ class Executor(Submitter, SourceCode):
             if passed is None:
                 self.client.close()
             raise
-        context = SubmitContext(found, group_id, task_options, raise_original, mode)
+        context = SubmitContext(found, group_id, task_options, raise_original, mode, on_output)
         self._api = connection.api
         self.label = label
         self._shut_down = False

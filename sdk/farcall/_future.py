@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from farcall._display import card, shortened
 from farcall._task_info import Why
+from farcall._task_output import StreamName, TaskOutput
 from farcall_common.errors import TaskError, original_of
 from farcall_common.futures import GuardedFuture
 
@@ -172,6 +173,9 @@ class FutureOwner(Protocol):
     def cause_of_delay(self, endpoint_id: str, /) -> str:
         """Why no task of an endpoint starts, as far as it is known; else empty. Asks nothing."""
 
+    def output(self, task_id: str, /) -> TaskOutput | None:
+        """The last output of a task, by the API."""
+
 
 class ComputeFuture(GuardedFuture[T]):
     """The future of a task; everything that works with :class:`concurrent.futures.Future` works with it.
@@ -208,6 +212,8 @@ class ComputeFuture(GuardedFuture[T]):
         self._raise_original = raise_original
         #: The error of the task, if ``result()`` raises the function's own exception instead.
         self._task_error: TaskError | None = None
+        #: The output of the task, once it is complete and was asked for.
+        self._output: TaskOutput | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of task {self.task_id} at endpoint {self.endpoint_id}, {self._state_text()}>"
@@ -252,21 +258,33 @@ class ComputeFuture(GuardedFuture[T]):
 
     @property
     def stdout(self) -> str | None:
-        """The last part of the task's standard output, once it ended: of a failed task, and of one that succeeded with
-        :attr:`Executor.keep_output`. None if nothing is kept."""
-        return self._output_tail("stdout_tail")
+        """The last part of what the task has written to standard output, also while it runs. None if there is none.
+
+        Calls the API, which asks the endpoint, unless the task has failed, was submitted with
+        :attr:`Executor.keep_output`, or was not sent yet. The endpoint keeps output for a day.
+
+        :raises FarcallError: if the API cannot be reached.
+        """
+        return self._output_tail("stdout")
 
     @property
     def stderr(self) -> str | None:
         """The same of standard error."""
-        return self._output_tail("stderr_tail")
+        return self._output_tail("stderr")
 
-    def _output_tail(self, name: str) -> str | None:
-        if not self.done() or self.cancelled():
-            return None
-        error = self._task_error or self.exception()
-        tail: str | None = getattr(error.record, name) if isinstance(error, TaskError) else self.details.get(name)
-        return tail or None
+    def _output_tail(self, stream: StreamName) -> str | None:
+        if self.done() and not self.cancelled():
+            error = self._task_error or self.exception()
+            name = f"{stream}_tail"
+            tail = getattr(error.record, name) if isinstance(error, TaskError) else self.details.get(name)
+            if tail:
+                return str(tail)
+        output = self._output
+        if output is None and self._record.accepted_at is not None:
+            output = self._owner.output(self.task_id)
+            if output is not None and output.complete:
+                self._output = output
+        return (getattr(output, stream) or None) if output else None
 
     def result(self, timeout: float | None = None) -> T:
         """The value that the function returned, as :meth:`concurrent.futures.Future.result`.

@@ -222,6 +222,16 @@ class Sealer:
             data = self.opened_value(data, result.task_id, must=must)
         return msgspec.structs.replace(result, **changes) if changes else result, data
 
+    def opened_output(self, task_id: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An answer about the output of a task, opened if that is sealed. Output that must be sealed and is not is left
+        out: the cloud could have written it.
+
+        :raises SealInvalid: if it cannot be opened.
+        """
+        if text := answer.get("sealed"):
+            return {**answer, **self._opened_record(text, "output", task_id)}
+        return {**answer, "stdout": None, "stderr": None} if self.mode == "required" else answer
+
     def opened_value(self, data: Piece, task_id: str, *, must: bool) -> Piece:
         """A value, opened if it is sealed.
 

@@ -244,7 +244,7 @@ def test_logs_of_a_task(cloud: FakeCloud, script: str) -> None:
     assert result.stdout == ""  # the endpoint in memory keeps no output
     assert "it is failed" in result.stderr
     shown = json.loads(farcall("tasks", "logs", task_id, "--json").stdout)
-    assert shown == {"task_id": task_id, "status": "failed", "stdout_tail": "", "stderr_tail": ""}
+    assert shown == {"task_id": task_id, "status": "failed", "stdout_tail": "", "stderr_tail": "", "reason": None}
 
 
 def test_cells_never_break_the_lines_of_a_pipe(cloud: FakeCloud, tmp_path: Path) -> None:

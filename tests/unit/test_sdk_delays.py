@@ -16,6 +16,7 @@ from farcall._delays import DelayWatch, log_delay
 from farcall._future import ComputeFuture, TaskRecord
 from farcall._results import Collector, ResultReader
 from farcall._task_info import Why
+from farcall._task_output import TaskOutput
 from farcall.testing import FakeCloud
 from tests.waiting import wait_until
 
@@ -63,6 +64,9 @@ class Waiting:
 
     def cause_of_delay(self, endpoint_id: str) -> str:
         return self.watch.cause(endpoint_id)
+
+    def output(self, task_id: str) -> TaskOutput | None:
+        return None
 
     def close(self) -> None:
         self._client.close()

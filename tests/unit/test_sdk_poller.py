@@ -14,6 +14,7 @@ from farcall import Client, ComputeFuture, Unavailable, Why
 from farcall._client import connection_of
 from farcall._future import TaskRecord
 from farcall._results import Collector, Poller, ResultReader
+from farcall._task_output import TaskOutput
 from farcall.testing import FakeCloud
 from tests.waiting import WAIT_S
 
@@ -66,6 +67,9 @@ class Laptop:
 
     def cause_of_delay(self, endpoint_id: str) -> str:
         return ""
+
+    def output(self, task_id: str) -> TaskOutput | None:
+        return None
 
     def open(self) -> None:
         self._thread.start()

@@ -24,6 +24,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 #: Within the range of the database's integers, and of JSON readers.
 Generation = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Position = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -146,11 +147,12 @@ class ResultSpec(Part, frozen=True):
 
 
 class OutputWanted(Part, frozen=True):
-    """A task whose output is requested, and the bytes of each stream that the reader has already."""
+    """A task whose output is requested, and where to begin in each stream: behind the bytes that the reader has, or if
+    negative so many bytes before the present end."""
 
     task_id: str
-    stdout_from: Offset = 0
-    stderr_from: Offset = 0
+    stdout_from: Position = 0
+    stderr_from: Position = 0
 
 
 class OutputText(Part, frozen=True):

@@ -92,8 +92,8 @@ class OutputAnswers:
             OutputPiece(
                 task_id=wanted.task_id,
                 attempt=wanted.start,
-                stdout=cut(Stream(wanted.stdout_from, read.stdout), wanted_from=wanted.stdout_from),
-                stderr=cut(Stream(wanted.stderr_from, read.stderr), wanted_from=wanted.stderr_from),
+                stdout=cut(Stream(read.stdout_at, read.stdout), wanted_from=wanted.stdout_from),
+                stderr=cut(Stream(read.stderr_at, read.stderr), wanted_from=wanted.stderr_from),
             ),
             task.answer_key,
         )
@@ -112,8 +112,8 @@ class OutputAnswers:
             return OutputPiece(
                 task_id=wanted.task_id,
                 attempt=0 if task is None else attempt_of(task),
-                stdout=OutputText(start=wanted.stdout_from, next=wanted.stdout_from),
-                stderr=OutputText(start=wanted.stderr_from, next=wanted.stderr_from),
+                stdout=nothing_from(wanted.stdout_from),
+                stderr=nothing_from(wanted.stderr_from),
                 complete=has_ended,
                 reason=NOT_KEPT if has_ended else NOT_STARTED,
             )
@@ -133,15 +133,23 @@ class OutputAnswers:
         )
 
 
+def nothing_from(wanted_from: int) -> OutputText:
+    """No bytes of a stream, for a reader that goes on where it was."""
+    return OutputText(start=max(0, wanted_from), next=max(0, wanted_from))
+
+
 def piece(stream: Stream, *, wanted_from: int, max_bytes: int, is_final: bool) -> OutputText:
-    """Up to ``max_bytes`` of a stream from an offset, or from the first byte that is there.
+    """Up to ``max_bytes`` of a stream from an offset, or from the first byte that is there, which it is for a negative
+    offset.
 
     The piece ends at a boundary of characters; what is not UTF-8 is replaced. ``is_final``: nothing will be added to
     the stream.
     """
+    if not stream.data:
+        return nothing_from(wanted_from)
     start = max(wanted_from, stream.start)
     data = stream.data[start - stream.start :]
-    if start > wanted_from:  # the bytes before are gone, perhaps in the middle of a character
+    if start > max(0, wanted_from):  # the bytes before are gone, perhaps in the middle of a character
         skipped = next((n for n, byte in enumerate(data[:_LONGEST_CHARACTER]) if byte & 0xC0 != 0x80), 0)
         start, data = start + skipped, data[skipped:]
     cut = data[:max_bytes]

@@ -120,7 +120,8 @@ class OutputStore:
 
     def read(self, task_id: str, *, stdout_from: int, stderr_from: int, most_bytes: int) -> KeptOutput | None:
         """What the last attempt of a task printed that printed something and ended; None if it is not kept. Up to
-        ``most_bytes`` of each stream from these offsets on, or from the first byte that is there."""
+        ``most_bytes`` of each stream from these offsets on (negative: before the end), or from the first byte that is
+        there."""
         if self._database is None:
             return None
         try:
@@ -132,8 +133,8 @@ class OutputStore:
             if row is None:
                 return None
             number, attempt, stdout_tail, stderr_tail, stdout_end, stderr_end, answer_key = row
-            stdout_at = min(max(0, stdout_from - (stdout_end - stdout_tail)), stdout_tail)
-            stderr_at = min(max(0, stderr_from - (stderr_end - stderr_tail)), stderr_tail)
+            stdout_at = _place(stdout_from, end=stdout_end, kept_bytes=stdout_tail)
+            stderr_at = _place(stderr_from, end=stderr_end, kept_bytes=stderr_tail)
             # A tail may have a MiB, and others wait meanwhile. The first byte of a blob is number 1.
             [stdout, stderr] = self._database.execute(
                 "SELECT substr(tails, ?, ?), substr(tails, ?, ?) FROM output WHERE number = ?",
@@ -244,3 +245,8 @@ def _columns(printed: Printed) -> tuple[int, int, int, int]:
 
 def _size_bytes(kept: Kept) -> int:
     return _ROW_BYTES + len(kept.tails)
+
+
+def _place(offset: int, *, end: int, kept_bytes: int) -> int:
+    """Where an offset in a stream is in its last bytes, which are kept."""
+    return min(max(0, offset + kept_bytes - (0 if offset < 0 else end)), kept_bytes)

@@ -144,7 +144,7 @@ class Kept(NamedTuple):
 
 
 def attempt_of(task: Task) -> int:
-    """The number of a task's present run, an attempt or a retry. A redelivery to the endpoint that has the task does not
+    """The number of a task's present run, an attempt or a retry. A redelivery to the endpoint that has it does not
     raise it."""
     return max(0, task.spec.attempt - 1 + task.starts + task.retries_used)
 

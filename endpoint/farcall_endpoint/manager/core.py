@@ -736,7 +736,9 @@ class ManagerCore:
         if state is TaskState.SUCCESS or result:
             frame = self._add_body(result)
         record = dict(error) if error is not None else None
-        finished = Finished(job.order.task_id, state, frame, record, started_at, ended_at, details, is_retried)
+        finished = Finished(
+            job.order.task_id, state, frame, record, started_at, ended_at, details, is_retried=is_retried
+        )
         if output is not None:
             finished = msgspec.structs.replace(finished, printed=output[0], output=self._add_body(output[1]))
         self._finished.append(finished)

@@ -22,8 +22,8 @@ from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
 from farcall_endpoint.manager.slots import Slot
-from farcall_endpoint.output import Printed
-from farcall_endpoint.worker.capture import read_end, read_tail
+from farcall_endpoint.output import NOTHING, Printed, Stream
+from farcall_endpoint.worker.capture import read_end, read_from, read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 from farcall_endpoint.worker.directories import name_of, submitter_directory
 from farcall_endpoint.worker.settings import WorkerSettings
@@ -69,13 +69,14 @@ class WorkerProcess:
             return "", ""
         return stdout, stderr
 
-    def read_output(self, stdout_from: int, stderr_from: int, *, most_bytes: int) -> tuple[bytes, bytes]:
-        """Bytes of standard output and error from these offsets on; none if a task has made them unreadable."""
+    def read_output(self, stdout_from: int, stderr_from: int, *, most_bytes: int) -> tuple[Stream, Stream]:
+        """Bytes of standard output and error from these offsets on, negative ones before the end; none if a task has
+        made them unreadable."""
         stdout, stderr = self.output
         try:
-            return os.pread(stdout, most_bytes, stdout_from), os.pread(stderr, most_bytes, stderr_from)
+            return read_from(stdout, stdout_from, most_bytes), read_from(stderr, stderr_from, most_bytes)
         except OSError:
-            return b"", b""
+            return NOTHING, NOTHING
 
     def output_end(self) -> tuple[Printed, bytes] | None:
         """The last bytes of both streams, as of :meth:`tails`; None if there are none."""

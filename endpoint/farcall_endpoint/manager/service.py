@@ -33,6 +33,7 @@ from farcall_endpoint.manager.events import (
 )
 from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
+from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame, SharedBytes
 from farcall_endpoint.worker.channel import MALFORMED, Packet, Sync
@@ -312,8 +313,17 @@ class Manager:
             received = self._receive(_Worker(worker_id, process))
             if received != [PacketsReceived(worker_id, [])]:
                 events += received
-                stdout = stderr = b""
-            read.append(protocol.RunningOutput(wanted, stdout=stdout, stderr=stderr, is_running=True))
+                stdout = stderr = NOTHING
+            read.append(
+                protocol.RunningOutput(
+                    wanted,
+                    stdout=stdout.data,
+                    stderr=stderr.data,
+                    stdout_at=stdout.start,
+                    stderr_at=stderr.start,
+                    is_running=True,
+                )
+            )
         self._send(protocol.OutputRead(action.request_id, action.max_bytes, tuple(read)))
         return events
 

@@ -35,6 +35,12 @@ def read_end(descriptor: int, most_bytes: int) -> Stream:
     return Stream(start, os.pread(descriptor, size - start, start))
 
 
+def read_from(descriptor: int, offset: int, most_bytes: int) -> Stream:
+    """Bytes of a capture file from an offset on, a negative one before its end."""
+    start = max(0, os.fstat(descriptor).st_size + offset) if offset < 0 else offset
+    return Stream(start, os.pread(descriptor, most_bytes, start))
+
+
 class Capture:
     """The worker's side. Call :meth:`tails` (if wanted) and :meth:`reset` after each task."""
 

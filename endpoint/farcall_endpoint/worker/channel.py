@@ -92,8 +92,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     ended_at: float
     error: dict[str, Any] | None = None
     details: dict[str, Any] | None = None
-    is_retried: bool = False
     printed: Printed | None = None
+    is_retried: bool = False
 
 
 class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -217,12 +217,13 @@ class TaskBatchAnswer(Shape):
     unknown: Maybe[list[str]] = None
 
 
-#: Bytes from the start of an attempt.
-Offset = Annotated[int, Field(ge=0, le=2**53)]
+#: Bytes from the start of an attempt, or if negative before the present end.
+Offset = Annotated[int, Field(ge=-(2**53), le=2**53)]
 
 
 class OutputWantedShape(Shape):
-    """A task, and the bytes of each stream that you have already."""
+    """A task, and where to begin in each stream: behind the bytes that you have already, or if negative so many bytes
+    before the present end."""
 
     task_id: Id
     stdout_from: Offset = 0

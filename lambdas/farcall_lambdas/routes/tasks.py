@@ -84,8 +84,8 @@ def get_task_batch(body: BatchStatus, call: CurrentCall) -> TaskBatchAnswer:
 def get_output(body: BatchOutput, call: CurrentCall) -> OutputBatchAnswer:
     """Takes up to 3 s. Output stays at the endpoint, for a day after the end of a task; see ``output_bytes`` of a
     submit."""
-    # One entry is one token here: each may be 128 KiB that pass through an agent and a forwarder.
-    call.count(ENTRIES_PER_TOKEN * len(body.tasks))
+    # An answer has 512 KiB at most, which pass through agents and a forwarder; ten tasks are one token.
+    call.count(ENTRIES_PER_TOKEN // 10 * len(body.tasks))
     wanted = [OutputWanted(**dict(each)) for each in body.tasks]
     found = call.services.output.read(call.identity, wanted)
     if any(output is not None and output.reason == NO_ANSWER for output in found.values()):

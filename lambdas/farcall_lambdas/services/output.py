@@ -145,6 +145,6 @@ def _from_record(task: Task, reason: str, wanted: OutputWanted) -> Output:
 
 def _tail(task: Task, name: str, wanted_from: int) -> OutputText:
     text = getattr(task.error, name, None) or task.details.get(name)
-    if wanted_from or not isinstance(text, str):
-        return OutputText(start=wanted_from, next=wanted_from)
+    if wanted_from > 0 or not isinstance(text, str):
+        return OutputText(start=max(0, wanted_from), next=max(0, wanted_from))
     return OutputText(next=len(text.encode()), text=text)

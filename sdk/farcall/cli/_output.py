@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from farcall._task_info import Why
+from farcall._task_output import OutputPart
 from farcall.cli._connect import above
 from farcall_common.console import short_ids
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
@@ -45,6 +46,18 @@ def show_line(value: Any) -> None:
     """Write a value as one line of JSON, now."""
     typer.echo(_encoded(value))
     sys.stdout.flush()
+
+
+def show_output(part: OutputPart, *, as_json: bool = False, label: str = "", err: bool = False) -> None:
+    """Write what a task has printed: standard error to standard error, standard output too with ``err``, each line
+    behind ``label``."""
+    if as_json:
+        show_line({"task_id": part.task_id, "stream": part.stream, "text": part.text})
+        return
+    text = f"[{part.skipped_bytes} bytes are not kept]\n{part.text}" if part.skipped_bytes else part.text
+    if label:
+        text = "".join(f"{label}{line}" for line in text.splitlines(keepends=True))
+    show_text(text, err=err or part.stream == "stderr", nl=bool(label) and not text.endswith("\n"))
 
 
 def show_value(value: object) -> None:

@@ -20,6 +20,7 @@ from farcall._decorator import Function
 from farcall._executor import Executor, interrupted, leave, report_delays
 from farcall._future import ComputeFuture
 from farcall._task_info import Why
+from farcall._task_output import OutputPart
 from farcall.cli._arguments import (
     EndpointName,
     FunctionName,
@@ -30,7 +31,7 @@ from farcall.cli._arguments import (
     resolve_endpoint,
 )
 from farcall.cli._connect import above, bar, connected, waiting
-from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_value
+from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_output, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, Terminated, exit_status
 from farcall_common.task_options import TaskOptions
@@ -64,6 +65,9 @@ RetryOn = Annotated[
         help="Retry only this exception, such as OSError or module.Error. May be given several times.",
     ),
 ]
+Output = Annotated[
+    bool, typer.Option("--output", help="Show what the function prints, on standard error, while it runs.")
+]
 
 
 def run(
@@ -80,6 +84,7 @@ def run(
     walltime: Walltime = None,
     retries: Retries = None,
     retry_on: RetryOn = None,
+    output: Output = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python function on an endpoint and show its result."""
@@ -94,12 +99,16 @@ def run(
             show_json({"task_id": task_id}) if as_json else show_value(task_id)
             return
         with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
+            if output:
+                executor.on_output = _show_output
             future = executor.submit(called, *args, **named)
             futures.append(future)
             remember_submitted([future.task_id], future.task_group_id)
             with waiting(f"task {future.task_id}"):
                 concurrent.futures.wait(futures, timeout)
             _end_late(futures, timeout)
+            if output:
+                executor.shutdown()  # waits for the last output
             value = _result(future)
     if as_json:
         show_json({"task_id": future.task_id, "result": value, "timings": future.timings})
@@ -125,6 +134,7 @@ def map_(
     walltime: Walltime = None,
     retries: Retries = None,
     retry_on: RetryOn = None,
+    output: Output = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a function once for each input, and write each result as a line of JSON, in the order of the inputs.
@@ -146,7 +156,10 @@ def map_(
                 typer.echo(batch.task_group_id)
             return
         with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
-            futures.extend(executor.submit(called, *args, **named) for args, named in calls)
+            for index, (args, named) in enumerate(calls):
+                if output:
+                    executor.on_output = functools.partial(_show_output, label=f"[{index}] ")
+                futures.append(executor.submit(called, *args, **named))
             if futures:
                 remember_submitted([future.task_id for future in futures], futures[0].task_group_id)
             failed = _show_results(futures, timeout, as_json=as_json)
@@ -235,6 +248,12 @@ def _executor(
         raise
     else:
         executor.shutdown()
+
+
+def _show_output(part: OutputPart, *, label: str = "") -> None:
+    """Write what a function has printed to standard error: standard output is for results."""
+    with above():
+        show_output(part, err=True, label=label)
 
 
 def _ignore_delay(why: Why) -> None:

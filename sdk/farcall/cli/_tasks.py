@@ -11,9 +11,22 @@ from typing import Annotated, Any, Final
 import typer
 
 from farcall._client import connection_of
+from farcall._task_output import STREAMS, OutputCursor
 from farcall.cli._arguments import all_last_of, completes, last_of, remember
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, AsLines, FullIds, Since, Until, moment, show_json, show_text, shown_ids, write
+from farcall.cli._output import (
+    AsJson,
+    AsLines,
+    FullIds,
+    Since,
+    Until,
+    moment,
+    show_json,
+    show_output,
+    show_text,
+    shown_ids,
+    write,
+)
 from farcall_common.console import duration, instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest, TaskUnknown
 from farcall_common.wire import TaskState
@@ -172,22 +185,44 @@ def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> Non
 
 
 @app.command()
-def logs(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show the last output of a task: its standard output, and on standard error its standard error.
+def logs(
+    context: typer.Context,
+    task_id: TaskId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new output until the task has ended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the last output of a task, running or ended: its standard output, and on standard error its standard error.
 
-    It is kept of a task that failed, and of one that succeeded if it was submitted with keep_output=True.
+    Its endpoint keeps the last 16 KiB of each for a day. With --json --follow, each part is a line of JSON.
     """
-    with connected(context) as client:
-        task = connection_of(client).api.get_task(connection_of(client).ids.task(last_of("tasks", task_id)))
-    kept = task.get("error") or task.get("details") or {}
-    output, errors = kept.get("stdout_tail") or "", kept.get("stderr_tail") or ""
-    if as_json:
-        show_json({"task_id": task["task_id"], "status": task["status"], "stdout_tail": output, "stderr_tail": errors})
-        return
-    show_text(output, nl=bool(output) and not output.endswith("\n"))
-    show_text(errors, err=True, nl=bool(errors) and not errors.endswith("\n"))
-    if not output and not errors:
-        typer.echo(f"No output of this task is kept; it is {task['status']}.", err=True)
+    with connected(context, doing=None) as client:
+        cursor = OutputCursor(connection_of(client).ids.task(last_of("tasks", task_id)))
+        reader, seen = connection_of(client).output, False
+        for parts in reader.follow(cursor) if follow else [reader.read([cursor])]:
+            seen = seen or bool(parts)
+            if follow or not as_json:
+                for part in parts:
+                    show_output(part, as_json=as_json)
+    if not cursor.state:
+        raise TaskUnknown(f"there is no task {task_id}")
+    if as_json and not follow:
+        texts = {part.stream: part.text for part in parts}
+        tails = {f"{stream}_tail": texts.get(stream, "") for stream in STREAMS}
+        show_json({"task_id": cursor.task_id, "status": cursor.state, **tails, "reason": cursor.reason})
+    elif not seen and not as_json:
+        why = _NO_OUTPUT.get(cursor.reason or "", "It has printed nothing.")
+        typer.echo(f"No output of this task; it is {cursor.state}. {why.format(cursor.task_id)}", err=True)
+
+
+#: Explanations of the reasons in :class:`TaskOutput`.
+_NO_OUTPUT: Final = {
+    "NOT_STARTED": "`farcall tasks why {}` says what it waits for.",
+    "ENDPOINT_OFFLINE": "The output is at its endpoint, which is offline.",
+    "NOT_KEPT": "It printed nothing, it ended over a day ago, or it was submitted with output_bytes=0.",
+    "ENDPOINT_TOO_OLD": "The version of its endpoint keeps no output.",
+    "NO_ANSWER": "Its endpoint has not answered; try again.",
+    "SEALED": "Its record is sealed: `future.stdout` and `Client.get_batch_result` open it.",
+}
 
 
 @app.command()

@@ -87,6 +87,8 @@ class FakeCloud:
         self._tasks: dict[str, Task] = {}
         self._blobs: dict[str, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
+        #: Called with the id of each task that starts to run.
+        self.on_start: Callable[[str], object] = _nothing
         self._endpoint = Endpoint(self._tasks, owner_id=self._owner_id)
         self.endpoint_id: Final = self._endpoint.endpoint_id
         routes: tuple[tuple[str, str, Callable[..., Any]], ...] = (
@@ -99,6 +101,7 @@ class FakeCloud:
             ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
             ("GET", "/v2/tasks/([^/]+)", self._get_task),
             ("POST", "/v2/batch_status", self._batch_status),
+            ("POST", "/v3/batch_output", self._batch_output),
             ("POST", "/v3/tasks/cancel", self._cancel),
             ("GET", "/v3/endpoints/([^/]+)/tasks", self._list_endpoint_tasks),
             ("POST", "/v3/endpoints/([^/]+)/tasks/cancel", self._cancel_endpoint_tasks),
@@ -169,6 +172,13 @@ class FakeCloud:
             task.error = ErrorRecord(code, message, hint, endpoint_id=task.endpoint_id, reasons=reasons)
             task.move(TaskState.DEAD_LETTERED, Reporter.FORWARDER)
 
+    def write_output(self, task_id: str, *, stdout: str = "", stderr: str = "") -> None:
+        """Add to the output of a task, as if it had printed this. What calls really print is this process's output."""
+        with self._lock:
+            task = self._task(task_id)
+            task.stdout += stdout.encode()
+            task.stderr += stderr.encode()
+
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
         if self._pool is not None:
@@ -183,6 +193,7 @@ class FakeCloud:
             task.attempt = task.attempt or 1
             task.move(TaskState.RUNNING, Reporter.AGENT)
             body = self._registry.function(f"{task.function_id}@{task.function_version}")["function_code"].encode()
+        self.on_start(task.task_id)
         started_at = time.time()
         result: bytes | None = None
         error: ErrorRecord | None = None
@@ -318,6 +329,10 @@ class FakeCloud:
         unknown = [id_ for id_ in body["task_ids"] if id_ not in self._tasks]
         return {"response": "batch", "results": shown} | ({"unknown": unknown} if unknown else {})
 
+    def _batch_output(self, body: Json) -> Json:
+        wanted = [each for each in body["tasks"] if each["task_id"] in self._tasks]
+        return {"results": {each["task_id"]: self._tasks[each["task_id"]].output(each) for each in wanted}}
+
     def _list_events(self, _: Json, task_id: str) -> Json:
         return {"task_id": task_id, "events": self._task(task_id).events}
 
@@ -448,6 +463,10 @@ class FakeCloud:
             ref = {"blob_key": key, "size_bytes": len(task.result), "sha256": sha256, "url": f"{_BLOB_URL}/{key}"}
             shown["result_ref"] = ref
         return shown
+
+
+def _nothing(_: str) -> None:
+    """No test observes the tasks."""
 
 
 def _memoized_from(source: Task) -> Json:

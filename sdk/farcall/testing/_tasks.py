@@ -60,6 +60,8 @@ class Task:
     retry_on: Sequence[str] = ()
     retries_used: int = 0
     discarded: bool = False
+    stdout: bytes = b""
+    stderr: bytes = b""
 
     def ended(self) -> bool:
         return self.state.is_terminal
@@ -75,6 +77,16 @@ class Task:
             "function_version": self.function_version,
             "attempt": self.attempt,
         }
+
+    def output(self, wanted: Json) -> Json:
+        """An answer about the output, from the bytes on that are wanted."""
+        reason = "NOT_STARTED" if not self.attempt else None
+        answer: Json = {"status": str(self.state), "attempt": self.attempt, "complete": self.ended(), "reason": reason}
+        for stream, data in (("stdout", self.stdout), ("stderr", self.stderr)):
+            first = int(wanted.get(f"{stream}_from", 0))
+            begin = max(0, len(data) + first) if first < 0 else first
+            answer[stream] = {"from": begin, "next": len(data), "text": data[begin:].decode(errors="replace")}
+        return answer
 
     def move(self, state: TaskState, reporter: Reporter, **detail: object) -> None:
         self.state = state
