@@ -29,7 +29,7 @@ ERROR = {"code": "TASK_FAILED", "message": "OSError: away", "fault": "user_code"
 def raised(
     core: CoreDriver, task_id: str = "a", *, now: float, manager: str = "m", is_retried: bool = True, **error: Any
 ) -> Turn:
-    finished = Finished(task_id, TaskState.FAILED, None, {**ERROR, **error}, now - 0.5, now, None, is_retried)
+    finished = Finished(task_id, TaskState.FAILED, None, {**ERROR, **error}, now - 0.5, now, is_retried=is_retried)
     core.progress(manager, Progress(workers=2, finished=(finished,)))
     return core.decide(now=now)
 
@@ -300,7 +300,7 @@ class Agent:
 
     def raises(self) -> None:
         raised_at = self.now
-        finished = Finished("a", TaskState.FAILED, None, dict(ERROR), raised_at, raised_at, None, True)
+        finished = Finished("a", TaskState.FAILED, None, dict(ERROR), raised_at, raised_at, is_retried=True)
         self.core.progress(self.manager, Progress(workers=1, finished=(finished,)))
         self.step()
 
