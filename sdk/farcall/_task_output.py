@@ -173,7 +173,7 @@ def _chunks(task_ids: Iterable[str]) -> Iterator[list[str]]:
 
 @dataclasses.dataclass
 class _Watched:
-    """A task whose output somebody watches; ``ended_at`` in monotonic seconds."""
+    """A task whose output is reported; ``ended_at`` in monotonic seconds."""
 
     cursor: OutputCursor
     report: OnOutput

@@ -18,6 +18,7 @@ from farcall_endpoint.agent.output_store import RETENTION_S, KeptOutput, OutputS
 from farcall_endpoint.agent.tasks import Kept, Stage, Task, TaskResult
 from farcall_endpoint.output import Printed, Stream
 from farcall_endpoint.protocol import Died, Finished, OutputRead, Progress, ReadOutput, RunningOutput, WantedOutput
+from farcall_endpoint.worker.capture import read_from
 from tests.unit.test_endpoint_agent_core import connected, send, spec
 
 KEY = bytes(32)
@@ -95,6 +96,21 @@ def test_store_reads_parts_of_streams(tmp_path: Path) -> None:
     assert read(store, "a", at=2, most_bytes=2) == KeptOutput(1, Stream(100, b"12"), Stream(2, b"c"), 105, 3, b"")
     assert read(store, "a", at=102) == KeptOutput(1, Stream(102, b"345"), Stream(3, b""), 105, 3, b"")
     assert read(store, "a", at=2**53) == KeptOutput(1, Stream(105, b""), Stream(3, b""), 105, 3, b"")
+
+
+def test_negative_offsets_are_before_the_end(tmp_path: Path) -> None:
+    store = OutputStore(tmp_path / "output", budget_bytes=10_000)
+    store.keep([Kept("a", 1, Printed(5, 3, 105, 3), b"12345abc")], now=DAY)
+    assert read(store, "a", at=-2) == KeptOutput(1, Stream(103, b"45"), Stream(1, b"bc"), 105, 3, b"")
+    assert read(store, "a", at=-(2**53)) == KeptOutput(1, Stream(100, b"12345"), Stream(0, b"abc"), 105, 3, b"")
+    file = tmp_path / "captured"
+    file.write_bytes("0äöü".encode())
+    with file.open("rb") as opened:
+        end = read_from(opened.fileno(), -5, 100)
+        assert end == Stream(2, "0äöü".encode()[2:])
+        assert read_from(opened.fileno(), -100, 100).start == 0
+    assert piece(end, wanted_from=-5, max_bytes=100, is_final=True) == OutputText(start=3, next=7, text="öü")
+    assert piece(Stream(0, b""), wanted_from=-5, max_bytes=100, is_final=True) == OutputText()
 
 
 def test_store_drops_the_oldest_beyond_its_budget(tmp_path: Path) -> None:
@@ -216,7 +232,7 @@ def test_running_tasks_are_answered_by_their_managers(bench: Bench) -> None:
     # b has ended meanwhile, and its result is here already.
     bench.task("b", Stage.FINISHED)
     bench.store.keep([kept("b", b"12345the end")], now=DAY)
-    read = RunningOutput(wanted[0], is_running=True, stdout=b"now"), RunningOutput(wanted[1])
+    read = RunningOutput(wanted[0], is_running=True, stdout=b"now", stdout_at=5), RunningOutput(wanted[1])
     bench.answers.read([OutputRead("r", 100, read)])
     [answer] = bench.sent
     a, b = answer.pieces

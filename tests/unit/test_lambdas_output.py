@@ -173,7 +173,7 @@ def test_recorded_output_is_shown_if_the_endpoint_has_none(lab: OutputLab) -> No
         [],
         [{"task_id": str(uuid.uuid4())}] * 101,
         [{"task_id": "x"}],
-        [{"task_id": str(uuid.uuid4()), "stdout_from": -1}],
+        [{"task_id": str(uuid.uuid4()), "stdout_from": -(2**53) - 1}],
     ],
 )
 def test_requests_over_the_limits_are_refused(lab: OutputLab, tasks: list[object]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import FrameMalformed, ProtocolError, VersionUnsupported
-from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES
+from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_KEPT_OUTPUT_BYTES
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import (
@@ -50,6 +50,8 @@ def _values(annotation: Any, field: str) -> st.SearchStrategy[Any]:
         return st.just(0)
     if field == "walltime_s":
         return st.floats(0, 2**40, exclude_min=True)
+    if field == "output_bytes":
+        return st.integers(0, MAX_KEPT_OUTPUT_BYTES)
     if field == "retries":
         return st.integers(0, MAX_RETRIES)
     if field == "retry_delay_s":

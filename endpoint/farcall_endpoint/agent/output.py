@@ -145,8 +145,6 @@ def piece(stream: Stream, *, wanted_from: int, max_bytes: int, is_final: bool) -
     The piece ends at a boundary of characters; what is not UTF-8 is replaced. ``is_final``: nothing will be added to
     the stream.
     """
-    if not stream.data:
-        return nothing_from(wanted_from)
     start = max(wanted_from, stream.start)
     data = stream.data[start - stream.start :]
     if start > max(0, wanted_from):  # the bytes before are gone, perhaps in the middle of a character
