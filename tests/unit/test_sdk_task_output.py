@@ -247,6 +247,8 @@ def test_run_shows_what_a_function_prints_on_standard_error(cloud: FakeCloud, tm
     cloud.on_start = lambda task_id: cloud.write_output(task_id, stdout="halving\n")
     shown = Farcall(cloud)("run", f"{script}:half", "3", "--output")
     assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "1.5\n", "halving\n")
+    shown = Farcall(cloud)("run", f"{script}:half", "3", "--output", "--json")
+    assert json.loads(shown.stderr)["output"]["text"] == "halving\n"
     shown = Farcall(cloud)("map", f"{script}:half", "3", "4", "--output")
     assert (shown.exit_code, shown.stdout) == (0, "1.5\n2.0\n")
     assert sorted(shown.stderr.splitlines()) == ["[0] halving", "[1] halving"]

@@ -52,7 +52,8 @@ def show_output(part: OutputPart, *, as_json: bool = False, label: str = "", err
     """Write what a task has printed: standard error to standard error, standard output too with ``err``, each line
     behind ``label``."""
     if as_json:
-        show_line({"task_id": part.task_id, "stream": part.stream, "text": part.text})
+        line = {"task_id": part.task_id, "stream": part.stream, "text": part.text}
+        typer.echo(_encoded({"output": line} if err else line), err=err)
         return
     text = f"[{part.skipped_bytes} bytes are not kept]\n{part.text}" if part.skipped_bytes else part.text
     if label:

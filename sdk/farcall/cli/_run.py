@@ -100,7 +100,7 @@ def run(
             return
         with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
             if output:
-                executor.on_output = _show_output
+                executor.on_output = functools.partial(_show_output, as_json=as_json)
             future = executor.submit(called, *args, **named)
             futures.append(future)
             remember_submitted([future.task_id], future.task_group_id)
@@ -158,7 +158,7 @@ def map_(
         with _executor(client, endpoint_id, options, as_json=as_json) as (executor, futures):
             for index, (args, named) in enumerate(calls):
                 if output:
-                    executor.on_output = functools.partial(_show_output, label=f"[{index}] ")
+                    executor.on_output = functools.partial(_show_output, as_json=as_json, label=f"[{index}] ")
                 futures.append(executor.submit(called, *args, **named))
             if futures:
                 remember_submitted([future.task_id for future in futures], futures[0].task_group_id)
@@ -250,10 +250,10 @@ def _executor(
         executor.shutdown()
 
 
-def _show_output(part: OutputPart, *, label: str = "") -> None:
+def _show_output(part: OutputPart, *, as_json: bool, label: str = "") -> None:
     """Write what a function has printed to standard error: standard output is for results."""
     with above():
-        show_output(part, err=True, label=label)
+        show_output(part, err=True, label=label, as_json=as_json)
 
 
 def _ignore_delay(why: Why) -> None:
