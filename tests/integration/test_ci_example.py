@@ -17,7 +17,7 @@ def test_the_commands_of_the_example_run_its_tests(tmp_path: Path) -> None:
     runner = Runner(tmp_path, home=home)
     outputs = runner.run_steps(steps, names=[name for name in names if name not in ends], finally_=ends)
     assert "3 passed" in outputs[RUN_TESTS]
-    assert "Local tier, ready" in outputs["Show what went wrong"]
+    assert "state\tready" in outputs["Show what went wrong"]
     assert not (home / "local").exists()
 
 

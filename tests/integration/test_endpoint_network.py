@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -19,6 +20,7 @@ from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.fleet import Fleet, Lost
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.tasks import Demand
+from farcall_endpoint.pipe import pipe_pair
 from farcall_endpoint.providers import BlockStatus, Phase
 from farcall_endpoint.transport import (
     CurveKeys,
@@ -142,7 +144,7 @@ def test_a_manager_that_missed_a_message_returns_its_tasks(tmp_path: Path) -> No
 class Nodes:
     """A provider whose blocks are only said to run; the test speaks for their managers."""
 
-    pipe = None
+    pipe: Any = None
     walltime_s: float | None = None
 
     def __init__(self) -> None:
@@ -174,32 +176,65 @@ class Nodes:
         """Also of each block."""
 
 
+class Here(Nodes):
+    """A provider of managers on this machine."""
+
+    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> Here:
+        super().start(command, block_id=block_id, environment=environment)
+        self.pipe, self.there = pipe_pair()
+        return self
+
+    def close(self) -> None:
+        self.pipe.close()
+
+
+def test_a_manager_that_died_before_its_first_message_does_not_end_the_agent() -> None:
+    provider, poller = Here(), zmq.Poller()
+    with zmq.Context() as context:
+        fleet = one_block_fleet(context, poller, provider)
+        now = time.monotonic()
+        fleet.maintain(now=now)
+        provider.phase = Phase.ENDED
+        provider.there.close()  # after the agent has polled, before it looks at its blocks
+        fleet.maintain(now=now, ready={provider.fileno()})
+        ready = {source for source, _ in poller.poll(0)}
+        assert list(fleet.receive(ready=ready, now=now)) == []
+        assert fleet.is_empty
+
+
+def one_block_fleet(
+    context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, provider: Nodes, network: Network | None = None
+) -> Fleet:
+    numbers = itertools.count(1)
+    return Fleet(
+        context,
+        poller=poller,
+        provider=provider,
+        blocks=Blocks(
+            policy=SimpleScaling(min_blocks=1, max_blocks=1, parallelism=1.0, idle_release_s=60.0),
+            first_blocks=1,
+            slots_per_block=1,
+            max_failures=3,
+            backoff_s=0.1,
+            new_block_id=lambda: f"b{next(numbers)}",
+        ),
+        command_options=[],
+        function_body=lambda _: b"",
+        payload=lambda _: b"",
+        demand=lambda: Demand(0, ()),
+        network=network,
+    )
+
+
 class Site:
     """A fleet and a manager's end of the wire."""
 
     def __init__(self, directory: Path) -> None:
         self.nodes = Nodes()
         self.context = zmq.Context()
-        numbers = itertools.count(1)
         self.poller = zmq.Poller()
-        self.fleet = Fleet(
-            self.context,
-            poller=self.poller,
-            provider=self.nodes,
-            blocks=Blocks(
-                policy=SimpleScaling(min_blocks=1, max_blocks=1, parallelism=1.0, idle_release_s=60.0),
-                first_blocks=1,
-                slots_per_block=1,
-                max_failures=3,
-                backoff_s=0.1,
-                new_block_id=lambda: f"b{next(numbers)}",
-            ),
-            command_options=[],
-            function_body=lambda _: b"",
-            payload=lambda _: b"",
-            demand=lambda: Demand(0, ()),
-            network=Network(["127.0.0.1"], FleetKeys(new_curve_keys(), new_curve_keys())),
-        )
+        network = Network(["127.0.0.1"], FleetKeys(new_curve_keys(), new_curve_keys()))
+        self.fleet = one_block_fleet(self.context, self.poller, self.nodes, network)
         self.fleet.maintain(now=time.monotonic())
         self.lost: list[Lost] = []
         self.heard: list[protocol.Registered | protocol.Progress | protocol.OutputRead] = []

@@ -138,7 +138,7 @@ def test_errors_are_json_for_programs(cloud: FakeCloud, script: str, run: Run, c
         (("{script}:greet", "x", "--retries", "101"), 65, "retries: Expected `int` <= 100"),
         (("{script}:greet", "x", "--retries", "1", "--retry-on", "OSErorr"), 65, "did you mean OSError?"),
         (("{script}:greet", "x", "--retry-on", "OSError"), 65, "--retry-on has no effect without --retries"),
-        (("{script}:greet", "--endpoint", "elsewhere"), 66, "no endpoint named 'elsewhere'"),
+        (("{script}:greet", "x", "--endpoint", "elsewhere"), 66, "no endpoint named 'elsewhere'"),
         (("{script}:greet", "x", "--endpoint", str(uuid.uuid4())), 66, "ENDPOINT_UNKNOWN"),
     ],
 )

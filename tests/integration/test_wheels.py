@@ -223,8 +223,12 @@ def test_the_first_day_of_a_new_user(new_user: Installation) -> None:
 
     typo = new_user.run("farcall", "run", "hello.py:hello", "world", "-e", "hree", status=66)
     assert "there is no endpoint named 'hree'" in typo.stderr
-    failed = new_user.run("farcall", "run", "hello.py:hello", "1", "2", status=1)
-    assert "TypeError: hello() takes 1 positional argument but 2 were given" in failed.stderr
+    refused = new_user.run("farcall", "run", "hello.py:hello", "1", "2", status=65)
+    assert "hello() takes 1 positional argument but 2 were given; it is called as hello(name" in refused.stderr
+    (new_user.folder / "fails.py").write_text("def divide(number):\n    return 1 / number\n")
+    failed = new_user.run("farcall", "run", "fails.py:divide", "0", status=1)
+    assert "ZeroDivisionError: division by zero" in failed.stderr
+    assert "return 1 / number" in failed.stderr
     _an_endpoint_that_is_off(new_user)
     _a_script_that_is_interrupted(new_user)
 

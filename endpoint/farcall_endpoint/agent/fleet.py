@@ -293,6 +293,8 @@ class Fleet:
                 self._look_at = min(self._look_at, now + _LAST_MESSAGES_S)
         else:
             self._blocks.ended(block_id, reason, now=now)
+            if block.handle.pipe is not None:  # the poller has not reported its end yet, if the block has just ended
+                self._links.detach(block.handle.pipe)
             block.handle.close()
             del self._here[block_id]
             self._tick_at = now

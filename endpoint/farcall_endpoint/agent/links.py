@@ -104,6 +104,11 @@ class Links:
         self._pipes[pipe.fileno()] = pipe
         self._poller.register(pipe.fileno(), zmq.POLLIN)
 
+    def detach(self, pipe: Pipe) -> None:
+        """Read a pipe no more: it is going to be closed."""
+        if self.is_attached(pipe):
+            self._detach(pipe.fileno())
+
     def is_attached(self, pipe: Pipe) -> bool:
         """Whether something may still come through a pipe."""
         return pipe.fileno() in self._pipes

@@ -218,7 +218,7 @@ class TaskBatchAnswer(Shape):
 
 
 #: Bytes from the start of an attempt, or if negative before the present end.
-Offset = Annotated[int, Field(ge=-(2**53), le=2**53)]
+Offset = Annotated[int, Field(ge=-(2**53), le=2**53, strict=True)]
 
 
 class OutputWantedShape(Shape):
