@@ -88,6 +88,9 @@ def test_stopped_endpoint_is_shown() -> None:
 def test_a_stale_status_is_noted() -> None:
     facts = facts_of("lab", State("Running", "e-1", AGENT, numbers() | {"at": NOW - 300}, ""), now=NOW)
     assert facts["note"] == "no status from the agent for 5 min"
+    assert (facts["status"], status_exit_code(facts)) == ("Disconnected", 1), "the process is stopped or hangs"
+    facts = facts_of("lab", State("Running", "e-1", AGENT, numbers() | {"at": NOW - 30}, ""), now=NOW)
+    assert (facts["status"], facts["note"]) == ("Running", "no status from the agent for 30 s")
 
 
 def test_a_status_is_not_stale_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
