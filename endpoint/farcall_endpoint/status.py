@@ -39,6 +39,8 @@ _ORDER: Final = (
 )
 _COLUMNS: Final = ("block_id", "state", "since", "managers", "workers", "scheduler")
 _STALE_S: Final = 10.0
+_HUNG_S: Final = 60.0
+"""An agent that has not written its status for so long does not run tasks either."""
 _COLOURS: Final = {
     "Running": "green",
     "Blocked": "red",
@@ -69,6 +71,8 @@ def facts_of(name: str, state: State, *, now: float) -> dict[str, Any]:
             facts["reported_at"] = reported_at
             if now - reported_at > _STALE_S and not facts["note"]:
                 facts["note"] = f"no status from the agent for {_duration(now - reported_at)}"
+            if now - reported_at > _HUNG_S and facts["status"] in ("Running", "Blocked"):
+                facts["status"] = "Disconnected"
     return facts | {key: value for key, value in state.numbers.items() if key not in _HIDDEN}
 
 

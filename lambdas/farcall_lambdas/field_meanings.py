@@ -264,6 +264,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "ContainerAnswer.container": "The container.",
     "BuildStatus.status": "`provided`: images come from elsewhere.",
     "EndpointStatusAnswer.age_s": "Seconds since the numbers were reported.",
+    "EndpointStatusAnswer.problem": "The problem that the endpoint reported, such as why it gets no nodes.",
     "EndpointStatusAnswer.status": "`online` or `offline`.",
     "EndpointStatusAnswer.details": "The last report of the endpoint's agent.",
     "ErrorAnswer.status": "`Failed`.",

@@ -818,7 +818,7 @@ class Client(SourceCode, Sharing):
     def get_endpoint_status(self, endpoint_id: str | uuid.UUID) -> Json:
         """``status`` ("online", "offline") and ``details``: numbers of managers, workers, tasks and blocks, which the
         endpoint reported at ``reported_at`` (epoch seconds), ``age_s`` seconds ago. Those two are left out if it has
-        reported none."""
+        reported none. ``problem`` is there if the endpoint reported one and you may use it."""
         return Record(self._api.get_endpoint_status(self.find_endpoint(endpoint_id)))
 
     def get_allowed_functions(self, endpoint_id: str | uuid.UUID) -> Json:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-import re
-from typing import Any
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
 
-from farcall_endpoint.agent.service import Rate
+from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.service import Agent, Clock, Rate
 from farcall_endpoint.daemon import State
 from farcall_endpoint.directory import AgentProcess
 from farcall_endpoint.status import facts_of, lines, render, show_status, status_exit_code, watch_status
@@ -59,8 +62,8 @@ def test_running_endpoint_is_shown_with_blocks() -> None:
     assert "━" not in text, "tables have the style of all commands"
     in_pipe = list(lines(facts, now=NOW))
     assert "status\tRunning" in in_pipe
-    assert re.fullmatch(r"blocks\tb1\trunning\t\d\d:\d\d:\d\d \(1 min ago\)\t2\t64\t812 RUNNING", in_pipe[-2])
-    assert in_pipe[-1:] == [
+    assert in_pipe[-2:] == [
+        f"blocks\tb1\trunning\t{local(NOW - 90, '%H:%M:%S')} (1 min ago)\t2\t64\t812 RUNNING",
         "blocks\tb2\twaiting\t-\t0\t0\t813 PENDING (Priority)",
     ]
     written = text.splitlines()
@@ -85,6 +88,27 @@ def test_stopped_endpoint_is_shown() -> None:
 def test_a_stale_status_is_noted() -> None:
     facts = facts_of("lab", State("Running", "e-1", AGENT, numbers() | {"at": NOW - 300}, ""), now=NOW)
     assert facts["note"] == "no status from the agent for 5 min"
+    assert (facts["status"], status_exit_code(facts)) == ("Disconnected", 1), "the process is stopped or hangs"
+    facts = facts_of("lab", State("Running", "e-1", AGENT, numbers() | {"at": NOW - 30}, ""), now=NOW)
+    assert (facts["status"], facts["note"]) == ("Running", "no status from the agent for 30 s")
+
+
+def test_a_status_is_not_stale_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor after a laptop was suspended: monotonic time stops then, and the system's time goes on."""
+    clock = Clock()
+    now = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    agent = cast(Agent, MagicMock(_clock=clock))
+    facts = facts_of("lab", State("Running", "e-1", AGENT, Agent._status(agent), ""), now=now)
+    assert (facts["reported_at"], facts["note"]) == (now, "")
+
+
+def test_the_start_of_a_block_does_not_vary_with_the_float_of_the_offset() -> None:
+    block = SimpleNamespace(started_at=5432.139794, kill_at=None, managers=[], handle=MagicMock())
+    fleet = cast(Fleet, SimpleNamespace(_here={"block-1": block}))
+    offsets = (1795629536.0, 1795629536.0000002)
+    first, second = ([row["since"] for row in Fleet.describe(fleet, offset_s=offset)] for offset in offsets)
+    assert first == second == [1795634968.14]
 
 
 def test_square_brackets_are_not_read_as_markup() -> None:

@@ -93,6 +93,13 @@ def test_endpoint_is_online_while_heartbeats_arrive(api: MemoryApi) -> None:
     reported = {"reported_at": api.clock.now - 3.0, "age_s": 3.0}
     assert api.call("GET", path).body == {"status": "online", "details": details} | reported
 
+    api.stores.endpoints.set_presence([Presence(endpoint_id, True, dataclasses.replace(status, problem="no nodes"))])
+    assert api.call("GET", path).body["problem"] == "no nodes"
+    api.share(f"endpoints/{endpoint_id}", BOB, "see")
+    assert "problem" not in api.call("GET", path, caller=BOB).body
+    api.share(f"endpoints/{endpoint_id}", BOB, "use")
+    assert api.call("GET", path, caller=BOB).body["problem"] == "no nodes"
+
     api.clock.now += 121
     assert api.call("GET", path).body["status"] == "offline"
 

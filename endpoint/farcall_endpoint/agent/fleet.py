@@ -233,7 +233,7 @@ class Fleet:
             {
                 "block_id": block_id,
                 "state": block.handle.status().phase.name.lower() if block.kill_at is None else "ending",
-                "since": block.started_at + offset_s,
+                "since": round(block.started_at + offset_s, 3),
                 "managers": len(block.managers),
                 "workers": sum(self._managers[manager_id].registered.slots for manager_id in block.managers),
                 "scheduler": block.handle.status().text,

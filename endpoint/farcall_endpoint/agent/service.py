@@ -85,6 +85,10 @@ class Clock:
         """For whatever others read, and for the core."""
         return time.monotonic() + self._offset_s
 
+    def wall(self) -> float:
+        """The system's time, which may jump: for what a program on this machine compares with the system's time."""
+        return time.time()
+
 
 class Rate:
     """From a count that only grows, looked at every now and then. Instants are monotonic seconds."""
@@ -337,7 +341,7 @@ class Agent:
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             "problem": str(report.detail.get("problem", "")),
             "blocked": self._fleet.refusal or self._core.spool_problem,
-            "at": self._clock.epoch(),
+            "at": self._clock.wall(),
         }
 
     # -- connection ----------------------------------------------------------------------------------------------------

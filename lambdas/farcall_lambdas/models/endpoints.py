@@ -198,10 +198,12 @@ class EndpointDetails(Shape):
 class EndpointStatusAnswer(Shape):
     """``status`` is "online" or "offline"; the details are the agent's last report, which came at ``reported_at``
     (epoch seconds), ``age_s`` seconds ago; both are left out if there is none. Changes are reported within a second,
-    and within five seconds if there are many."""
+    and within five seconds if there are many. ``problem`` is for those who may use the endpoint; it is left out if
+    there is none."""
 
     status: str
     details: EndpointDetails
+    problem: Maybe[str] = None
     reported_at: Maybe[float] = None
     age_s: Maybe[float] = None
 

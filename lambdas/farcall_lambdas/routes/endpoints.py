@@ -111,6 +111,7 @@ def get_endpoint_status(endpoint_id: Id, call: CurrentCall) -> EndpointStatusAns
     return EndpointStatusAnswer(
         status=call.services.endpoints.state(endpoint).value,
         details=endpoint_details(endpoint),
+        problem=call.services.endpoints.problem(call.identity, endpoint),
         reported_at=endpoint.status.reported_at,
         age_s=call.services.endpoints.report_age_s(endpoint),
     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 
-from farcall_common.errors import InvalidRequest, NotFound, Unavailable, Unsupported
+from farcall_common.errors import Forbidden, InvalidRequest, NotFound, Unavailable, Unsupported
 from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Right, Task
 from farcall_common.wire.ids import new_id
@@ -231,6 +231,17 @@ class EndpointService(Service):
     def report_age_s(self, endpoint: Endpoint) -> float | None:
         """Seconds since the last report of an endpoint's agent; None if there was none."""
         return endpoint.status.age_s(now=self._now().timestamp())
+
+    def problem(self, identity: Identity, endpoint: Endpoint) -> str | None:
+        """The problem that an endpoint reported; None if there is none, or if the caller may not use the endpoint: it
+        quotes the scheduler."""
+        if not endpoint.status.problem:
+            return None
+        try:
+            self._access.endpoint(identity, endpoint.endpoint_id, Right.USE)
+        except Forbidden:
+            return None
+        return endpoint.status.problem
 
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
         """Workers of an endpoint as reported when it last connected, with Globus Compute's keys."""

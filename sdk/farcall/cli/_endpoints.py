@@ -102,7 +102,7 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether an endpoint is online, and its numbers of workers and tasks."""
+    """Show whether an endpoint is online, the problem that it reports, and its numbers of workers and tasks."""
     with connected(context) as client:
         endpoint_id = resolve_endpoint(client, endpoint)
         found = client.get_endpoint_status(endpoint_id)
@@ -123,7 +123,8 @@ def status(
 def _show_status(found: Mapping[str, Any]) -> None:
     numbers = {name.replace("_", " "): number for name, number in found["details"].items()}
     age_s = found.get("age_s")
-    show_fields({"status": found["status"], "as of": None if age_s is None else ago(age_s), **numbers})
+    problem = {"problem": text} if (text := found.get("problem")) else {}
+    show_fields({"status": found["status"], **problem, "as of": None if age_s is None else ago(age_s), **numbers})
 
 
 @app.command()
