@@ -13,7 +13,9 @@ from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
 from farcall_endpoint.shared_memory import Frame, SharedBytes, bytes_of
 
 _Tail = Annotated[int, msgspec.Meta(ge=0, le=MAX_KEPT_OUTPUT_BYTES)]
-_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+MAX_STREAM_BYTES: Final = 2**53
+"""The largest offset. A file can be made longer than that, without data."""
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_STREAM_BYTES)]
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):

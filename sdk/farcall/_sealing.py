@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 import msgspec
 
@@ -38,6 +38,16 @@ SealMode = Literal["off", "offered", "required"]
 _MODES: Final[tuple[SealMode, ...]] = ("off", "offered", "required")
 _SECRET_VARIABLE: Final = "FARCALL_SEALING_SECRET"  # noqa: S105 - a name
 _SEALED: Final = (b"fs\n", b"bs\n")
+
+_SealedStream = TypedDict("_SealedStream", {"from": int, "next": int, "text": str})
+
+
+class _SealedOutput(TypedDict):
+    """The texts in an answer about output. Other keys are left out: they would replace those of the cloud's answer."""
+
+    attempt: int
+    stdout: _SealedStream
+    stderr: _SealedStream
 
 
 def default_mode(given: str | None, *, environ: Mapping[str, str] = os.environ) -> Callable[[], SealMode]:
@@ -229,7 +239,7 @@ class Sealer:
         :raises SealInvalid: if it cannot be opened.
         """
         if text := answer.get("sealed"):
-            return {**answer, **self._opened_record(text, "output", task_id)}
+            return {**answer, **self._opened_record(text, "output", task_id, _SealedOutput)}
         return {**answer, "stdout": None, "stderr": None} if self.mode == "required" else answer
 
     def opened_value(self, data: Piece, task_id: str, *, must: bool) -> Piece:
@@ -246,10 +256,10 @@ class Sealer:
             raise ResultRefused(f"the result of task {task_id} is not sealed", hint=hint)
         return data
 
-    def _opened_record(self, text: object, part: str, task_id: str) -> dict[str, Any]:
+    def _opened_record(self, text: object, part: str, task_id: str, kind: Any = dict[str, Any]) -> dict[str, Any]:
         opened = self._open(str(text).encode(), part, task_id)
         try:
-            return dict(msgspec.json.decode(opened, type=dict[str, Any]))
+            return dict(msgspec.json.decode(opened, type=kind))
         except msgspec.MsgspecError as error:
             raise SealInvalid(f"The {part} of task {task_id} is not a record.") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from farcall_endpoint.agent.fleet import Limits
 from farcall_endpoint.agent.output import OutputAnswers, piece
 from farcall_endpoint.agent.output_store import RETENTION_S, KeptOutput, OutputStore
 from farcall_endpoint.agent.tasks import Kept, Stage, Task, TaskResult
-from farcall_endpoint.output import Printed, Stream
+from farcall_endpoint.output import NOTHING, Printed, Stream
 from farcall_endpoint.protocol import Died, Finished, OutputRead, Progress, ReadOutput, RunningOutput, WantedOutput
-from farcall_endpoint.worker.capture import read_from
+from farcall_endpoint.worker.capture import read_end, read_from
 from tests.unit.test_endpoint_agent_core import connected, send, spec
 
 KEY = bytes(32)
@@ -53,6 +54,19 @@ def test_pieces_together_are_the_text() -> None:
         assert part.start == at
         found, at = found + part.text, part.next
     assert found == text
+
+
+def test_a_file_that_is_longer_than_offsets_go_has_no_output() -> None:
+    """A task may set the length of its capture file; on XFS and in memory it can be that long."""
+    descriptor = os.memfd_create("capture")
+    try:
+        os.ftruncate(descriptor, 2**62)
+        assert read_end(descriptor, 10) == NOTHING
+        assert read_from(descriptor, -10, 10) == NOTHING
+        os.ftruncate(descriptor, 2**53)
+        assert read_end(descriptor, 10) == read_from(descriptor, -10, 10) == Stream(2**53 - 10, bytes(10))
+    finally:
+        os.close(descriptor)
 
 
 def test_piece_after_lost_bytes_begins_at_a_character() -> None:

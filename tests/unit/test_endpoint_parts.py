@@ -14,6 +14,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -32,16 +33,18 @@ from farcall_common.errors import (
     Unavailable,
 )
 from farcall_common.task_options import TaskOptions
+from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.relay import TransferFailed
+from farcall_endpoint.agent.reports import messages_of
 from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RandomPolicy, RoundRobinPolicy, SchedulingPolicy
 from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
 from farcall_endpoint.agent.transfers import Transfers
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.worker.channel import Channel, Done, Order, Run, Sync, channel_pair
+from farcall_endpoint.worker.channel import MALFORMED, Channel, Done, Order, Run, Sync, channel_pair
 
 # -- scheduling --------------------------------------------------------------------------------------------------------
 
@@ -382,6 +385,33 @@ def test_packets_of_any_size_arrive_whole(ends: tuple[Channel, Channel], size_by
     done = Done("t", 1.0, 2.0, {"code": "X"})
     worker.send(done, (body,))
     assert manager.receive() == (done, body)  # a view equals the bytes that it shows
+
+
+def test_an_error_with_long_texts_arrives(ends: tuple[Channel, Channel]) -> None:
+    manager, worker = ends
+    done = Done("t", 1.0, 2.0, {"code": "TASK_FAILED", "traceback": "x" * 64_000, "stdout_tail": "y" * 4_096})
+    worker.send(done)
+    assert manager.receive() == (done, b"")
+
+
+@pytest.mark.parametrize("field", ["error", "details"])
+def test_forged_packets_are_not_nested(ends: tuple[Channel, Channel], field: str) -> None:
+    """The agent, which reads them as a part of a larger message, could exceed its limit of recursion."""
+    manager, worker = ends
+    forged: dict[str, Any] = {field: {"stdout_tail": {"a": 1}}}
+    worker.send(Done("t", 1.0, 2.0, **forged))
+    with pytest.raises(MALFORMED):
+        manager.receive()
+
+
+def test_reports_of_failures_with_long_texts_stay_below_the_limit_of_a_header() -> None:
+    spec = wire.TaskSpec(task_id="t", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=0)
+    error = {"code": "TASK_FAILED", "message": "", "traceback": "x" * 64_000}
+    result = TaskResult(wire.TaskState.FAILED, error=error)
+    tasks = [Task(seq, spec, 1, Stage.FINISHED, 0.0, result=result) for seq in range(200)]
+    messages = list(messages_of(do.ReportResults(tasks), body=lambda _: b""))
+    headers = [wire.decode(wire.encode(each)).message for each in messages]
+    assert sum(len(each.results) for each in headers if isinstance(each, wire.TaskResults)) == 200
 
 
 def test_claim_has_one_holder(ends: tuple[Channel, Channel]) -> None:

@@ -71,6 +71,9 @@ def test_what_was_not_requested_is_not_passed_on() -> None:
         piece(1, stdout=wire.OutputText(start=10, next=5)),
         piece(1, stderr=wire.OutputText(start=0, next=101)),
         piece(1, sealed="x" * 3000),
+        piece(1, sealed="\N{GRINNING FACE}" * 1000),  # too many bytes
+        piece(1, sealed="\0" * 1000),  # too many as JSON
+        piece(1, text="both", sealed="and"),
         piece(1, reason="ENDPOINT_OFFLINE"),
         piece(1, reason="x" * 1000),
     ],

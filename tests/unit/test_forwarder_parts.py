@@ -204,6 +204,12 @@ def test_any_map_becomes_json_that_postgresql_accepts(value: dict[str, Any]) -> 
     assert "\\u0000" not in text
 
 
+@pytest.mark.parametrize("forged", [-1e9, "1", True, None])
+def test_earlier_runs_never_reduce_the_usage_of_a_task(forged: object) -> None:
+    assert clean_details({"earlier_run_s": forged, "retries_used": 1}) == {"retries_used": 1}
+    assert clean_details({"earlier_run_s": 1.5}) == {"earlier_run_s": 1.5}
+
+
 @given(st.dictionaries(st.sampled_from(["code", "message", "fault", "retryable", "attempt", "hint"]), _json_like))
 def test_any_error_becomes_a_record(data: dict[str, Any]) -> None:
     record = clean_error(data, endpoint_id="endpoint", attempt=3)

@@ -185,6 +185,19 @@ def test_errors_and_details_are_opened(lab: Lab) -> None:
     assert found.details == {"cpu_s": 1, "stdout_tail": "out"}
 
 
+def test_sealed_output_has_texts_and_places_and_nothing_else(lab: Lab) -> None:
+    key = answers(lab)
+    stream = '{"from": 0, "next": 1, "text": "a"}'
+    found = text(
+        f'{{"attempt": 1, "stdout": {stream}, "stderr": {stream}, "status": "x"}}'.encode(), key, Answer.OUTPUT
+    )
+    opened = lab.sealer().opened_output("t", {"status": "running", "attempt": 0, "sealed": found})
+    assert (opened["status"], opened["attempt"], opened["stdout"]["text"]) == ("running", 1, "a")
+    for forged in (f'{{"attempt": 1, "stdout": 5, "stderr": {stream}}}', "{}", "[]"):
+        with pytest.raises(SealInvalid):
+            lab.sealer().opened_output("t", {"sealed": text(forged.encode(), key, Answer.OUTPUT)})
+
+
 def test_an_error_that_is_not_sealed_brings_no_pickle(lab: Lab) -> None:
     forged = {"code": "TASK_FAILED", "message": "m", "exception_data": "01\nforged"}
     failed = result(state=TaskState.FAILED, error=forged)

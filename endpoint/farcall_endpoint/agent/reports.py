@@ -8,6 +8,8 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from farcall_common.backoff import Backoff
 from farcall_common.event_log import UserBytes
 from farcall_common.report_limiter import ReportLimiter
@@ -270,6 +272,8 @@ def _results(tasks: Sequence[Task], body: Callable[[Task], bytes]) -> Iterator[E
             frame = len(frames)
             frames.append(body(task))
             size_bytes += result.size_bytes
+        # In the header, for which there is a limit: tasks decide how long these are.
+        size_bytes += sum(len(msgspec.msgpack.encode(each)) for each in (result.error, result.details) if each)
         specs.append(
             ResultSpec(
                 task_id=task.task_id,

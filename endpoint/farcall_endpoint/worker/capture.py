@@ -14,7 +14,7 @@ import sys
 from typing import Final
 
 from farcall_common.limits import OUTPUT_TAIL_BYTES
-from farcall_endpoint.output import Printed, Stream
+from farcall_endpoint.output import MAX_STREAM_BYTES, NOTHING, Printed, Stream
 
 _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
 """Positions far behind the ends of the two files. Writing appends, and moves the position; so an unchanged position
@@ -29,15 +29,21 @@ def read_tail(descriptor: int) -> str:
 
 
 def read_end(descriptor: int, most_bytes: int) -> Stream:
-    """The last bytes of a capture file, and where they begin."""
+    """The last bytes of a capture file, and where they begin; none if its task has made it longer than offsets go."""
     size = os.fstat(descriptor).st_size
+    if size > MAX_STREAM_BYTES:
+        return NOTHING
     start = max(0, size - most_bytes)
     return Stream(start, os.pread(descriptor, size - start, start))
 
 
 def read_from(descriptor: int, offset: int, most_bytes: int) -> Stream:
-    """Bytes of a capture file from an offset on, a negative one before its end."""
-    start = max(0, os.fstat(descriptor).st_size + offset) if offset < 0 else offset
+    """Bytes of a capture file from an offset on, a negative one before its end; none if its task has made it longer
+    than offsets go."""
+    size = os.fstat(descriptor).st_size
+    if size > MAX_STREAM_BYTES:
+        return NOTHING
+    start = max(0, size + offset) if offset < 0 else offset
     return Stream(start, os.pread(descriptor, most_bytes, start))
 
 

@@ -20,7 +20,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -85,13 +85,16 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
     ``details`` are additional data of a success. ``is_retried``: its function raised an exception that its options
-    retry. With ``printed``, the tails of its output are behind the result."""
+    retry. With ``printed``, the tails of its output are behind the result.
+
+    A task can forge this. Nothing in it is nested deeply: the agent reads it as a part of a larger message, for which
+    the limit of recursion could be too low."""
 
     task_id: str
     started_at: float
     ended_at: float
-    error: dict[str, Any] | None = None
-    details: dict[str, Any] | None = None
+    error: dict[str, str | int | float | bool | list[str] | None] | None = None
+    details: dict[str, str] | None = None
     printed: Printed | None = None
     is_retried: bool = False
 
@@ -176,7 +179,7 @@ class Channel:
         else:
             parts = [bytes_of(part) for part in body]
             size = sum(map(len, parts))
-            if len(header) + size <= _MAX_PACKET_BYTES:
+            if not size or len(header) + size <= _MAX_PACKET_BYTES:  # a file without a byte is refused
                 self.socket.send(b"".join((_LENGTH.pack(len(header)), header, *parts)))
                 return
             shared = SharedBytes(MemoryFile.of(parts), 0, size)

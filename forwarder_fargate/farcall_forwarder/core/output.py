@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from farcall_common import wire
 from farcall_common.limits import MAX_OUTPUT_PIECE_BYTES, MAX_OUTPUT_TASKS
 from farcall_common.store.model import OutputAsk
@@ -24,9 +26,9 @@ _ANSWER_LIMIT_S: Final = 5.0
 #: How long an answer waits for the API.
 _ANSWER_TTL_S: Final = 15.0
 _REASONS: Final = frozenset({"", "NOT_STARTED", "NOT_KEPT"})
-#: Most characters of a seal: Base64 of both texts as JSON, in which a byte may take six.
+#: Most bytes of a seal: Base64 of both texts as JSON, in which a byte may take six.
 _SEALED_PER_BYTE: Final = 16
-_SEALED_CHARACTERS: Final = 1024
+_SEALED_BYTES: Final = 1024
 
 
 @dataclasses.dataclass
@@ -90,7 +92,9 @@ def _is_sound(piece: wire.OutputPiece, wanted: wire.OutputWanted, max_bytes: int
     """Whether a piece can be an answer to what was requested, and is no larger."""
     return (
         piece.reason in _REASONS
-        and len(piece.sealed) <= _SEALED_PER_BYTE * max_bytes + _SEALED_CHARACTERS
+        # As JSON, which is what the API's answer has: it is one for tasks of several endpoints, and has a limit.
+        and len(msgspec.json.encode(piece.sealed)) <= _SEALED_PER_BYTE * max_bytes + _SEALED_BYTES
+        and not (piece.sealed and (piece.stdout.text or piece.stderr.text))
         and _is_part(piece.stdout, wanted.stdout_from, max_bytes)
         and _is_part(piece.stderr, wanted.stderr_from, max_bytes)
     )

@@ -43,7 +43,8 @@ def clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
     cleaned = clean_map(value)
     if TRANSITIONS in cleaned:
         cleaned[TRANSITIONS] = _times(cleaned[TRANSITIONS])
-    if not _is_number(cleaned.get(EARLIER_RUN_S, 0)):
+    earlier_run_s = cleaned.get(EARLIER_RUN_S, 0)
+    if not _is_number(earlier_run_s) or earlier_run_s < 0:  # it would take off the usage of the last run
         del cleaned[EARLIER_RUN_S]
     return cleaned if len(json.dumps(cleaned)) <= MAX_DETAILS else {}
 
