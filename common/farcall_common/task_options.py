@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 
+from farcall_common.errors import did_you_mean
 from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES, exception_names
 
@@ -123,7 +124,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         :raises TypeError, ValueError: as :meth:`of`.
         """
         if unknown := changes.keys() - set(self.__struct_fields__):
-            raise TypeError(f"{sorted(unknown)[0]!r} is not an option of tasks")
+            raise TypeError(unknown_option(sorted(unknown)[0], self.__struct_fields__))
         values: dict[str, Any] = {**msgspec.structs.asdict(self), **changes}
         values["result_serializers"] = tuple(values["result_serializers"] or ())
         if "retry_on" in changes:
@@ -200,3 +201,8 @@ def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] |
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be JSON: {error}") from error
     return copied
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """The message for an option that does not exist, with those that are spelled alike."""
+    return f"{name!r} is not an option of tasks. {did_you_mean(name, known) or ''}".rstrip()

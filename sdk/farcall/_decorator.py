@@ -147,11 +147,12 @@ def _check_names(options: Iterable[str]) -> None:
     """:raises TypeError: for a name that is not an option of tasks."""
     if not options:
         return
-    from farcall_common.task_options import TaskOptionsDict  # here: msgspec takes as long to load as all the rest
+    # here: msgspec takes as long to load as all the rest
+    from farcall_common.task_options import TaskOptionsDict, unknown_option
 
     known = {*TaskOptionsDict.__optional_keys__, *inspect.signature(Submitter.options).parameters} - _NOT_OPTIONS
     if unknown := sorted(set(options) - known):
-        raise TypeError(f"{unknown[0]!r} is not an option of tasks")
+        raise TypeError(unknown_option(unknown[0], {*known, "endpoint", "name", "description"}))
 
 
 class _Shared:

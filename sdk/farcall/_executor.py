@@ -512,10 +512,17 @@ class Executor(Submitter, SourceCode):
     ) -> None:
         """Shut down and wait for open futures. After Ctrl-C, return at once: tasks that were submitted continue, and a
         line on stderr gives their group. A second Ctrl-C within two seconds cancels them."""
-        if not isinstance(error, KeyboardInterrupt):
-            self.shutdown(wait=True)
+        if isinstance(error, KeyboardInterrupt):
+            self._stop_waiting(error)
             return
-        if interrupted(self, error, self._log_unsettled):
+        try:
+            self.shutdown(wait=True)
+        except KeyboardInterrupt as interruption:
+            self._stop_waiting(interruption)
+            raise
+
+    def _stop_waiting(self, interruption: KeyboardInterrupt) -> None:
+        if interrupted(self, interruption, self._log_unsettled):
             _logger.warning("The tasks of group %s were cancelled.", self.task_group_id)
 
     def _log_unsettled(self) -> None:

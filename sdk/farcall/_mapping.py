@@ -40,7 +40,8 @@ def results_in_order(
 ) -> Generator[T, None, None]:
     """Submit ``calls``, all of them now or ``ahead`` of the consumed results, and yield the results in order.
 
-    When the iterator ends, by an error, a timeout or because it is closed, calls that are not done are cancelled.
+    When the iterator ends, by an error, a timeout or because it is closed, calls that are not done are cancelled. They
+    continue after Ctrl-C: what made them says so, and cancels them after a second one.
 
     :raises TimeoutError: from the iterator, once ``timeout_s`` seconds from now are over.
     """
@@ -48,6 +49,8 @@ def results_in_order(
     futures: deque[concurrent.futures.Future[T]] = deque()
     try:
         futures.extend(map(submit, calls if ahead is None else itertools.islice(calls, ahead)))
+    except KeyboardInterrupt:
+        raise
     except BaseException:
         _cancel(futures)
         raise
@@ -63,6 +66,9 @@ def results_in_order(
         try:
             while futures:
                 yield next_result()  # in no variable: no reference is kept to a result that was yielded
+        except KeyboardInterrupt:
+            futures.clear()
+            raise
         finally:
             _cancel(futures)
 

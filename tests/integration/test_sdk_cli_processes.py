@@ -258,6 +258,28 @@ def test_a_terminal_shows_results_above_the_bar(environ: dict[str, str], cloud: 
     screen.close()
 
 
+def test_a_status_line_erases_no_output_without_a_line_end(environ: dict[str, str]) -> None:
+    screen = Screen()
+    code = """
+import time
+from farcall._task_output import OutputPart
+from farcall.cli import _connect, _run
+
+with _connect.waiting("task 1"):
+    time.sleep(1.2)
+    for text in (".", ".", ".\\n", "last"):
+        _run._show_output(OutputPart("1", "stdout", text))
+        time.sleep(0.2)
+_connect.end_line()
+print("result")
+"""
+    program = subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=screen.slave, stderr=screen.slave)
+    assert program.wait(WAIT_S) == 0
+    wait_until(lambda: "result" in screen.text(), "the result was not shown")
+    assert [line for line in screen.lines() if line] == ["...", "last", "result"]
+    screen.close()
+
+
 def test_the_token_prompt_has_no_echo(environ: dict[str, str], cloud: FakeCloud, tmp_path: Path) -> None:
     del environ["FARCALL_TOKEN"]
     screen = Screen()

@@ -53,15 +53,16 @@ def test_submitted_calls_are_sent_before_the_process_exits(start: Start, cloud: 
         assert [task["status"] for task in client.get_tasks()] == ["received"] * 100
 
 
+@pytest.mark.parametrize("last_line", ["futures[0].result()", "pass"])  # the block's own wait is at its end
 @pytest.mark.parametrize(("count", "state"), [(1, "received"), (2, "cancelled")])
 def test_ctrl_c_leaves_tasks_running_and_a_second_one_cancels_them(
-    start: Start, cloud: FakeCloud, count: int, state: str
+    start: Start, cloud: FakeCloud, count: int, state: str, last_line: str
 ) -> None:
     program = start(
         "with executor:\n"
         "    futures = [executor.submit(pow, 2, n) for n in range(10)]\n"
         "    print('ready', flush=True)\n"
-        "    futures[0].result()\n"
+        f"    {last_line}\n"
     )
     assert program.stdout is not None
     assert program.stderr is not None
@@ -94,6 +95,7 @@ def power(n):
 futures = [power.submit(n) for n in range(10)]
 print("ready", flush=True)
 """
+DECORATED_MAP = DECORATED.replace("[power.submit(n) for n in range(10)]", "power.map(range(10))") + "list(futures)"
 
 
 def test_calls_of_decorated_functions_are_sent_before_the_process_exits(start: Start, cloud: FakeCloud) -> None:
@@ -104,8 +106,11 @@ def test_calls_of_decorated_functions_are_sent_before_the_process_exits(start: S
 
 
 @pytest.mark.parametrize(("count", "state"), [(1, "received"), (2, "cancelled")])
-def test_ctrl_c_is_the_same_for_decorated_functions(start: Start, cloud: FakeCloud, count: int, state: str) -> None:
-    program = start(f"{DECORATED}futures[0].result()")
+@pytest.mark.parametrize("map_", [False, True])
+def test_ctrl_c_is_the_same_for_decorated_functions(
+    start: Start, cloud: FakeCloud, count: int, state: str, map_: bool
+) -> None:
+    program = start(DECORATED_MAP if map_ else f"{DECORATED}futures[0].result()")
     assert program.stdout is not None
     assert program.stderr is not None
     assert program.stdout.readline() == "ready\n"

@@ -135,8 +135,10 @@ def test_it_travels_as_byte_code_where_text_is_not_enough(tmp_path: Path) -> Non
 
 
 def test_what_is_wrong_is_said_where_it_is_written() -> None:
-    with pytest.raises(TypeError, match="'wall_time' is not an option of tasks"):
+    with pytest.raises(TypeError, match=r"'wall_time' is not an option of tasks\. Did you mean 'walltime_s'\?"):
         farcall.function(wall_time=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"'retry' is not an option of tasks\. Did you mean 'retry_on' or 'retries'"):
+        double.options(retry=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'endpoint_id' is not an option"):
         double.options(endpoint_id="here")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Robot\.move is a method"):

@@ -74,7 +74,8 @@ class _Display:
     def show(self) -> None:
         with self._lock:
             self._shown = self._make()  # here, because it imports rich: most commands end before
-            self._shown.start()
+            if not _open_line:
+                self._shown.start()
 
     def end(self) -> None:
         with self._lock:
@@ -90,20 +91,37 @@ class _Display:
             try:
                 yield
             finally:
-                if self._shown is not None:
+                if self._shown is not None and not _open_line:
                     sys.stdout.flush()
                     self._shown.start()
 
 
 #: What is shown now; a command shows one thing at a time.
 _displays: Final[list[_Display]] = []
+#: Not empty while the last line of the terminal has no end: a status line there would erase it.
+_open_line: Final[list[str]] = []
 
 
 @contextlib.contextmanager
 def above() -> Iterator[None]:
     """Hide the status line or the progress bar while something is written, so that they never share a line."""
     with _displays[-1].hidden() if _displays else contextlib.nullcontext():
+        end_line()
         yield
+
+
+def write_part(write: Callable[[], None], text: str) -> None:
+    """Write text that may end within a line: the next part continues it, and anything else begins a new line."""
+    with _displays[-1].hidden() if _displays else contextlib.nullcontext():
+        write()
+        _open_line[:] = [text] if text and not text.endswith("\n") and sys.stderr.isatty() else []
+
+
+def end_line() -> None:
+    """End the line that a part of an output has left open on the terminal."""
+    if _open_line:
+        _open_line.clear()
+        typer.echo(err=True)
 
 
 @contextlib.contextmanager

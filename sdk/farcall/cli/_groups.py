@@ -31,7 +31,9 @@ _ENDED: Final = frozenset(map(str, TERMINAL_STATES))
 GroupId = Annotated[
     str,
     typer.Argument(
-        metavar="GROUP", help="Its id, the first digits of it, or @last.", autocompletion=completes("groups")
+        metavar="GROUP",
+        help="Its id, the first digits of it, or @last: that of your last `farcall run` or `map`.",
+        autocompletion=completes("groups"),
     ),
 ]
 

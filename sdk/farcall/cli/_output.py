@@ -16,7 +16,7 @@ import typer
 
 from farcall._task_info import Why
 from farcall._task_output import OutputPart
-from farcall.cli._connect import above
+from farcall.cli._connect import above, end_line
 from farcall_common.console import short_ids
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest
 from farcall_common.plain_text import escaped, plain
@@ -106,6 +106,7 @@ def show_delay(why: Why) -> None:
 
 def show_error(error: FarcallError, *, as_json: bool) -> None:
     """Write an error to standard error: the remote traceback, if there is one, then one line."""
+    end_line()
     if as_json:
         typer.echo(_encoded({"error": error.record.to_json()}), err=True)
         return

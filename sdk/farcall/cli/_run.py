@@ -30,7 +30,7 @@ from farcall.cli._arguments import (
     remember_submitted,
     resolve_endpoint,
 )
-from farcall.cli._connect import above, bar, connected, waiting
+from farcall.cli._connect import above, bar, connected, end_line, waiting, write_part
 from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_output, show_value
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, Terminated, exit_status
@@ -109,6 +109,7 @@ def run(
             _end_late(futures, timeout)
             if output:
                 executor.shutdown()  # waits for the last output
+            end_line()
             value = _result(future)
     if as_json:
         show_json({"task_id": future.task_id, "result": value, "timings": future.timings})
@@ -252,8 +253,8 @@ def _executor(
 
 def _show_output(part: OutputPart, *, as_json: bool, label: str = "") -> None:
     """Write what a function has printed to standard error: standard output is for results."""
-    with above():
-        show_output(part, err=True, label=label, as_json=as_json)
+    show = functools.partial(show_output, part, err=True, label=label, as_json=as_json)
+    write_part(show, "" if label or as_json else part.text)
 
 
 def _ignore_delay(why: Why) -> None:

@@ -64,7 +64,11 @@ OnEndpoint = Annotated[
 ]
 TaskId = Annotated[
     str,
-    typer.Argument(metavar="TASK", help="Its id, the first digits of it, or @last.", autocompletion=completes("tasks")),
+    typer.Argument(
+        metavar="TASK",
+        help="Its id, the first digits of it, or @last: that of your last `farcall run` or `map`.",
+        autocompletion=completes("tasks"),
+    ),
 ]
 TaskIds = Annotated[list[str], typer.Argument(metavar="TASK...", autocompletion=completes("tasks"))]
 #: Ids begin with the time of the submit: 13 characters are a millisecond.
