@@ -41,17 +41,24 @@ class OutputPart:
     """A part of what a task has written to ``stream``.
 
     ``str()`` of it is its text without the last newline and without control characters, so that
-    ``executor.options(on_output=print)`` shows it. ``skipped_bytes`` before it are not kept any more.
+    ``executor.options(on_output=print)`` shows it. ``skipped_bytes`` before it are not kept any more. ``is_restarted``:
+    it is the first of another attempt or retry, whose output begins again.
     """
 
     task_id: str
     stream: StreamName
     text: str
     skipped_bytes: int = 0
+    is_restarted: bool = False
 
     def __str__(self) -> str:
-        skipped = f"[{self.skipped_bytes} bytes are not kept]\n" if self.skipped_bytes else ""
-        return plain(f"{skipped}{self.text.removesuffix(chr(10))}")
+        return plain(f"{self.remarks}{self.text.removesuffix(chr(10))}")
+
+    @property
+    def remarks(self) -> str:
+        """Lines that explain a gap before the text."""
+        restarted = "[the task was started again]\n" if self.is_restarted else ""
+        return f"{restarted}[{self.skipped_bytes} bytes are not kept]\n" if self.skipped_bytes else restarted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +88,7 @@ class OutputCursor:
         self.task_id: str = task_id
         self._next: dict[StreamName, int] = dict.fromkeys(STREAMS, first)
         self._attempt = 0
+        self._is_restarted = False
         #: Whether the task has ended and all of its output has been read.
         self.complete: bool = False
         #: The state of the task, and why there is no output, by the last answer.
@@ -96,7 +104,7 @@ class OutputCursor:
         self.state, self.reason = str(answer["status"]), answer.get("reason")
         attempt = int(answer.get("attempt") or 0)
         if self._attempt and attempt != self._attempt:  # it was started again: its output begins again, too
-            self._attempt, self._next = attempt, dict.fromkeys(STREAMS, 0)
+            self._attempt, self._next, self._is_restarted = attempt, dict.fromkeys(STREAMS, 0), True
             return
         self.complete = bool(answer.get("complete"))
         for stream in STREAMS:
@@ -107,7 +115,8 @@ class OutputCursor:
             self._attempt = attempt
             skipped = begins - self._next[stream] if self._next[stream] >= 0 else 0
             self._next[stream] = int(piece["next"])
-            yield OutputPart(self.task_id, stream, text, max(0, skipped))
+            yield OutputPart(self.task_id, stream, text, max(0, skipped), self._is_restarted)
+            self._is_restarted = False
 
 
 class OutputReader:
@@ -263,7 +272,7 @@ class OutputWatch:
                 if part.text and not held and not each.cursor.complete:  # the rest of a line follows, most likely
                     end = max(text.rfind("\n"), text.rfind("\r")) + 1
                     each.unfinished[stream] = text[end:]
-                if end or part.skipped_bytes:
+                if end or part.remarks:
                     _call(each.report, dataclasses.replace(part, text=text[:end]))
 
     def _watched(self) -> list[_Watched]:

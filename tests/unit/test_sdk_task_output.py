@@ -64,7 +64,10 @@ def test_output_of_another_attempt_is_read_from_its_start() -> None:
     list(cursor.take(answer(stdout=piece(0, "abc"))))
     assert list(cursor.take(answer(attempt=2, complete=True, stdout=piece(3, "def")))) == []
     assert (cursor.to_json()["stdout_from"], cursor.complete) == (0, False)
-    assert [part.text for part in cursor.take(answer(attempt=2, stdout=piece(0, "abcdef")))] == ["abcdef"]
+    [part] = cursor.take(answer(attempt=2, stdout=piece(0, "abcdef")))
+    assert (part.text, str(part)) == ("abcdef", "[the task was started again]\nabcdef")
+    [part] = cursor.take(answer(attempt=2, stdout=piece(6, "g")))
+    assert str(part) == "g"
 
 
 def test_text_of_a_part_has_no_control_characters() -> None:

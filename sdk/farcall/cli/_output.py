@@ -55,7 +55,7 @@ def show_output(part: OutputPart, *, as_json: bool = False, label: str = "", err
         line = {"task_id": part.task_id, "stream": part.stream, "text": part.text}
         typer.echo(_encoded({"output": line} if err else line), err=err)
         return
-    text = f"[{part.skipped_bytes} bytes are not kept]\n{part.text}" if part.skipped_bytes else part.text
+    text = f"{part.remarks}{part.text}"
     if label:
         text = "".join(f"{label}{line}" for line in text.splitlines(keepends=True))
     show_text(text, err=err or part.stream == "stderr", nl=bool(label) and not text.endswith("\n"))
