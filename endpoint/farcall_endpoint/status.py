@@ -99,9 +99,9 @@ def watch_status(
     as_json: bool,
     wait: Callable[[float], object] = time.sleep,
 ) -> NoReturn:
-    """Show the status until interrupted: again and again on a terminal; else each time when more has changed than the
-    age of something, as a line of JSON or as lines with an empty one behind them."""
-    if sys.stdout.isatty() and not as_json:
+    """Show the status until interrupted: again and again on a terminal that can redraw; else each time when more has
+    changed than the age of something, as a line of JSON or as lines with an empty one behind them."""
+    if sys.stdout.isatty() and not (as_json or console.is_dumb_terminal):
         with Live(console=console, auto_refresh=False, screen=True) as live:
             while True:
                 live.update(render(read(), now=time.time()), refresh=True)

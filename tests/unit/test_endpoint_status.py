@@ -170,16 +170,20 @@ def test_watching_writes_changes_to_a_pipe(capsys: pytest.CaptureFixture[str]) -
     assert [json.loads(line)["idle_workers"] for line in capsys.readouterr().out.splitlines()] == [3, 2, 3]
 
 
-def test_watching_redraws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_watching_redraws_on_a_terminal_that_can(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     shown: list[dict[str, Any]] = [{"status": "Running", "idle_workers": 3}, {"status": "Blocked"}]
     given = iter(shown)
-    console = Console(file=out, width=80, force_terminal=True)
+    console = Console(file=out, width=80, force_terminal=True, _environ={"TERM": kind})
     with pytest.raises(StopIteration):
         watch_status(lambda: next(given), console=console, as_json=False, wait=lambda _: None)
-    assert "Running" in out.getvalue()
-    assert "Blocked" in out.getvalue().partition("Running")[2]
+    written = capsys.readouterr().out if kind == "dumb" else out.getvalue()
+    assert "Running" in written
+    assert "Blocked" in written.partition("Running")[2]
 
 
 def test_the_status_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
