@@ -268,7 +268,7 @@ from farcall.cli import _connect, _run
 with _connect.waiting("task 1"):
     time.sleep(1.2)
     for text in (".", ".", ".\\n", "last"):
-        _run._show_output(OutputPart("1", "stdout", text))
+        _run._show_output(OutputPart("1", "stdout", text), as_json=False)
         time.sleep(0.2)
 _connect.end_line()
 print("result")
