@@ -144,7 +144,7 @@ def _drawn(work: Iterable[T], description: str, total: int | None, show: bool | 
 
 
 def _drawn_in_notebook(work: Iterable[T], description: str, total: int) -> Iterator[T]:
-    """A line that is replaced as the work goes on: rich's bar needs ipywidgets, which not every kernel has, and leaves
+    """A line that is replaced with each step: rich's bar needs ipywidgets, which not every kernel has, and leaves
     nothing in a stored notebook."""
     ipython: Any = importlib.import_module("IPython.display")
     began_at = drawn_at = time.monotonic()

@@ -24,7 +24,7 @@ def by_chunk(function: Callable[..., T], *, name: str) -> Callable[..., list[T]]
     return call_each
 
 
-def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+def chunks_of(rows: Iterable[T], size: int) -> Iterator[list[T]]:
     """Rows in lists of ``size``; the last one may be shorter."""
     rows = iter(rows)
     while chunk := list(itertools.islice(rows, size)):
@@ -41,7 +41,7 @@ def results_in_order(
     """Submit ``calls``, all of them now or ``ahead`` of the consumed results, and yield the results in order.
 
     When the iterator ends, by an error, a timeout or because it is closed, calls that are not done are cancelled. They
-    continue after Ctrl-C: what made them says so, and cancels them after a second one.
+    continue after Ctrl-C: their executor reports them, and cancels them after a second one.
 
     :raises TimeoutError: from the iterator, once ``timeout_s`` seconds from now are over.
     """

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from farcall._mapping import chunks_of
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError
 from farcall_common.plain_text import plain
@@ -103,7 +104,9 @@ class OutputCursor:
         """The parts of an answer that are new."""
         self.state, self.reason = str(answer["status"]), answer.get("reason")
         attempt = int(answer.get("attempt") or 0)
-        if self._attempt and attempt != self._attempt:  # it was started again: its output begins again, too
+        # The record counts other attempts than the endpoint, which counts retries, too.
+        is_live = answer.get("source") == "endpoint"
+        if is_live and self._attempt and attempt != self._attempt:  # it was started again, and its output begins again
             self._attempt, self._next, self._is_restarted = attempt, dict.fromkeys(STREAMS, 0), True
             return
         self.complete = bool(answer.get("complete"))
@@ -112,7 +115,8 @@ class OutputCursor:
             text, begins = str(piece.get("text") or ""), int(piece.get("from") or 0)
             if not text:
                 continue
-            self._attempt = attempt
+            if is_live:
+                self._attempt = attempt
             skipped = begins - self._next[stream] if self._next[stream] >= 0 else 0
             self._next[stream] = int(piece["next"])
             yield OutputPart(self.task_id, stream, text, max(0, skipped), self._is_restarted)
@@ -144,7 +148,7 @@ class OutputReader:
         :raises FarcallError: as :meth:`read`.
         """
         found: dict[str, TaskOutput] = {}
-        for some in _chunks(dict.fromkeys(task_ids)):
+        for some in chunks_of(dict.fromkeys(task_ids), TASKS_PER_REQUEST):
             cursors = [OutputCursor(task_id) for task_id in some]
             texts = {(part.task_id, part.stream): part.text for part in self.read(cursors)}
             for cursor in cursors:
@@ -172,12 +176,6 @@ class OutputReader:
             if parts:
                 polling.reset()
             time.sleep(polling.next_s())
-
-
-def _chunks(task_ids: Iterable[str]) -> Iterator[list[str]]:
-    left = iter(task_ids)
-    while some := list(itertools.islice(left, TASKS_PER_REQUEST)):
-        yield some
 
 
 @dataclasses.dataclass
@@ -210,8 +208,10 @@ class OutputWatch:
     def add(self, task_id: str, report: OnOutput) -> None:
         """Report the output of a task from now on."""
         with self._lock:
+            is_first = not self._tasks
             self._tasks[task_id] = _Watched(OutputCursor(task_id, first=0), report)
-        self._wake.set()
+        if is_first:  # later ones wait for the next request: a burst of calls makes no burst of requests
+            self._wake.set()
 
     def ended(self, task_id: str) -> None:
         """The result of a task has arrived, or it was cancelled."""
@@ -251,8 +251,8 @@ class OutputWatch:
         now, watched = self._clock(), self._watched()
         ended = [each for each in watched if each.ended_at is not None]
         running = itertools.islice((each for each in watched if each.ended_at is None), _OLDEST)
-        left, seen = iter([*ended, *running]), False
-        while some := list(itertools.islice(left, TASKS_PER_REQUEST)):
+        seen = False
+        for some in chunks_of([*ended, *running], TASKS_PER_REQUEST):
             try:
                 parts = self._reader.read([each.cursor for each in some], stop=self._abandoned)
             finally:

@@ -94,7 +94,7 @@ def test_a_stale_status_is_noted() -> None:
 
 
 def test_a_status_is_not_stale_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor after a laptop was suspended: monotonic time stops then, and the system's time goes on."""
+    """Nor after a laptop was suspended: monotonic time stops then, and the system's time does not."""
     clock = Clock()
     now = time.time() + 3600
     monkeypatch.setattr(time, "time", lambda: now)

@@ -36,7 +36,8 @@ def submitted(cloud: FakeCloud, client: Client) -> str:
 
 def answer(**changes: Any) -> dict[str, Any]:
     empty = {"from": 0, "next": 0, "text": ""}
-    return {"status": "running", "attempt": 1, "complete": False, "stdout": empty, "stderr": empty} | changes
+    known = {"status": "running", "attempt": 1, "source": "endpoint", "complete": False, "reason": None}
+    return {**known, "stdout": empty, "stderr": empty} | changes
 
 
 def piece(first: int, text: str) -> dict[str, Any]:
@@ -68,6 +69,24 @@ def test_output_of_another_attempt_is_read_from_its_start() -> None:
     assert (part.text, str(part)) == ("abcdef", "[the task was started again]\nabcdef")
     [part] = cursor.take(answer(attempt=2, stdout=piece(6, "g")))
     assert str(part) == "g"
+
+
+def test_an_answer_without_the_endpoint_is_no_other_attempt() -> None:
+    cursor = OutputCursor("t", first=0)
+    list(cursor.take(answer(attempt=3, stdout=piece(0, "abc"))))
+    assert list(cursor.take(answer(attempt=1, source="none", reason="NO_ANSWER"))) == []
+    [part] = cursor.take(answer(attempt=3, stdout=piece(3, "def")))
+    assert str(part) == "def"
+
+
+def test_a_burst_of_calls_makes_no_burst_of_requests(off: FakeCloud) -> None:
+    with off.client() as client:
+        watch = OutputWatch(connection_of(client).output)
+        watch.add(new_task_id(), print)
+        assert watch._wake.is_set()
+        watch._wake.clear()
+        watch.add(new_task_id(), print)
+        assert not watch._wake.is_set()
 
 
 def test_text_of_a_part_has_no_control_characters() -> None:

@@ -134,7 +134,7 @@ class OutputAnswers:
 
 
 def nothing_from(wanted_from: int) -> OutputText:
-    """No bytes of a stream, for a reader that goes on where it was."""
+    """No bytes of a stream, for a reader that continues where it was."""
     return OutputText(start=max(0, wanted_from), next=max(0, wanted_from))
 
 

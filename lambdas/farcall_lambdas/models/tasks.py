@@ -236,7 +236,7 @@ class BatchOutput(Shape):
 
 class StreamShape(Shape):
     """Bytes of a stream as text, without those that are no text: from ``from``, which is more than what you requested
-    if earlier ones are not kept, to before ``next``, which is where the next request goes on."""
+    if earlier ones are not kept, to before ``next``, where the next request continues."""
 
     start: int = Field(alias="from")
     next: int

@@ -82,6 +82,7 @@ class Task:
         """An answer about the output, from the bytes on that are wanted."""
         reason = "NOT_STARTED" if not self.attempt else None
         answer: Json = {"status": str(self.state), "attempt": self.attempt, "complete": self.ended(), "reason": reason}
+        answer["source"] = "endpoint" if self.attempt else "none"
         for stream, data in (("stdout", self.stdout), ("stderr", self.stderr)):
             first = int(wanted.get(f"{stream}_from", 0))
             begin = max(0, len(data) + first) if first < 0 else first
