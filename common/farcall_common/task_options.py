@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 
+from farcall_common.environments import UV, Environment
 from farcall_common.errors import did_you_mean
 from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES, exception_names
@@ -51,6 +52,8 @@ class OwnOptionsDict(AttemptOptionsDict, total=False):
     output_bytes: int
     memoize: bool | None
     container: str | None
+    environment: Environment | Mapping[str, Any] | None
+    requirements: Iterable[str] | None
 
 
 class TaskOptionsDict(OwnOptionsDict, total=False):
@@ -84,7 +87,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         none, and the output cannot be read while the task runs.
     :param memoize: whether the API may answer with the result of an equal call, and stores this one's; None = as
         the function was registered.
-    :param container: the container to run in: id or name where it is submitted, its id from the API on.
+    :param container: a registered environment to run in: id or name where it is submitted, its id from the API on.
+    :param environment: the environment to run in; the API sets it to the one that ``container`` names. None = the
+        function's, else the endpoint's own.
     :param result_serializers: strategies that the worker tries in turn on a result; none = its own choice.
     :param resource_specification: other requirements, for the endpoint's own template.
     :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
@@ -105,6 +110,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     output_bytes: _KeptBytes = KEPT_OUTPUT_BYTES
     memoize: bool | None = None
     container: str | None = None
+    environment: Environment | None = None
     result_serializers: tuple[str, ...] = ()
     resource_specification: dict[str, Any] | None = None
     user_endpoint_config: dict[str, Any] | None = None
@@ -123,9 +129,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
         :raises TypeError, ValueError: as :meth:`of`.
         """
-        if unknown := changes.keys() - set(self.__struct_fields__):
+        if unknown := changes.keys() - {*self.__struct_fields__, "requirements"}:
             raise TypeError(unknown_option(sorted(unknown)[0], self.__struct_fields__))
         values: dict[str, Any] = {**msgspec.structs.asdict(self), **changes}
+        values["environment"] = _environment(values, changes)
         values["result_serializers"] = tuple(values["result_serializers"] or ())
         if "retry_on" in changes:
             values["retry_on"] = exception_names(values["retry_on"])
@@ -185,6 +192,27 @@ def take_former(fields: dict[str, Any]) -> TaskOptions:
         return options.translated()
     except ValueError:
         return options
+
+
+def _environment(values: dict[str, Any], changes: Mapping[str, Any]) -> Environment | None:
+    """The environment of changed options; ``requirements`` are a way to write one, and are taken out. The one that was
+    named last wins: a changed container, environment or list of requirements takes the place of the others.
+
+    :raises ValueError: if it cannot be, or two of the three are given at once.
+    """
+    requirements = values.pop("requirements", None)
+    given = [name for name in ("container", "environment", "requirements") if changes.get(name)]
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} and {given[1]}: a task has one environment")
+    if requirements:
+        values["container"] = None
+        return Environment.of({"type": UV, "requirements": tuple(requirements)})
+    if given == ["container"]:
+        return None
+    environment = values["environment"]
+    if given:
+        values["container"] = None
+    return None if environment is None else Environment.of(environment)
 
 
 def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:

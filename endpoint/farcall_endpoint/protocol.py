@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_common import environments as environments_of_tasks
 from farcall_common import task_options
+from farcall_common.environments import Environment
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import output as output_of_tasks
@@ -105,11 +107,18 @@ class ResultsTaken(_Message, frozen=True):
     window_bytes: int
 
 
+class Prewarm(_Message, frozen=True):
+    """Keep so many workers of an environment warm until further notice; 0: as many as tasks need."""
+
+    environment: Environment
+    count: int
+
+
 class Ping(_Message, frozen=True):
     """Heartbeat of the agent. A manager without messages for too long stops."""
 
 
-FromAgent = RunTasks | CancelTasks | ReadOutput | Stop | ResultsTaken | Ping
+FromAgent = RunTasks | CancelTasks | ReadOutput | Stop | ResultsTaken | Prewarm | Ping
 
 # -- manager to agent --------------------------------------------------------------------------------------------------
 
@@ -125,7 +134,9 @@ class Capacity(_Part, frozen=True):
 class Registered(_Message, frozen=True):
     """First message of a manager: it has so many slots, as part of a block. ``software`` must equal the agent's own.
     ``ends_at`` is when the block's time is over, where that is known. ``isolation`` of submitters, on this
-    node; ``refusal``: why it refuses tasks of other submitters than the owner, with what it lacks."""
+    node; ``refusal``: why it refuses tasks of other submitters than the owner, with what it lacks. ``environments``:
+    the technologies that work on the node, and why others that were asked for do not. ``image``: where the node is
+    itself a container (a Kubernetes pod), the key of the only environment that it serves."""
 
     manager_id: str
     software: str
@@ -137,6 +148,29 @@ class Registered(_Message, frozen=True):
     ends_at: float | None = None
     isolation: str = ""
     refusal: str = ""
+    environments: dict[str, str] = {}
+    image: str = ""
+
+
+class EnvironmentStatus(_Part, frozen=True):
+    """An environment on a node.
+
+    ``warm``: its idle workers, ``busy``: those with a task, ``starting``: those that start. ``forkable``: it has a
+    template. ``text``: what happens ("apptainer is converting the image"), since the epoch second ``since``.
+    ``problem``: why it cannot be started, in the runner's own words. ``start_s``: how long a start takes, as seen last.
+    """
+
+    key: str
+    label: str
+    type: str
+    warm: int = 0
+    busy: int = 0
+    starting: int = 0
+    forkable: bool = False
+    text: str = ""
+    since: float = 0.0
+    problem: str = ""
+    start_s: float | None = None
 
 
 class Started(_Part, frozen=True):
@@ -197,7 +231,8 @@ class OutputRead(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """News since the last Progress, and the state of the manager. ``problem``: why it cannot run tasks."""
+    """News since the last Progress, and the state of the manager. ``problem``: why it cannot run tasks.
+    ``environments``: all that the node knows; None: unchanged since the last Progress."""
 
     finished: tuple[Finished, ...] = ()
     died: tuple[Died, ...] = ()
@@ -205,6 +240,7 @@ class Progress(_Message, frozen=True):
     workers: int = 0
     idle_workers: int = 0
     problem: str = ""
+    environments: tuple[EnvironmentStatus, ...] | None = None
 
 
 class Leaving(_Message, frozen=True):
@@ -273,5 +309,5 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
 
 def software_fingerprint() -> str:
     """Hash of the message definitions, so that an agent detects a manager of another version."""
-    files = (__file__, task_options.__file__, output_of_tasks.__file__)
+    files = (__file__, task_options.__file__, environments_of_tasks.__file__, output_of_tasks.__file__)
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_endpoint.protocol import Progress, WantedOutput
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Run
@@ -16,11 +17,25 @@ class _Action(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
 
 
 class Launch(_Action, frozen=True):
-    """Start a worker on a free slot, for tasks of one submitter. Answered by a Ready packet or by WorkerDied."""
+    """Start a worker on a free slot, for tasks of one submitter in one environment (None: the endpoint's own Python).
+    Answered by a Ready packet or by WorkerDied."""
 
     worker_id: int
     slot: int
     submitter: str = ""
+    environment: Environment | None = None
+
+
+class Prepare(_Action, frozen=True):
+    """Prepare an environment on this node. Answered by EnvironmentReady or EnvironmentFailed."""
+
+    environment: Environment
+
+
+class Release(_Action, frozen=True):
+    """End the template of an environment: none of its workers is wanted any more."""
+
+    key: str
 
 
 class Send(_Action, frozen=True):
@@ -68,4 +83,4 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Send | Recall | Kill | Report | ReadStreams | Leave
+Action = Launch | Prepare | Release | Send | Recall | Kill | Report | ReadStreams | Leave

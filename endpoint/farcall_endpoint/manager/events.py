@@ -9,7 +9,7 @@ import msgspec
 
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import CancelTasks, ReadOutput, ResultsTaken, Stop, TaskOrder
+from farcall_endpoint.protocol import CancelTasks, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Packet
 
@@ -71,6 +71,30 @@ class WorkerDied(_Event, frozen=True):
     output: tuple[Printed, bytes] | None = None
 
 
+class EnvironmentProgress(_Event, frozen=True):
+    """What the preparation of an environment does now, for people."""
+
+    key: str
+    text: str
+
+
+class EnvironmentReady(_Event, frozen=True):
+    """An environment can be started. ``forkable``: it has a template, whose forks take ``memory_bytes`` each; may come
+    again when that changes."""
+
+    key: str
+    forkable: bool = False
+    memory_bytes: int | None = None
+
+
+class EnvironmentFailed(_Event, frozen=True):
+    """An environment cannot be prepared; ``record`` is the error of its tasks. With ``record.retryable``, it is worth
+    another try."""
+
+    key: str
+    record: ErrorRecord
+
+
 class LimitExceeded(_Event, frozen=True):
     """A running task exceeds a limit; ``record`` is the error that it fails with."""
 
@@ -95,6 +119,10 @@ Event = (
     | ResultsTaken
     | Recalled
     | WorkerDied
+    | EnvironmentProgress
+    | EnvironmentReady
+    | EnvironmentFailed
+    | Prewarm
     | CancelTasks
     | ReadOutput
     | LimitExceeded

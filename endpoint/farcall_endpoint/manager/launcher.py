@@ -16,11 +16,13 @@ from typing import Final, Protocol
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_endpoint import process_reaper
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
+from farcall_endpoint.manager.events import Event
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.output import NOTHING, Printed, Stream
 from farcall_endpoint.worker.capture import read_end, read_from, read_tail
@@ -36,6 +38,15 @@ _SIGNALLED: Final = 128
 """As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
 
 
+class Process(Protocol):
+    """A child process, or a fork of a template."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code, or the negative number of the signal that killed it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkerProcess:
     """A worker process: the leader of a session, and so of a process group.
@@ -44,7 +55,7 @@ class WorkerProcess:
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's, and the worker is below it.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Process
     channel: Channel
     worker_end: socket.socket
     pidfd: int
@@ -119,8 +130,26 @@ class Confinement:
 class WorkerLauncher(Protocol):
     """Starts workers."""
 
-    def launch(self, worker_id: int, *, slot: int, submitter: str) -> WorkerProcess:
-        """Start a worker for tasks of one submitter, empty for the owner; it sends Ready on its channel."""
+    def launch(
+        self, worker_id: int, *, slot: int, submitter: str, environment: Environment | None = None
+    ) -> WorkerProcess:
+        """Start a worker for tasks of one submitter, empty for the owner; it sends Ready on its channel.
+
+        :param environment: one that is prepared; None: the endpoint's own Python.
+        :raises OSError: if it cannot be started.
+        """
+
+    def prepare(self, environment: Environment) -> None:
+        """Prepare an environment, without waiting; :meth:`serve` answers."""
+
+    def release(self, key: str) -> None:
+        """End the template of an environment."""
+
+    def fileno(self) -> int:
+        """Readable when :meth:`serve` has something to do."""
+
+    def serve(self) -> Sequence[Event]:
+        """Do what is due, without waiting; what happened to environments."""
 
     def close(self) -> None:
         """Free what workers shared."""

@@ -1,0 +1,1 @@
+"""Environments of tasks on a node: container runners, Python prefixes, packages that uv installs, templates."""

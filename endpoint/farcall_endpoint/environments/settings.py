@@ -1,0 +1,49 @@
+"""Settings of the environments of an endpoint, as an agent gives them to its managers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from farcall_common.environments import Environment
+
+
+class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a manager needs to know to prepare and to start environments.
+
+    :param types: the technologies that may be used; None: all that work on the node.
+    :param default: the environment of tasks that name none; None: the endpoint's own Python.
+    :param options: of the endpoint's owner, for the command of the runner of the default environment's type.
+    :param locations: patterns (``fnmatch``) of locations that submitters other than the owner may name; paths that
+        they may read in any case, and references to images, need no pattern unless there is one.
+    :param binds: directories of the node in every container: ``source[:target[:ro]]``.
+    :param network: whether containers share the node's network.
+    :param cache_dir: directory on the node's disk for what was prepared: images, packages, the worker's own code.
+    :param cache_bytes: most bytes in it; the least recently used go first.
+    :param idle_s: a warm worker without a task is ended after so long.
+    :param memory_bytes: of warm workers without a task, together; None: a half of the node's.
+    :param eviction: which idle worker is ended first: by frequency, cost of a start and memory, or the oldest.
+    :param start_limit_s: longest start of an environment, with the conversion of its image.
+    :param fork: whether workers are forks of a template.
+    :param tasks_per_worker: a worker ends after so many tasks; 0: no limit.
+    :param source_builds: whether uv may build packages that have no wheel.
+    :param index_url: of packages; empty: uv's own choice.
+    """
+
+    types: tuple[str, ...] | None = None
+    default: Environment | None = None
+    options: tuple[str, ...] = ()
+    locations: tuple[str, ...] = ()
+    binds: tuple[str, ...] = ()
+    network: bool = True
+    cache_dir: str = ""
+    cache_bytes: int = 20 * 10**9
+    idle_s: float = 600.0
+    memory_bytes: int | None = None
+    eviction: Literal["greedy-dual", "lru"] = "greedy-dual"
+    start_limit_s: float = 600.0
+    fork: bool = True
+    tasks_per_worker: int = 0
+    source_builds: bool = False
+    index_url: str = ""

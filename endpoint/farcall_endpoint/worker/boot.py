@@ -1,0 +1,78 @@
+"""Boot of a worker in an environment: what a manager hands over through a Unix socket, instead of by inheritance.
+
+A container's runner may close descriptors and change variables, and a fork of a template has those of the template. So
+the program in the environment connects to the manager (see :mod:`farcall_endpoint.worker.__main__`), and receives one
+message: a :class:`Boot`, and the four descriptors of :class:`Descriptors`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Final, NamedTuple
+
+import msgspec
+
+_MOST_BYTES: Final = 2**20
+"""Longest message; variables and paths of a worker take a few kilobytes."""
+_COUNT: Final = 4
+
+
+class Descriptors(NamedTuple):
+    """The worker's end of its channel, its end of the claims, and the files for its standard output and error."""
+
+    channel: int
+    claims: int
+    stdout: int
+    stderr: int
+
+
+class Boot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker becomes.
+
+    :param variables: all of its environment variables; those that it has are dropped.
+    :param directory: its working directory, as seen in its environment.
+    :param namespaces: whether a fork of a template gets mount, process, IPC and host name namespaces of its own.
+    :param home, temporary: with ``namespaces``, the only directories that it may write; empty for the owner's workers.
+    """
+
+    variables: dict[str, str]
+    directory: str
+    namespaces: bool = False
+    home: str = ""
+    temporary: str = ""
+
+
+def send_boot(connection: socket.socket, boot: Boot, descriptors: Descriptors) -> None:
+    """Send a boot message; the descriptors stay open here.
+
+    :raises OSError: if the other side is gone, or does not read.
+    """
+    socket.send_fds(connection, [msgspec.json.encode(boot)], list(descriptors))
+
+
+def receive_boot(connection: socket.socket) -> tuple[Boot, Descriptors] | None:
+    """The next boot message; None if the manager is gone.
+
+    :raises ValueError: for bytes that are none.
+    """
+    data, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, _COUNT)
+    if not data:
+        return None
+    if len(descriptors) != _COUNT:
+        raise ValueError(f"{len(descriptors)} descriptors instead of {_COUNT}")
+    return msgspec.json.decode(data, type=Boot), Descriptors(*descriptors)
+
+
+def take_on(boot: Boot, descriptors: Descriptors) -> tuple[int, int]:
+    """Become what a boot message says; returns the descriptors of channel and claims."""
+    os.environ.clear()
+    os.environ.update(boot.variables)
+    os.chdir(boot.directory)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for descriptor, standard in ((descriptors.stdout, 1), (descriptors.stderr, 2)):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    return descriptors.channel, descriptors.claims
