@@ -272,7 +272,7 @@ def refusal(
     if not_signed is not None:
         return not_signed
     options = spec.options
-    if options.container is not None:
+    if options.container is not None and options.environment is None:
         return outcomes.containers_unsupported(options.container)
     if options.resource_specification and (wrong := options.untranslatable()):
         return outcomes.limit_invalid(*wrong)
