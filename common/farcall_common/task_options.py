@@ -52,7 +52,7 @@ class OwnOptionsDict(AttemptOptionsDict, total=False):
     output_bytes: int
     memoize: bool | None
     container: str | None
-    environment: Environment | Mapping[str, Any] | None
+    environment: Mapping[str, Any] | None
     requirements: Iterable[str] | None
 
 

@@ -198,9 +198,9 @@ class EndpointDetails(Shape):
 
 
 class EnvironmentEntry(Shape):
-    """An environment on a node of an endpoint. ``key`` is equal for what runs in the same workers. ``warm`` are its idle
-    workers there, ``busy`` those with a task, ``starting`` those that start; with ``forkable`` workers are forked from
-    a template. ``text`` is what happens, since ``since`` (epoch seconds); ``problem`` is why it cannot be started.
+    """An environment on a node of an endpoint. ``key`` is equal for what runs in the same workers. ``warm`` are its
+    idle workers there, ``busy`` those with a task, ``starting`` those that start; with ``forkable`` workers are forked
+    from a template. ``text`` is what happens, since ``since`` (epoch seconds); ``problem`` is why it cannot be started.
     ``label``, ``text`` and ``problem`` are left out for environments of others, unless you manage the endpoint."""
 
     key: str

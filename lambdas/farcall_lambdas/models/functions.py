@@ -51,9 +51,9 @@ class RegisterFunction(Shape):
 
 class UpdateFunction(Shape):
     """Fields that are left out stay as they are. Other code, ``meta``, ``container`` or ``environment`` make a new
-    version, which has the ``meta`` given and no other; an empty ``container`` means none. Another name or other code end the ``signature``, unless a new one is given. ``waiting_tasks``:
-    whether open tasks of others that would be refused now are cancelled ("cancel", the default if the function is made
-    private) or may still run ("keep")."""
+    version, which has the ``meta`` given and no other; an empty ``container`` means none. Another name or other code
+    end the ``signature``, unless a new one is given. ``waiting_tasks``: whether open tasks of others that would be
+    refused now are cancelled ("cancel", the default if the function is made private) or may still run ("keep")."""
 
     function_name: Annotated[Title, Field(min_length=1)] | None = None
     function_code: Annotated[UserBytes, Field(min_length=1)] | None = None

@@ -100,9 +100,10 @@ class _SubmitOptions(_PlainOptions):
     With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded gets
     its result at once; null leaves it to the function. ``retries`` is how often a task runs again after its function
     raised an exception of a class in ``retry_on`` (``module.Class``; without it, any), first after about
-    ``retry_delay_s``. The tasks run in ``container`` (id or name of a container of yours) or ``environment``, one of the
-    two; else in the environment of their function, else in the endpoint's own Python. ``num_nodes``, ``ranks_per_node``, ``num_ranks``,
-    ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in ``resource_specification`` instead."""
+    ``retry_delay_s``. The tasks run in ``container`` (id or name of a container of yours) or ``environment``, one of
+    the two; else in the environment of their function, else in the endpoint's own Python. ``num_nodes``,
+    ``ranks_per_node``, ``num_ranks``, ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in
+    ``resource_specification`` instead."""
 
     task_group_id: Id | None = None
     create_queue: bool | None = None
@@ -346,9 +347,9 @@ class TaskEvents(Shape):
 
 
 class WhyEndpoint(Shape):
-    """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is the one
-    that it reported; ``environments`` are the states of the task's environment by node. ``details`` and ``problem`` are as of ``reported_at`` (epoch seconds), ``age_s`` seconds ago; both
-    are left out if it has not reported yet."""
+    """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is the one that it
+    reported; ``environments`` are the states of the task's environment by node. ``details`` and ``problem`` are as of
+    ``reported_at`` (epoch seconds), ``age_s`` seconds ago; both are left out if it has not reported yet."""
 
     endpoint_id: str
     name: str

@@ -79,13 +79,16 @@ class ContainerService(Service):
             return container.container_id, container.environment()
         except ValueError as error:
             raise InvalidRequest(
-                f"Container {container.name} cannot be used: {error}.", hint="Delete it, and register it as it should be."
+                f"Container {container.name} cannot be used: {error}.",
+                hint="Delete it, and register it as it should be.",
             ) from error
 
     def newest(self, identity: Identity, *, limit: int) -> Sequence[Container]:
         """The caller's containers, newest first; as many as fit an answer."""
         found = self._stores.functions.list_containers(identity.identity_id, limit=limit)
-        return self._fitting(found, shown=lambda each: (each.name, each.image, each.description, each.requirements, each.preload))
+        return self._fitting(
+            found, shown=lambda each: (each.name, each.image, each.description, each.requirements, each.preload)
+        )
 
     def delete(self, identity: Identity, reference: str) -> None:
         """Delete a container of the caller. Tasks that were submitted with it keep it.

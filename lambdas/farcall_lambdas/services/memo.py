@@ -34,8 +34,8 @@ class Memo:
     def marked(self, task: Task) -> Task:
         """The task with its key.
 
-        The endpoint is part of it, and the environment, whatever its name. So are the serialisation strategies of the result: another form of the result is
-        another result.
+        The endpoint is part of it, and the environment, whatever its name. So are the serialisation strategies of the
+        result: another form of the result is another result.
         """
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
         options = task.options

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -125,6 +126,41 @@ def _show_status(found: Mapping[str, Any]) -> None:
     age_s = found.get("age_s")
     problem = {"problem": text} if (text := found.get("problem")) else {}
     show_fields({"status": found["status"], **problem, "as of": None if age_s is None else ago(age_s), **numbers})
+    _show_environments(found.get("environments") or ())
+
+
+def _show_environments(environments: Sequence[Mapping[str, Any]]) -> None:
+    """The environments of an endpoint by node, if it reports any."""
+    if not environments:
+        return
+    rows = [
+        (
+            each.get("label") or f"{each['type']} {each['key']}",
+            each["node"],
+            each["warm"],
+            each["busy"],
+            each["starting"],
+            _readiness(each),
+            _activity(each),
+        )
+        for each in environments
+    ]
+    typer.echo()
+    show_table(("environment", "node", "warm", "busy", "starting", "next start", "what it does"), rows)
+
+
+def _readiness(environment: Mapping[str, Any]) -> str:
+    """How the next task of an environment starts on a node."""
+    if environment["warm"]:
+        return "warm"
+    return "forked" if environment["forkable"] else "cold"
+
+
+def _activity(environment: Mapping[str, Any]) -> str:
+    if problem := environment.get("problem"):
+        return f"problem: {problem}"
+    since, text = environment.get("since"), environment.get("text") or ""
+    return f"{text}, {duration(max(0.0, time.time() - since))} so far" if text and since else text
 
 
 @app.command()
