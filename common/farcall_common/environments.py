@@ -82,6 +82,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             raise ValueError(f"environment: {problem}")
         return found
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are set, as JSON has them: with lists."""
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return found
+
     def problem(self) -> str:
         """Why there can be no such environment; empty if there can."""
         if self.type not in TYPES:

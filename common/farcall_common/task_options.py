@@ -181,7 +181,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         """The options as the body of a submit has them: those that are set, and always those that every task has."""
         body = {"idempotent": self.idempotent, "max_attempts": self.max_attempts, **msgspec.to_builtins(self)}
         if self.environment is not None:
-            body["container"] = self.environment.reference
+            body |= {"environment": self.environment.to_json(), "container": self.environment.reference}
         return body
 
     def within(self, environment: Environment, *, container: str = "") -> TaskOptions:

@@ -15,8 +15,6 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from farcall._binding import Accepts, accepts_of
 from farcall._decorated import Decorated
 from farcall._shell import MPIFunction, ShellFunction
@@ -201,7 +199,7 @@ def environment_fields(
     """
     options = TaskOptions.of(container=container, environment=environment, requirements=requirements)
     if options.environment is not None:
-        return {"environment": msgspec.to_builtins(options.environment)}
+        return {"environment": options.environment.to_json()}
     return {} if container is None else {"container": container}
 
 

@@ -252,7 +252,7 @@ def _metadata(
     own = {
         MEMOIZE: memoize,
         SIGNATURE: signature,
-        ENVIRONMENT: None if environment is None else msgspec.to_builtins(environment),
+        ENVIRONMENT: None if environment is None else environment.to_json(),
     }
     kept = {key: value for key, value in given.items() if key not in (SIGNATURE, ENVIRONMENT)}
     return kept | {key: value for key, value in own.items() if value}

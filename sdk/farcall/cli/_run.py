@@ -66,7 +66,7 @@ RetryOn = Annotated[
     ),
 ]
 Container = Annotated[
-    str | None, typer.Option(metavar="NAME|ID", help="Run it in a container of yours (see `farcall containers`).")
+    str | None, typer.Option(metavar="NAME|ID", help="Run it in a container of yours (see `farcall containers ls`).")
 ]
 Requirement = Annotated[
     list[str] | None,

@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from farcall_common.environments import Environment
 from farcall_common.errors import Conflict, ContainerUnknown, EndpointIncompatible, FunctionUnknown, InvalidRequest
 
@@ -243,7 +241,7 @@ def _metadata(body: Mapping[str, Any], environment: Environment | None) -> Json:
     own = ("memoize", "ssh_signature", _ENVIRONMENT)
     kept = {key: value for key, value in (body.get("meta") or {}).items() if key not in own}
     kept |= {"memoize": True} if body.get("memoize") else {}
-    kept |= {_ENVIRONMENT: msgspec.to_builtins(environment)} if environment else {}
+    kept |= {_ENVIRONMENT: environment.to_json()} if environment else {}
     return kept | ({"ssh_signature": body["signature"]} if body.get("signature") else {})
 
 
