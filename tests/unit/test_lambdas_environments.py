@@ -50,9 +50,6 @@ class EnvironmentLab(WhyLab):
         ids = [task_id for of_function in answer.body["tasks"].values() for task_id in of_function]
         return [self.database.get_tasks(ids)[task_id] for task_id in ids]
 
-    def queued(self, task: Task) -> Any:
-        return next(each for each in self.queue._tasks.values() if each.task.task_id == task.task_id).task
-
 
 @pytest.fixture
 def lab() -> EnvironmentLab:
