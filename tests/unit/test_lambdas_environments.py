@@ -179,7 +179,7 @@ def test_container_that_an_earlier_release_registered_may_be_none(lab: Environme
     assert "Container old cannot be used: environment: type 'kubernetes' is none of" in refused.body["message"]
 
 
-# -- the verdict -------------------------------------------------------------------------------------------------------
+# -- the check of a submit ---------------------------------------------------------------------------------------------
 
 
 def test_endpoint_that_does_not_know_the_type_is_refused(lab: EnvironmentLab) -> None:

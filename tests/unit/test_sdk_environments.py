@@ -171,6 +171,8 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
         ["apptainer 0123456789abcdef", "n3", "0", "0", "1", "cold"],
         ["sci", "n4", "0", "0", "0", "cold"],
     ]
+    assert run.lines("endpoints", "show", "fake")[-4:] == lines
+    assert json.loads(run("endpoints", "show", "fake", "--json").stdout)["environments"] == states
     assert lines[1][6] == "problem: FATAL: no space"
     assert lines[3][6].startswith("apptainer is converting the image, ")
     assert lines[3][6].endswith(" so far")

@@ -85,13 +85,16 @@ def list_(
 
 @app.command()
 def show(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = False) -> None:
-    """Show an endpoint."""
+    """Show an endpoint, and the environments that it has now."""
     with connected(context) as client:
-        found = client.get_endpoint(resolve_endpoint(client, endpoint))
+        endpoint_id = resolve_endpoint(client, endpoint)
+        found = client.get_endpoint(endpoint_id)
+        environments = client.get_endpoint_status(endpoint_id).get("environments") or []
     if as_json:
-        show_json(found)
-    else:
-        show_fields({name.replace("_", " "): value for name, value in found.items()})
+        show_json({**found, "environments": environments} if environments else found)
+        return
+    show_fields({name.replace("_", " "): value for name, value in found.items()})
+    _show_environments(environments)
 
 
 @app.command()
