@@ -10,7 +10,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -33,9 +33,7 @@ MAX_NAME: Final = 100
 MAX_BYTES: Final = 4096
 """Most bytes of an environment as JSON: each task of a submit has a copy in memory while it waits."""
 
-_Requirement = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
-_Module = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", max_length=200)]
-
+_MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 #: Control characters, separators of lines, and halves of surrogate pairs, which no store and no terminal takes.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 #: An option of a command: at the beginning or behind a space.
@@ -44,7 +42,8 @@ _LONGEST_LABEL: Final = 80
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What the workers of a task run in. Created and checked by :meth:`of`.
+    """What the workers of a task run in. Created and checked by :meth:`of`; what came from another process may be
+    anything, see :meth:`problem`.
 
     :param type: the technology, one of :data:`TYPES`.
     :param location: the image, root directory or prefix; empty for ``uv``.
@@ -55,8 +54,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     type: str
     location: str = ""
-    requirements: tuple[_Requirement, ...] = ()
-    preload: tuple[_Module, ...] | None = None
+    requirements: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = None
     name: str = ""
 
     @classmethod
@@ -99,6 +98,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             return f"more than {MAX_LOCATION} characters of location or {MAX_REQUIREMENTS} requirements"
         if self.preload is not None and len(self.preload) > MAX_PRELOAD:
             return f"more than {MAX_PRELOAD} modules to preload"
+        if wrong := [each for each in self.preload or () if not _MODULE.fullmatch(each)]:
+            return f"preload: {wrong[0]!r} is no name of a module"
         if len(self.name) > MAX_NAME:
             return f"a name of more than {MAX_NAME} characters"
         if any(map(_CONTROL.search, (self.location, self.name, *self.requirements))):

@@ -67,7 +67,7 @@ def test_only_a_mapping_is_an_environment(wrong: Any) -> None:
 def test_key_is_that_of_what_runs_in_the_same_workers() -> None:
     one = Environment.of(SIF | {"name": "sci"})
     assert one.key == Environment.of(SIF).key == Environment.of(SIF | {"preload": None}).key
-    others = [
+    others: list[dict[str, Any]] = [
         SIF | {"preload": []},
         SIF | {"preload": ["numpy"]},
         SIF | {"type": "singularity"},
@@ -89,6 +89,19 @@ def test_tasks_of_requirements_have_an_environment() -> None:
     assert body["container"] == options.environment.reference
 
 
+class FormerOptions(msgspec.Struct):
+    """Options as a release reads them that knows no environments."""
+
+    container: str | None = None
+
+
+def test_release_that_knows_no_environments_still_sees_that_there_is_one() -> None:
+    for environment, container in ((Environment.of(SIF), "c-1"), (Environment.of(SIF), "")):
+        options = TaskOptions().within(environment, container=container)
+        former = msgspec.msgpack.decode(msgspec.msgpack.encode(options), type=FormerOptions)
+        assert former.container == (container or environment.reference)
+
+
 def test_environment_that_was_named_last_is_the_one() -> None:
     named = TaskOptions.of(container="sci")
     packed = named.changed(requirements=("numpy",))
@@ -96,7 +109,8 @@ def test_environment_that_was_named_last_is_the_one() -> None:
     assert packed.changed(container="sci") == named
     assert packed.changed(environment=SIF).environment == Environment.of(SIF)
     assert packed.changed(walltime_s=5).environment == packed.environment
-    for none in ({"requirements": None}, {"requirements": []}, {"environment": None}):
+    nones: list[dict[str, Any]] = [{"requirements": None}, {"requirements": []}, {"environment": None}]
+    for none in nones:
         assert packed.changed(**none) == TaskOptions()
     assert named.changed(requirements=None) == named
     assert named.changed(container=None) == TaskOptions()

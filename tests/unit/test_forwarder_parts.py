@@ -320,7 +320,16 @@ def test_environments_of_a_report_are_bounded() -> None:
     good = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1_799_999_999.0, "none")
     assert cleaned([dataclasses.asdict(good)]) == (good,)
     nothing = EnvironmentState("", "", "", "")
-    odd = {"key": 5, "label": None, "warm": -1, "busy": True, "starting": 1.5, "forkable": 1, "since": "x", "text": []}
+    odd: dict[str, Any] = {
+        "key": 5,
+        "label": None,
+        "warm": -1,
+        "busy": True,
+        "starting": 1.5,
+        "forkable": 1,
+        "since": "x",
+        "text": [],
+    }
     assert cleaned([odd, {}, {"since": 1e300}, {"since": True}]) == (nothing,) * 4
     assert cleaned([{"warm": 2**63}])[0].warm in (0, 2**31 - 1)
     [long] = cleaned([dict.fromkeys(("key", "label", "type", "node", "text", "problem"), "x" * 9999)])
