@@ -105,6 +105,7 @@ def test_function_has_an_environment_and_a_call_may_name_another(lab: Environmen
     contained = answer.body["function_uuid"]
     for field in ("container", "container_uuid"):
         assert lab.function(**{field: lab.container_id})
+    assert lab.function(container_uuid="") != lab.function(container_uuid=None)  # as Globus Compute's clients say none
     # One submit, several functions: each in its own.
     plain = lab.function_id
     packed = lab.function(environment=PACKAGES)

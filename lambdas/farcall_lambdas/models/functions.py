@@ -44,7 +44,7 @@ class RegisterFunction(Shape):
     ha_endpoint_id: Id | None = None
     memoize: bool = False
     container: Reference | None = None
-    container_uuid: Reference | None = None
+    container_uuid: Reference | Literal[""] | None = None
     environment: EnvironmentShape | None = None
     signature: Signature | None = None
 
