@@ -139,6 +139,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 def unknown_type(name: str) -> str:
     """The message for a technology that there is not, with those that are spelled alike."""
+    name = name[:40]  # of another process, it may be anything
     return f"type {name!r} is none of {', '.join(TYPES)}. {did_you_mean(name, TYPES) or ''}".rstrip()
 
 
