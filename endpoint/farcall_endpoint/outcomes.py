@@ -47,6 +47,18 @@ containers_unsupported = Outcome(
     "This endpoint cannot run containers, and the task requests container {}.",
     "Submit the function without a container, or choose another endpoint.",
 )
+environment_invalid = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "There can be no such environment: {}.",
+    "Register it as it should be, and submit the task again.",
+)
+environment_not_permitted = Outcome(
+    FunctionNotPermitted.code,
+    Fault.CALLER,
+    "This endpoint runs certain functions only, and in no environment that the task names: {}.",
+    "Submit the function without a container. The endpoint's owner may set one for all tasks.",
+)
 function_missing = Outcome(
     "FUNCTION_UNKNOWN",
     Fault.US,
