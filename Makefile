@@ -81,7 +81,7 @@ setup-system:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update && apt-get install --yes python3-venv; }
 	@command -v slurmctld /usr/sbin/slurmctld >/dev/null || { apt-get update && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(SLURM); }
-	@for each in $(CONTAINER_PROGRAMS); do command -v $$each >/dev/null || exit 1; done || { apt-get update && \
+	@(for each in $(CONTAINER_PROGRAMS); do command -v $$each >/dev/null || exit 1; done) || { apt-get update && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(CONTAINERS); }
 
 # -- the main job ------------------------------------------------------------------------------------------------------
