@@ -1,7 +1,7 @@
 """Root file systems for tests of containers, made once per machine: ``python -m tests.support.images``.
 
-They lie in ``.tools/images``, or where the variable ``FARCALL_TEST_IMAGES`` says. Each is a whole Debian tree, and shares
-files with the first one: nothing may write to them.
+They lie in ``.tools/images``, or where the variable ``FARCALL_TEST_IMAGES`` says. Each is a whole Debian tree, and
+shares files with the first one: nothing may write to them.
 """
 
 from __future__ import annotations

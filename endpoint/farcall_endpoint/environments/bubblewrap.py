@@ -40,16 +40,17 @@ class BubblewrapRunner:
 
     The container has the tree, read-only; what is mounted; a ``/dev`` with the usual devices, and those of accelerators
     if it has any; ``/proc`` of its own processes; a ``/tmp`` in memory; the processors in ``/sys``; and the names of
-    hosts, unless it has no network. It has no capabilities, setuid programs give none, and devices of the tree are dead.
+    hosts, unless it has no network. It has no capabilities, setuid programs give none, and devices in the tree do not
+    work.
 
     **Of a submitter other than the owner** (``private_root``): put ``isolation.bubblewrap.prefix(..., nested=True)``
     before the command, with what the submitter's workers may read and write, the worker's code and sockets and the
     directory of the tree. Then the tree's path, which a submitter may change at any time, is looked up in that view: it
     cannot lead to what the submitter may not read. The process namespace is that of the prefix.
 
-    **The end.** Kill the process with :func:`~farcall_endpoint.process_reaper.kill_trees`, which stops bubblewrap before
-    it looks for what it has started. Killing only bubblewrap, in the milliseconds in which it sets up the container,
-    leaves a container behind; it is in bubblewrap's process group, if that has one of its own.
+    **The end.** Kill the process with :func:`~farcall_endpoint.process_reaper.kill_trees`, which stops bubblewrap
+    before it looks for what it has started. Killing only bubblewrap, in the milliseconds in which it sets up the
+    container, leaves a container behind; it is in bubblewrap's process group, if that has one of its own.
     """
 
     type: Final = "bubblewrap"
@@ -63,13 +64,9 @@ class BubblewrapRunner:
         view = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", _TEMPORARY)
         return try_command("bubblewrap", [_program(), *_NAMESPACES, "--unshare-pid", *view, "--", "true"])
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
         """Nothing is to be prepared."""
         return Preparation(environment.location)
-
-    def problem(self, start: Start) -> str:
-        """Why there is no such container; empty if there is."""
-        return ""
 
     def command(self, start: Start) -> list[str]:
         """The command of a container; its first process becomes bubblewrap."""
@@ -91,7 +88,7 @@ class BubblewrapRunner:
         words += [*start.options, "--remount-ro", "/", "--chdir", start.directory, "--", *start.command]
         return [*ASSEMBLE, "bubblewrap", start.image, _program(), *words]
 
-    def stop(self, start: Start) -> list[str] | None:
+    def stop(self, start: Start) -> list[str] | None:  # noqa: ARG002
         """Nothing is left when the process tree was killed."""
         return None
 
@@ -104,7 +101,9 @@ def _devices(start: Start) -> Iterator[str]:
     """bubblewrap's own ``/dev`` has null, zero, full, random, urandom, tty and terminals."""
     if start.accelerators:
         amd = ("/dev/kfd", "/dev/dri")
-        yield from (each for each in DEVICES if (each in amd if start.amd else each.startswith(("/dev/nv", "/dev/dri"))))
+        yield from (
+            each for each in DEVICES if (each in amd if start.amd else each.startswith(("/dev/nv", "/dev/dri")))
+        )
     if start.network:
         yield _FABRIC
 
@@ -119,9 +118,7 @@ def try_command(name: str, command: Sequence[str]) -> str:
     """Run a command that shows whether a technology works; the reason if it fails, empty if it works."""
     # Containers, and settings of the kernel, forbid namespaces and mounts: only a try shows it.
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_LIMIT_S, check=False
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{name}: {error}"
     if done.returncode == 0:

@@ -21,8 +21,9 @@ class CharliecloudRunner:
     ``ch-run`` mounts only where the image has a directory, and everything writable. So the root is assembled before, in
     a mount namespace of its own, by :mod:`~farcall_endpoint.environments.tree_root`: read-only is what shall be.
 
-    The container has the tree, read-only; what is mounted; a ``/tmp`` in memory; and **of the node** ``/dev``, ``/proc``
-    with all processes, ``/sys``, and the names of hosts. That is Charliecloud's way, and right for the owner's tasks.
+    The container has the tree, read-only; what is mounted; a ``/tmp`` in memory; and **of the node** ``/dev``,
+    ``/proc`` with all processes, ``/sys``, and the names of hosts. That is Charliecloud's way, and right for the
+    owner's tasks.
 
     **Of a submitter other than the owner** (``private_root``): put ``isolation.bubblewrap.prefix(..., nested=True)``
     before the command, as for bubblewrap. Then these are the prefix's. Without bubblewrap, refuse such tasks.
@@ -42,13 +43,9 @@ class CharliecloudRunner:
             mounts = tuple(Mount(str(Path(path).resolve()), path) for path in _HOST if Path(path).is_dir())
             return try_command("charliecloud", self.command(Start(image, ("/bin/true",), mounts)))
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
         """Nothing is to be prepared."""
         return Preparation(environment.location)
-
-    def problem(self, start: Start) -> str:
-        """Why there is no such container; empty if there is."""
-        return ""
 
     def command(self, start: Start) -> list[str]:
         """The command of a container; its first process becomes the program in it."""
@@ -63,6 +60,6 @@ class CharliecloudRunner:
             *(program, *words, start.image, "--", *start.command),
         ]
 
-    def stop(self, start: Start) -> list[str] | None:
+    def stop(self, start: Start) -> list[str] | None:  # noqa: ARG002
         """Nothing is left when the process tree was killed."""
         return None

@@ -39,7 +39,7 @@ class PrefixRunner:
         """A prefix needs nothing of the node; whether it has a Python that works is found by asking that."""
         return ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
         """Nothing is to be prepared."""
         return Preparation(environment.location)
 
@@ -69,6 +69,6 @@ class PrefixRunner:
             *start.command,
         ]
 
-    def stop(self, start: Start) -> list[str] | None:
+    def stop(self, start: Start) -> list[str] | None:  # noqa: ARG002
         """Nothing is left when the process tree was killed."""
         return None

@@ -1,7 +1,8 @@
 """Root of a container, assembled from a directory tree that has no place for our mounts and stays as it is.
 
-A program that runs before bubblewrap's or Charliecloud's, as the process that becomes it: what a tree contains is looked
-at where the container is started, in the view that its submitter has, and no slow file system delays the manager.
+A program that runs before bubblewrap's or Charliecloud's, as the process that becomes it: what a tree contains is
+looked at where the container is started, in the view that its submitter has, and no slow file system delays the
+manager.
 Stands alone and imports little (``python -I -S tree_root.py``).
 
     tree_root.py bubblewrap TREE bwrap ARGUMENTS
@@ -101,7 +102,7 @@ def _is_below(path: str, above: str) -> bool:
 
 
 def bubblewrap_targets(arguments: Sequence[str]) -> dict[str, str]:
-    """Where bubblewrap's arguments mount something, each with its kind; what does not exist and need not is left out."""
+    """Where bubblewrap's arguments mount something, each with its kind; without what does not exist and need not."""
     found: dict[str, str] = {}
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for index, option in enumerate(options):
@@ -152,7 +153,7 @@ def _path(target: str) -> str:
     return "/" + os.path.normpath(target).lstrip("/")
 
 
-# -- Charliecloud: the root is assembled by ourselves, in a mount namespace that only this process has -------------------
+# -- Charliecloud: this process assembles the root, in a mount namespace of its own ------------------------------------
 
 
 def assemble(tree: str, mounts: Sequence[tuple[str, str, bool]], *, network: bool) -> list[str]:
@@ -278,7 +279,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             os.environ.setdefault("USER", str(os.geteuid()))  # ch-run does not start without
             words = assemble(tree, [tuple(each) for each in json.loads(mounts)], network=network == "network")
             rest = [rest[0], *words, *rest[1:]]
-        os.execvp(rest[0], rest)
+        os.execvp(rest[0], rest)  # noqa: S606
     except (OSError, ValueError) as error:
         sys.exit(f"{technology}: {error}")
 
