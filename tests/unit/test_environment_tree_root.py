@@ -73,7 +73,8 @@ def test_what_is_no_directory_gives_way_to_a_mount(value: Any) -> None:
 
 
 def test_a_file_is_mounted_over_a_file_only() -> None:
-    for value in (("/oldroot/etc/hosts",), {}, OTHER):
+    values: list[Any] = [("/oldroot/etc/hosts",), {}, OTHER]
+    for value in values:
         assert words({"etc": {"hosts": value, "group": FILE}}, {"/etc/hosts": FILE}) == (
             "--dir /etc --ro-bind /tree/etc/group /etc/group"
         )

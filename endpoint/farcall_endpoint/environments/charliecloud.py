@@ -31,9 +31,9 @@ class CharliecloudRunner:
     There is no process between the manager's child and the worker; it ends as any worker of the manager.
     """
 
-    type: Final = "charliecloud"
-    worker_target: Final = WORKER_TARGET
-    passes_descriptors: Final = True
+    type = "charliecloud"
+    worker_target = WORKER_TARGET
+    passes_descriptors = True
 
     def missing(self) -> str:
         """Why containers cannot be started on this node, after a try: of an image that is made of the node's system."""
