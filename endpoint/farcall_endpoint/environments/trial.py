@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from farcall_common.plain_text import plain
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 
 _LIMIT_S: Final = 60.0
@@ -33,8 +34,9 @@ def problem(command: Sequence[str]) -> str:
         return str(error)
     if done.returncode == 0:
         return ""
-    lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else f"exit code {done.returncode}"
+    lines = (done.stderr or done.stdout).decode(errors="replace").splitlines()
+    words = [text for line in lines if (text := plain(line).strip())]
+    return words[-1] if words else f"exit code {done.returncode}"
 
 
 def start_problem(runner: Runner, program: str) -> str:
