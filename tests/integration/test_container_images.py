@@ -30,7 +30,7 @@ from farcall_endpoint.environments.runner import Mount, Preparation, Runner, Sta
 from farcall_endpoint.worker.boot import Boot, Descriptors, send_boot
 from tests.support.container_user import ContainerUser, apptainer_user, podman_user
 from tests.support.docker_daemon import docker_daemon
-from tests.support.image_archive import write_archive
+from tests.support.image_archive import write_archive, write_tree
 from tests.support.images import DEBIAN, image
 from tests.waiting import WAIT_S, wait_until
 
@@ -134,8 +134,7 @@ def podman_image(_podman: ContainerUser, archive: Path) -> Node:
 @pytest.fixture(scope="module")
 def podman_directory(_podman: ContainerUser) -> Node:
     root = _podman.home / "root"
-    subprocess.run(["cp", "--archive", image(DEBIAN), root], check=True)
-    subprocess.run(["chown", "--recursive", "--no-dereference", f"{_podman.uid}:{_podman.uid}", root], check=True)
+    write_tree(root, image(DEBIAN), owner=_podman.uid)
     return _of_user(_podman, OciRunner("podman", python=_podman.python), str(root))
 
 
@@ -365,4 +364,4 @@ def test_a_node_that_forbids_user_namespaces_says_so(_podman: ContainerUser, _ap
     for user, module, name in ((_podman, "oci", "OciRunner('podman')"), (_apptainer, "apptainer", "ApptainerRunner('apptainer')")):
         program = f"from farcall_endpoint.environments.{module} import *; print({name}.missing())"
         found = user.run_without_namespaces([user.python, "-c", program]).stdout
-        assert "user namespace" in found.lower() or "no space left" in found.lower() or "cannot clone" in found
+        assert "namespace" in found or "cannot clone" in found

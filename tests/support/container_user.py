@@ -176,7 +176,8 @@ class ContainerUser:
     def run_without_namespaces(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a command in a user namespace in which no others can be made."""
         script = 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --ambient-caps=-all "$@"'
-        return self.run(["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh", *command])
+        command = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh", *command]
+        return self.run(command, {"XDG_RUNTIME_DIR": str(self.directory_of("runtime"))})  # Podman would join one of its own
 
     def processes(self) -> dict[int, str]:
         """All processes of the user, and of the other ids of its namespaces, without Podman's one for all containers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Final
 _KEPT: Final = ("bin", "etc/passwd", "etc/group", "etc/ld.so", "lib", "lib64", "usr/bin/dash", "usr/bin/sh", "usr/bin/python3")
 _KEPT_LIBRARIES: Final = ("usr/lib64", "usr/lib/python3", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
 _LEFT_OUT: Final = ("gconv", "perl", "config-3", "lib2to3", "idlelib", "ensurepip", "pydoc_data", "__pycache__", "dist-packages")
-_EMPTY: Final = ("dev", "proc", "run", "sys", "tmp", "var/tmp", "usr/share/zoneinfo/Etc")
+_EMPTY: Final = ("etc", "dev", "proc", "run", "sys", "tmp", "var/tmp", "usr/share/zoneinfo/Etc")
 
 
 def write_archive(path: Path, tree: Path, *, tag: str, config: Mapping[str, object] | None = None) -> None:
@@ -39,6 +40,17 @@ def write_archive(path: Path, tree: Path, *, tag: str, config: Mapping[str, obje
             header = tarfile.TarInfo(member)
             header.size = len(data)
             archive.addfile(header, io.BytesIO(data))
+
+
+def write_tree(path: Path, tree: Path, *, owner: int) -> None:
+    """Write the same files as a directory of an ordinary user."""
+    with tarfile.open(fileobj=io.BytesIO(_layer(tree))) as layer:
+        for member in layer:
+            member.uid = member.gid = owner
+            member.uname = member.gname = ""
+            layer.extract(member, path, filter="tar")
+    for directory, _, _ in os.walk(path):
+        os.chown(directory, owner, owner)
 
 
 def _layer(tree: Path) -> bytes:

@@ -50,8 +50,8 @@ _ADOPT: Final = (
 class OciRunner:
     """Runs ``podman run``, ``podman-hpc run`` or ``docker run``.
 
-    The location is a reference to an image; for Podman also ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:``
-    with a path, or the directory of a root file system. The root file system of the container is read-only, but for
+    The location is a reference to an image; for both Podmans also the directory of a root file system, and for
+    ``podman`` ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:`` with a path. The root file system of the container is read-only, but for
     ``/tmp``, ``/run`` and ``/var/tmp`` in memory. In it, the endpoint's user has their own id with Docker, and is root
     without capabilities with the others: there, that is the endpoint's user on the node. Docker's containers are no
     descendants of the process that starts them.
@@ -89,7 +89,7 @@ class OciRunner:
         location = environment.location
         if self._is_directory(location):
             return Preparation(location)
-        if self._podman and _OF_FILES.match(location):
+        if self.type == "podman" and _OF_FILES.match(location):
             image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:16]}:latest"
             load = ("sh", "-c", _LOAD, "sh", self.type, location, image)
             return Preparation(image, (load,), f"{self.type} is loading the image")
