@@ -1,7 +1,7 @@
-"""Root file systems for tests of containers, made once per machine: ``python -m tests.support.images``, or make.
+"""Root file systems for tests of containers, made once per machine: ``python -m tests.support.images``.
 
-They lie in ``.tools/images``, or where the variable ``FARCALL_TEST_IMAGES`` says. Each is a whole Debian tree, and shares
-files with the first one: nothing may write to them.
+They lie in ``.tools/images``, or where the variable ``FARCALL_TEST_IMAGES`` says. Each is a whole Debian tree, and
+shares files with the first one: nothing may write to them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +94,7 @@ def _debian(root: Path, _: Path) -> None:
     options = [f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT]
     command = ["mmdebstrap", "--quiet", "--variant=essential", "--include=python3", *options, _SUITE, str(root)]
     subprocess.run(command, check=True)
+    (root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
 
 
 def _without_python(root: Path, debian: Path) -> None:
@@ -149,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
