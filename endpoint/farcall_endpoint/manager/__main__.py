@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument(
         "--pass-environment", nargs="+", default=(), help="variables for tasks of submitters other than the owner"
     )
+    parser.add_argument("--environments", help="EnvironmentSettings in JSON")
     parser.add_argument("--native", action="store_true", help="read and write plain pickle on request")
     parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
@@ -134,6 +135,9 @@ def main() -> None:
         sys.exit(str(error))
     if options.sandbox_retention is not None:
         SandboxCleaner(options.working_dir, retention_s=options.sandbox_retention).start()
+    environments = EnvironmentSettings()
+    if options.environments is not None:
+        environments = msgspec.json.decode(options.environments, type=EnvironmentSettings)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -145,7 +149,9 @@ def main() -> None:
             shared_workers=isolation.level is Isolation.NONE,
             refusal=isolation.refusal,
         ),
-        launcher=FreshProcessLauncher(
+        launcher=make_launcher(
+            options,
+            environments,
             working_dir=options.working_dir,
             environment=os.environ,
             slots=slots,

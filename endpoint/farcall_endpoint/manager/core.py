@@ -238,6 +238,8 @@ class ManagerCore:
                     for job in jobs:
                         if self._refusal and job.order.submitter:
                             self._finish(job, TaskState.FAILED, outcomes.isolation_missing(self._refusal).to_json())
+                        elif job.refusal is not None:
+                            self._finish(job, TaskState.FAILED, job.refusal.to_json())
                         else:
                             self._queue.add(job.order.submitter, job)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
