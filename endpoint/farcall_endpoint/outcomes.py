@@ -47,6 +47,12 @@ containers_unsupported = Outcome(
     "This endpoint cannot run containers, and the task requests container {}.",
     "Submit the function without a container, or choose another endpoint.",
 )
+environment_start_failed = Outcome(
+    "ENVIRONMENT_FAILED",
+    Fault.PEER,
+    "No worker could be started in environment {}: {}",
+    "Correct the environment, or ask the endpoint's owner; it is tried again after a while.",
+)
 function_missing = Outcome(
     "FUNCTION_UNKNOWN",
     Fault.US,
