@@ -69,9 +69,8 @@ environment_failed = Outcome(
 environment_start_failed = Outcome(
     "ENVIRONMENT_FAILED",
     Fault.PEER,
-    "No worker starts in the environment {} on a node of the endpoint: {}",
-    "The endpoint's owner finds the whole output in the logs of the endpoint.",
-    retryable=True,
+    "No worker could be started in environment {}: {}",
+    "Correct the environment, or ask the endpoint's owner; it is tried again after a while.",
 )
 environment_without_python = Outcome(
     "ENVIRONMENT_WITHOUT_PYTHON",
