@@ -124,6 +124,7 @@ class Template:
     :param connection: the manager's end of a socket of packets, on which nothing was sent before.
     :param modules: to import, in this order.
     :param places: directories besides Python's own whose modules may be imported.
+    :param private: directories whose modules are never imported: where submitters or tasks write.
     :param namespaces: whether children in namespaces of their own will be wanted.
     :param spares: how many children are forked in advance.
     :param network: whether these share the template's network.
@@ -136,6 +137,7 @@ class Template:
         *,
         modules: Sequence[str] = (),
         places: Sequence[str] = (),
+        private: Sequence[str] = (),
         namespaces: bool = False,
         spares: int = 0,
         network: bool = True,
@@ -168,7 +170,7 @@ class Template:
         self.problem = ""
         #: The module that led to the problem; empty if none did.
         self.problem_module = ""
-        self._send(Preload(tuple(modules), namespaces, tuple(places)))
+        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private)))
 
     @property
     def imports(self) -> TemplateImports:
@@ -209,8 +211,9 @@ class Template:
             raise TemplateFailed(self.problem or "the template does not serve yet")
         if boot.namespaces and self.namespaces_missing:
             raise TemplateFailed(self.namespaces_missing)
-        found = self._take_spare(boot)
-        fork = found or self._request(namespaces=boot.namespaces)
+        fork = self._take_spare(namespaces=boot.namespaces)
+        if fork is None:
+            fork = self._request(namespaces=boot.namespaces)
         try:
             send_boot(fork.connection, boot, descriptors)
         except OSError as error:
@@ -220,7 +223,7 @@ class Template:
             fork.connection.close()
         deadline = time.monotonic() + _FORK_LIMIT_S
         while fork.pid == 0 and not fork.problem:
-            if self._is_over or not self._wait(deadline):
+            if not self._wait(deadline):
                 self._end("it did not fork in time")
                 raise TemplateFailed(self.problem)
             self._read()
@@ -249,7 +252,7 @@ class Template:
         if fork.code is None:
             _wait_readable(fork.pidfd, None)
         deadline = time.monotonic() + _EXIT_LIMIT_S
-        while fork.code is None and not self._is_over and self._wait(deadline):
+        while fork.code is None and self._wait(deadline):
             self._read()
         self._discard(fork)
         # The kernel kills the children of a template with it.
@@ -355,7 +358,9 @@ class Template:
         return True
 
     def _wait(self, deadline: float) -> bool:
-        """Wait for a packet, or the end; False if the time is over."""
+        """Wait for a packet, or the end; False if the time is over, or the template."""
+        if self._is_over:
+            return False
         left_s = deadline - time.monotonic()
         return left_s > 0 and _wait_readable(self._connection.fileno(), left_s)
 
@@ -374,7 +379,7 @@ class Template:
         self._connection.close()
         for fork in (*self._spares, *self._forks.values()):
             fork.connection.close()
-            fork.problem = fork.problem or problem
+            fork.problem += "" if fork.problem else problem
         for spare in self._spares:
             if spare.pidfd >= 0:
                 os.close(spare.pidfd)
@@ -392,9 +397,9 @@ class Template:
             except TemplateFailed:
                 return
 
-    def _take_spare(self, boot: Boot) -> ForkedProcess | None:
+    def _take_spare(self, *, namespaces: bool) -> ForkedProcess | None:
         for spare in self._spares:
-            if spare.asked.namespaces == boot.namespaces and spare.code is None:
+            if spare.asked.namespaces == namespaces and spare.code is None:
                 self._spares.remove(spare)
                 return spare
         return None

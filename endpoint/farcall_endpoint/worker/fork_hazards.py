@@ -32,8 +32,10 @@ FORBIDDEN: Final[Mapping[str, str]] = {
 
 #: Modules whose import does what a template must not do, however often tasks import them.
 SIDE_EFFECTS: Final = frozenset(
-    ("__main__", "antigravity", "idlelib", "lib2to3", "site", "sitecustomize", "test", "this", "turtledemo")
-    + ("usercustomize",)
+    (
+        *("__main__", "antigravity", "idlelib", "lib2to3", "site", "sitecustomize", "test", "this", "turtledemo"),
+        "usercustomize",
+    )
 )
 
 _DEVICES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/")

@@ -1,9 +1,9 @@
 """Protocol between a manager and its templates, in packets of a Unix socket.
 
 The manager sends :class:`Preload` first, and gets :class:`Importing` for each module and then :class:`Serving` or
-:class:`Refused`. From then on each :class:`Fork` comes with one descriptor: the child's own socket, from which the child
-reads its :class:`~farcall_endpoint.worker.boot.Boot`. So the template never reads what belongs to one submitter: its
-memory is that of all its children.
+:class:`Refused`. From then on each :class:`Fork` comes with one descriptor: the child's own socket, from which it reads
+its :class:`~farcall_endpoint.worker.boot.Boot`. So the template never reads what belongs to one submitter: its memory
+is that of all its children.
 
 A child answers with :class:`Forked` by itself. The kernel adds its process id as the manager sees it, which the child
 does not know. The template does not reap a child before :class:`Reap`: until then no other process can get that id.
@@ -25,11 +25,13 @@ class _Packet(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Preload(_Packet, frozen=True):
     """Import these, in this order. ``namespaces``: children in namespaces of their own will be wanted; ``places``: the
-    only directories whose modules are imported, besides those of Python itself."""
+    only directories whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for
+    example where tasks write."""
 
     modules: tuple[str, ...] = ()
     namespaces: bool = False
     places: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
 
 
 class Importing(_Packet, frozen=True):

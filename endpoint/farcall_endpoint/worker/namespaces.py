@@ -44,7 +44,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_: Final = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")]
 
 
 def enter() -> int:
@@ -177,7 +177,7 @@ def is_privileged() -> bool:
 
 
 def is_outermost() -> bool:
-    """Whether this process is in the first user namespace of the machine, where capabilities are those of the machine."""
+    """Whether this process is in the machine's own user namespace: its capabilities are those of the machine."""
     with open("/proc/self/uid_map", encoding="ascii") as file:  # noqa: PTH123
         return file.read().split() == ["0", "0", "4294967295"]
 

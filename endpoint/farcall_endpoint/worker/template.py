@@ -22,6 +22,8 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from importlib.machinery import PathFinder
@@ -69,6 +71,10 @@ _SETTERS: Final = {
 }
 """By a part of a library's name: the variable that it has read, and the names of the function that changes it."""
 _RTLD_NOLOAD: Final = 4
+_OWN: Final = (
+    *("farcall_endpoint.isolation.landlock", "farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
+)
+"""What a worker itself imports when it needs it."""
 
 
 def main(control: int) -> NoReturn:
@@ -82,6 +88,13 @@ def main(control: int) -> NoReturn:
     if not isinstance(packet, Preload):
         os._exit(0)  # the manager is gone
     os._exit(_Template(connection, packet).run())
+
+
+def boot(path: str) -> NoReturn:
+    """As :func:`main`, after connecting to the manager's Unix socket."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connection.connect(path)
+    main(connection.detach())
 
 
 class _Template:
@@ -116,8 +129,9 @@ class _Template:
         self._descriptors = namespaces.open_descriptors()
         for name in THREAD_VARIABLES:
             os.environ[name] = "1"
-        with contextlib.suppress(ImportError):  # for children whose settings confine them
-            importlib.import_module("farcall_endpoint.isolation.landlock")
+        for module in _OWN:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
         try:
             if not self._import_all():
                 return 1
@@ -136,13 +150,14 @@ class _Template:
     def _import_all(self) -> bool:
         """Import the modules; False if that made this process unfit."""
         paths = list(sys.path)
-        sys.path[:] = trusted_paths(paths, self._preload.places)
+        trusted = TrustedPlaces(self._preload.places, self._preload.private)
+        sys.path[:] = filter(trusted.holds, paths)
         try:
-            return self._import_each() and self._is_fit("")
+            return self._import_each(trusted) and self._is_fit("")
         finally:
             sys.path[:] = paths  # tasks may import from all of them
 
-    def _import_each(self) -> bool:
+    def _import_each(self, trusted: TrustedPlaces) -> bool:
         for module in self._preload.modules:
             if module in sys.modules:
                 continue
@@ -152,7 +167,7 @@ class _Template:
             self._send(Importing(module))
             started_at, size_bytes = time.monotonic(), _resident_bytes()
             try:
-                problem = _import(module, self._preload.places)
+                problem = trusted.import_module(module)
             except BaseException as error:  # noqa: BLE001 - code of packages, which may also call sys.exit
                 problem = f"its import raised {type(error).__name__}: {error}"[:500]
             if not self._is_fit(module):
@@ -317,10 +332,10 @@ def _work(fork: Fork, end: int, setters: Collection[tuple[str, Callable[[int], A
 
 
 def _reseed() -> None:
-    """Give this child its own state where the template's is that of all: random numbers first. ``random`` does so by itself, as OpenSSL does from 1.1.1 on.
+    """Give this child its own state where the template's is that of all: random numbers first.
 
-    A generator that a module made when it was imported (``numpy.random.default_rng()``) cannot be found: it is the same
-    in all children.
+    ``random`` does so by itself, as OpenSSL does from 1.1.1 on. A generator that a module made when it was imported
+    (``numpy.random.default_rng()``) cannot be found: it is the same in all children.
     """
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
@@ -329,9 +344,7 @@ def _reseed() -> None:
     ssl = sys.modules.get("ssl")
     if ssl is not None:
         ssl.RAND_add(os.urandom(32), 32.0)
-    temporary = sys.modules.get("tempfile")
-    if temporary is not None:
-        temporary.tempdir = None  # of the template's variables
+    tempfile.tempdir = None  # it was found by the template's variables
     uuid = sys.modules.get("uuid")
     if uuid is not None:  # of uuid1; uuid4 asks the kernel
         uuid._last_timestamp = None  # type: ignore[attr-defined]
@@ -367,49 +380,47 @@ def _restore_threads(setters: Collection[tuple[str, Callable[[int], Any]]], envi
             function(int(wanted))
 
 
-def _import(module: str, places: Collection[str]) -> str:
-    """Import a module and its packages, each only from a trusted place; why not, or empty."""
-    path: list[str] | None = None
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        name = ".".join(parts[:count])
-        if name not in sys.modules:
-            if name not in sys.builtin_module_names:
-                spec = PathFinder.find_spec(name, path)
-                if spec is None:
-                    return "it is not among the environment's own modules"
-                origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-                if not _is_trusted(origin, places):
-                    return f"{origin} is not in the environment's own directories"
-            importlib.import_module(name)
-        path = list(getattr(sys.modules[name], "__path__", ())) or None
-        if path is None and count < len(parts):
-            return f"{name} is not a package"
-    return ""
+class TrustedPlaces:
+    """Directories whose modules may be imported in a template: Python's own, and further ones.
 
+    :param places: the further ones.
+    :param private: exceptions, where tasks write.
+    """
 
-def trusted_paths(paths: Collection[str], places: Collection[str]) -> list[str]:
-    """Of the directories in which modules are searched, those of Python itself and ``places``: never the current one,
-    and none below a home or a task's directory."""
-    return [path for path in paths if path and _is_trusted(path, places)]
+    def __init__(self, places: Collection[str], private: Collection[str]) -> None:
+        prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}
+        own = {*prefixes, *sysconfig.get_paths().values(), *places}
+        self._places = [Path(each).resolve() for each in own]
+        user_base = getattr(sys.modules.get("site"), "USER_BASE", None)  # in a home, also if that is in a prefix
+        self._private = [Path(each).resolve() for each in (*private, *([user_base] if user_base else []))]
 
+    def holds(self, path: str) -> bool:
+        """Whether a file or directory is in them. A link is where it leads to: there others may write."""
+        found = Path(path)
+        if not found.is_absolute():
+            return False
+        around = (found := found.resolve(), *found.parents)
+        return any(each in around for each in self._places) and not any(each in around for each in self._private)
 
-def _is_trusted(path: str, places: Collection[str]) -> bool:
-    # Resolved: a link out of these directories leads to what others may write.
-    found = Path(path).resolve()
-    if not Path(path).is_absolute():
-        return False
-    own = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, str(Path(os.__file__).parent), *places}
-    if any(found == place or place in found.parents for place in (Path(each).resolve() for each in own)):
-        return not any(found == private or private in found.parents for private in _user_directories())
-    return False
-
-
-def _user_directories() -> list[Path]:
-    """Where ``pip install --user`` puts packages; in a home, though it may be below the prefix."""
-    site = sys.modules.get("site")
-    found = getattr(site, "USER_BASE", None)
-    return [Path(found).resolve()] if found else []
+    def import_module(self, module: str) -> str:
+        """Import a module and its packages; why that is refused, or empty."""
+        path: list[str] | None = None
+        parts = module.split(".")
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[:count])
+            if name not in sys.modules:
+                if name not in sys.builtin_module_names:
+                    spec = PathFinder.find_spec(name, path)
+                    if spec is None:
+                        return "it is not among the environment's own modules"
+                    origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+                    if not self.holds(origin):
+                        return f"{origin} is not in the environment's own directories"
+                importlib.import_module(name)
+            path = list(getattr(sys.modules[name], "__path__", ())) or None
+            if path is None and count < len(parts):
+                return f"{name} is not a package"
+        return ""
 
 
 def _resident_bytes() -> int:
