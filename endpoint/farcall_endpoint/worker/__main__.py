@@ -16,7 +16,8 @@ from collections.abc import Callable
 from farcall_endpoint import process_reaper
 from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Channel, Ready, Run, Synced
+from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Synced
+from farcall_endpoint.worker.imports import ImportReporter
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -65,12 +66,15 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
         confine(readable=settings.readable, writable=settings.writable)
     if find_packages is not None:
         find_packages()
+    imports = ImportReporter() if settings.reports_imports else None
     zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
     while (received := channel.receive()) is not None:
         packet, body = received
         if isinstance(packet, Run):
             _work(channel, runner, packet, body)
+            if imports is not None and (names := imports.new()):
+                channel.send(NewModules(names))
         else:
             channel.send(Synced())
         del received, packet, body  # free their memory before the next task

@@ -40,6 +40,8 @@ class Boot(msgspec.Struct, frozen=True, omit_defaults=True):
     :param directory: its working directory, as seen in its environment.
     :param namespaces: whether a fork of a template gets mount, process, IPC and host name namespaces of its own.
     :param home, temporary: with ``namespaces``, the only directories that it may write; empty for the owner's workers.
+    :param hidden: with ``namespaces``, directories of which it sees only ``home``, ``temporary`` and what is visible.
+    :param visible: with ``namespaces``, directories below hidden ones or below ``/tmp`` that it may read.
     """
 
     variables: dict[str, str]
@@ -48,6 +50,8 @@ class Boot(msgspec.Struct, frozen=True, omit_defaults=True):
     namespaces: bool = False
     home: str = ""
     temporary: str = ""
+    hidden: tuple[str, ...] = ()
+    visible: tuple[str, ...] = ()
 
 
 def listen(path: str) -> socket.socket:
