@@ -51,7 +51,7 @@ technology_unsupported = Outcome(
     "CONTAINER_UNSUPPORTED",
     Fault.CALLER,
     "This node of the endpoint cannot run {} environments: {}.",
-    "Submit the function without one or with one of another type, choose another endpoint, or ask the endpoint's owner.",
+    "Submit the function with an environment of another type, choose another endpoint, or ask the endpoint's owner.",
 )
 location_refused = Outcome(
     "CONTAINER_UNSUPPORTED",

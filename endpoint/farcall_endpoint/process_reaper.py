@@ -176,7 +176,7 @@ def supervise(command: list[str]) -> int:
     try:
         main = os.posix_spawnp(command[0], command, os.environ)
     except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         return 127
     while True:
         pid, status = os.wait()

@@ -16,7 +16,9 @@ from typing import Final
 from farcall_common.environments import UV, Environment
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
-_TRANSPORTS: Final = "containers-storage|dir|docker-archive|docker-daemon|file|localimage|oci|oci-archive|ostree|sif|tarball"
+_TRANSPORTS: Final = (
+    "containers-storage|dir|docker-archive|docker-daemon|file|localimage|oci|oci-archive|ostree|sif|tarball"
+)
 _REFERENCE: Final = re.compile(
     rf"(?!({_TRANSPORTS}):)"
     r"((docker|library|oras)://|docker:)?"

@@ -45,7 +45,9 @@ MODULES: Final = (
     *("farcall_endpoint.process_reaper", "farcall_endpoint.shared_memory", "farcall_endpoint.worker"),
     *("farcall_endpoint.worker.__main__", "farcall_endpoint.worker.boot", "farcall_endpoint.worker.capture"),
     *("farcall_endpoint.worker.channel", "farcall_endpoint.worker.directories"),
-    *("farcall_endpoint.worker.environment", "farcall_endpoint.worker.mpi", "farcall_endpoint.worker.runner"),
+    *("farcall_endpoint.worker.environment", "farcall_endpoint.worker.fork_hazards"),
+    *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.namespaces"),
+    *("farcall_endpoint.worker.template", "farcall_endpoint.worker.mpi", "farcall_endpoint.worker.runner"),
     *("farcall_endpoint.worker.settings", "farcall_endpoint.worker.usage"),
 )
 """Our own modules that a worker imports."""
@@ -107,9 +109,7 @@ def name_of(abi: Abi) -> str:
     return f"worker-{fingerprint()}-{abi.version}-{abi.soabi}"
 
 
-def make_bundle(
-    abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object], index_url: str = ""
-) -> Path:
+def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object], index_url: str = "") -> Path:
     """The bundle for a kind of Python, which is made if it does not exist. Several processes may do so at once.
 
     :param cache: an existing directory of this user's, which nobody else can write.

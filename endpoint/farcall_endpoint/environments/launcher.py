@@ -58,6 +58,7 @@ _TAIL_BYTES: Final = 16 * 1024
 _MOST_LOGS: Final = 50
 _CREDENTIALS: Final = struct.Struct("3i")
 _STOP_LIMIT_S: Final = 40.0
+_CHECK_LIMIT_S: Final = 20.0
 _REMOTE: Final = ("docker",)
 """Types whose containers are started by a daemon."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -170,7 +171,7 @@ class StartLog:
 
     def __init__(self, path: Path | None) -> None:
         self._reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self.writer, True)  # noqa: FBT003 - the runner's end
+        os.set_blocking(self.writer, True)
         self._left_bytes = _MOST_LOG_BYTES
         self._tail = b""
         self._file: int | None = None
@@ -219,7 +220,6 @@ class StartLog:
 class EnvironmentLauncher:
     """Prepares environments, and starts containers in them. Not for use in several threads.
 
-    :param cache: a directory of this user's, for what is prepared.
     :param log_dir: of start logs; None: none are kept.
     :param confined, readable: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
     """
@@ -228,17 +228,15 @@ class EnvironmentLauncher:
         self,
         settings: EnvironmentSettings,
         *,
-        cache: Path,
         log_dir: Path | None = None,
         confined: bool = False,
-        readable: Sequence[str] = (),
+        readable: Callable[[], Sequence[str]] = tuple,
         runners: Mapping[str, Runner] = RUNNERS,
     ) -> None:
         self.settings = settings
-        self._cache = cache
         self._log_dir = log_dir
         self._confined = confined
-        self._readable = tuple(readable)
+        self._readable = readable
         self._runners = runners
         self._mounts = mounts_of(settings.binds)
         self._epoll = select.epoll()
@@ -303,17 +301,15 @@ class EnvironmentLauncher:
     def _start_process(self) -> None:
         settings = PreparationSettings(
             environments=self.settings,
-            cache=str(self._cache),
+            cache=str(cache_directory(self.settings)),
             log_dir="" if self._log_dir is None else str(self._log_dir),
             confined=self._confined,
-            readable=self._readable,
+            readable=tuple(self._readable()) if self._confined else (),
         )
         command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)  # noqa: FBT003
+        os.set_blocking(self._process.stdout.fileno(), False)
         self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
 
     def _read_reports(self) -> list[PreparationReport]:
@@ -522,7 +518,7 @@ class EnvironmentLauncher:
         self._forget(container.listener.fileno())
         container.connected(connection, pid)
         wanted = self._starts.pop(container.name)
-        connection.setblocking(False)  # noqa: FBT003
+        connection.setblocking(False)
         try:
             booting.send_boot(connection, wanted.boot, wanted.descriptors)
         except OSError as error:
@@ -565,6 +561,27 @@ class EnvironmentLauncher:
             for path in logs[: max(0, len(logs) + 1 - _MOST_LOGS)]:
                 path.unlink(missing_ok=True)
         return directory / f"{environment.key}-{name}.log"
+
+
+def cache_directory(settings: EnvironmentSettings) -> Path:
+    """Where what is prepared is kept: as the settings say, or on the node's disk."""
+    return Path(settings.cache_dir or Path(tempfile.gettempdir()) / f"farcall-environments-{os.geteuid()}")
+
+
+def check_technologies(settings: EnvironmentSettings) -> dict[str, str]:
+    """Of the technologies that the settings name: those that work on this node, with an empty text, and why the others
+    do not. In a process of its own, as it starts containers. What takes too long is left out."""
+    names = {*(settings.types or ()), *(() if settings.default is None else (settings.default.type,))}
+    if not names:
+        return {}
+    command = [sys.executable, "-P", "-m", preparation.__name__, "--check", *sorted(names)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            output, _ = process.communicate(timeout=_CHECK_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process_reaper.kill_trees({process.pid})
+            return {}
+    return {} if process.returncode else msgspec.json.decode(output, type=dict[str, str])
 
 
 def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:

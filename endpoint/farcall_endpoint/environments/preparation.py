@@ -19,6 +19,7 @@ import re
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -65,7 +66,7 @@ _PASSING: Final = re.compile(
 """Words of runners and uv for what may be different soon."""
 
 
-# -- orders and reports --------------------------------------------------------------------------------------------------
+# -- orders and reports ------------------------------------------------------------------------------------------------
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -159,7 +160,7 @@ class CommandError(Exception):
         self.code = code
 
 
-# -- commands ------------------------------------------------------------------------------------------------------------
+# -- commands ----------------------------------------------------------------------------------------------------------
 
 
 class Commands:
@@ -252,7 +253,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-# -- cache ---------------------------------------------------------------------------------------------------------------
+# -- cache -------------------------------------------------------------------------------------------------------------
 
 
 class Cache:
@@ -267,6 +268,20 @@ class Cache:
         self._most_bytes = most_bytes
         self._held: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    def make(self) -> None:
+        """Make the directory if it does not exist.
+
+        :raises OSError: if others could write into it: it may be in a directory that all users share.
+        """
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self.directory.lstat()
+        if (
+            not stat.S_ISDIR(found.st_mode)
+            or found.st_uid != os.geteuid()
+            or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        ):
+            raise PermissionError(f"the cache {self.directory} must be a directory that only this user can write")
 
     def name_of(self, image: str) -> str | None:
         """The name of the entry that a path lies in; None if it is none of the cache's."""
@@ -381,7 +396,7 @@ def _remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-# -- preparation ---------------------------------------------------------------------------------------------------------
+# -- preparation -------------------------------------------------------------------------------------------------------
 
 
 class Preparation:
@@ -429,7 +444,7 @@ class Preparation:
     def _prepare(self, environment: Environment, *, trusted: bool) -> Prepared:
         key, deadline = environment.key, time.monotonic() + self._settings.start_limit_s
         runner = working_runner(environment.type, self._settings, self._runners)
-        self._cache.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._cache.make()
         names = self._entries.setdefault(key, set())
         preparation = runner.prepare(environment, cache=self._cache.directory)
         log = None if self._log_dir is None else self._log_dir / f"environment-{key}.log"
@@ -552,11 +567,22 @@ def failure(environment: Environment, error: CommandError) -> ErrorRecord:
     return dataclasses.replace(outcome(environment.label, error), retryable=passing)
 
 
-# -- process -------------------------------------------------------------------------------------------------------------
+# -- process -----------------------------------------------------------------------------------------------------------
+
+
+def check(names: Sequence[str]) -> dict[str, str]:
+    """Why technologies do not work on this node; empty texts for those that do."""
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+        known = [name for name in names if name in RUNNERS]
+        found = dict(zip(known, threads.map(lambda name: RUNNERS[name].missing(), known), strict=True))
+    return {name: found.get(name, "this version of Farcall has no runner for it") for name in names}
 
 
 def main() -> None:
     """Serve a manager until it is gone."""
+    if sys.argv[1] == "--check":
+        os.write(1, msgspec.json.encode(check(sys.argv[2:])))
+        return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the manager gets them too, and ends this process
     settings = msgspec.json.decode(sys.argv[1], type=PreparationSettings)

@@ -239,7 +239,8 @@ class FreshProcessLauncher:
         self._confinement = confinement
         self._private = private
         self._environments = environments
-        self._trusted: set[str] = set()
+        default = environments.settings.default
+        self._trusted = set() if default is None else {default.key}
         self._refusals: dict[str, ErrorRecord | None] = {}
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 

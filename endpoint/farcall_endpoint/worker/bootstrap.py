@@ -78,7 +78,7 @@ class Packages:
 
 def main() -> None:
     """Boot the worker of the bundle that this file belongs to."""
-    entry = sys.argv[2] if len(sys.argv) > 2 else WORKER  # noqa: PLR2004 - the program, SOCKET, MODULE
+    entry = sys.argv[2] if len(sys.argv) > 2 else WORKER
     packages = Packages(os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))  # noqa: PTH100, PTH118, PTH120
     importlib.import_module(entry).boot(sys.argv[1], packages.find)
 

@@ -33,7 +33,7 @@ from typing import Any, Final, NoReturn
 from farcall_endpoint import process_reaper
 from farcall_endpoint.worker import __main__ as worker
 from farcall_endpoint.worker import fork_hazards, namespaces
-from farcall_endpoint.worker.boot import receive_boot, take_on
+from farcall_endpoint.worker.boot import connect, receive_boot, take_on
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
     Exited,
