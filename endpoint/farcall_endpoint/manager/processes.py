@@ -36,14 +36,17 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
     Only where that sum is above the limit, proportional sizes (``Pss``) are read, which takes the kernel longer.
     """
     processes = read_processes()
-    trees: dict[int, list[int]] = {worker: [] for worker in tasks}
+    roots = {task.worker or child: child for child, task in tasks.items()}
+    trees: dict[int, list[int]] = {child: [] for child in tasks}
     for pid in processes:
         for ancestor in ancestry(pid, processes):
-            if ancestor in trees:
-                trees[ancestor].append(pid)
+            if ancestor in roots:
+                trees[roots[ancestor]].append(pid)
     used: dict[int, int] = {}
     for worker, task in tasks.items():
-        names = _names_in_namespace(trees[worker]) if task.namespaced else {pid: pid for pid in trees[worker]}
+        names = {pid: pid for pid in trees[worker]}
+        if task.namespaced:
+            names = _names_in_namespace(trees[worker], worker=task.worker)
         resident = {pid: processes[pid].resident_bytes for pid in names}
         for pid, size_bytes in resident.items():
             if size_bytes < task.held_bytes.get(names[pid], 0):
@@ -70,12 +73,12 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), default)
 
 
-def _names_in_namespace(pids: Iterable[int]) -> dict[int, int]:
-    """The ids that processes have in the process namespace one below this process's; without bubblewrap's own, which
-    are outside of it and the first in it."""
-    depth = len(_ids_of(os.getpid()))
-    found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth}
-    return {pid: name for pid, name in found.items() if name != 1}
+def _names_in_namespace(pids: Iterable[int], *, worker: int | None) -> dict[int, int]:
+    """The ids that processes have in the process namespace of the worker. If that is not known: in the one below this
+    process's, without bubblewrap's own processes, which are outside of it and the first in it."""
+    depth = len(_ids_of(os.getpid())) if worker is None else len(_ids_of(worker)) - 1
+    found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth >= 0}
+    return {pid: name for pid, name in found.items() if worker is not None or name != 1}
 
 
 def _ids_of(pid: int) -> list[int]:

@@ -103,7 +103,14 @@ class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The answer to Sync."""
 
 
-Packet = Run | Sync | Ready | Begun | Done | Synced
+class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Modules that the tasks of a worker have imported since its start, or since the last of these packets, in order. A
+    task can forge this."""
+
+    names: tuple[str, ...]
+
+
+Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""
