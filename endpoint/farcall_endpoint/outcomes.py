@@ -47,6 +47,12 @@ containers_unsupported = Outcome(
     "This endpoint cannot run containers, and the task requests container {}.",
     "Submit the function without a container, or choose another endpoint.",
 )
+environment_unsupported = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "No node of this endpoint can run environment {}: {}.",
+    "Choose another endpoint, or an environment of another technology.",
+)
 function_missing = Outcome(
     "FUNCTION_UNKNOWN",
     Fault.US,
