@@ -82,7 +82,7 @@ def refusal(runner: UvRunner, environment: Environment, cache: Path) -> str:
 def left_in(cache: Path) -> list[str]:
     """What an installation that did not succeed left, besides uv's own cache and locks."""
     names = {path.name for path in cache.iterdir()} if cache.exists() else set()
-    return sorted(name for name in names if name != "uv-packages" and not name.endswith(".lock"))
+    return sorted(name for name in names if name != "uv-packages" and not name.endswith((".lock", ".use")))
 
 
 def answer(image: Path, code: str) -> str:

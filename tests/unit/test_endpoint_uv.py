@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
+from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import Start
+from farcall_endpoint.environments.runners import runners_of
+from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.uv import UvRunner, _variables, problem_of
 
 CACHE = Path("/cache")
@@ -52,7 +55,7 @@ def test_everything_else_is_refused(requirement: str) -> None:
 
 
 def test_the_command_of_a_preparation() -> None:
-    runner = UvRunner(index_url="https://mirror.example.org/simple", source_builds=True, private=["/home/me/.farcall"])
+    runner = UvRunner(index_url="https://mirror.example.org/simple", source_builds=True, readable=["/usr", "/opt/sw"])
     environment = packages("polars==1.*", "numpy")
     done = runner.prepare(environment, cache=CACHE)
     image = f"/cache/uv-{runner.digest(environment)}"
@@ -60,7 +63,7 @@ def test_the_command_of_a_preparation() -> None:
     assert done.what == "uv is installing polars==1.* numpy"
     module = "farcall_endpoint.environments.uv"
     options = ("--index", "https://mirror.example.org/simple", "--source-builds", "--confine")
-    command = (sys.executable, "-P", "-m", module, image, *options, "--private=/home/me/.farcall")
+    command = (sys.executable, "-P", "-m", module, image, *options, "--readable=/usr", "--readable=/opt/sw")
     assert done.commands == ((*command, "--", "polars==1.*", "numpy"),)
     assert UvRunner(confine=False).prepare(packages("a"), cache=CACHE).commands[0][5:] == ("--", "a")
     assert len(runner.prepare(packages(*["package"] * 50), cache=CACHE).what) < 110
@@ -78,14 +81,16 @@ def test_equal_requirements_have_one_environment() -> None:
     assert len(digests) == 4
 
 
-def test_a_worker_is_the_python_of_the_environment() -> None:
-    start = Start(
-        image="/cache/uv-1", command=("python", "-I", "boot.py"), variables={"B": "2", "A": "1 x"}, directory="/w"
-    )
-    assert UvRunner().command(start) == [
-        *("env", "--chdir=/w", "A=1 x", "B=2", "/cache/uv-1/bin/python", "-I", "boot.py")
-    ]
+def test_a_worker_is_that_of_a_virtual_environment() -> None:
+    start = Start(image="/cache/uv-1", command=("/cache/uv-1/bin/python", "boot.py"), variables={"A": "1"})
+    assert UvRunner().command(start) == PrefixRunner("venv").command(start)
     assert UvRunner().stop(start) is None
+
+
+def test_settings_reach_the_runner() -> None:
+    settings = EnvironmentSettings(source_builds=True, index_url="/wheels")
+    [command] = runners_of(settings, readable=["/usr"])["uv"].prepare(packages("a"), cache=CACHE).commands
+    assert command[5:] == ("--index", "/wheels", "--source-builds", "--confine", "--readable=/usr", "--", "a")
 
 
 def test_builds_get_no_password() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from farcall_endpoint.environments.apptainer import ApptainerRunner
@@ -11,7 +11,9 @@ from farcall_endpoint.environments.charliecloud import CharliecloudRunner
 from farcall_endpoint.environments.oci import OciRunner
 from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import Runner
+from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.shifter import ShifterRunner
+from farcall_endpoint.environments.uv import UvRunner
 
 _RUNNERS: Final[tuple[Runner, ...]] = (
     ApptainerRunner("apptainer"),
@@ -24,5 +26,15 @@ _RUNNERS: Final[tuple[Runner, ...]] = (
     PrefixRunner("conda"),
     PrefixRunner("venv"),
     ShifterRunner(),
+    UvRunner(),
 )
 RUNNERS: Final[Mapping[str, Runner]] = {runner.type: runner for runner in _RUNNERS}
+
+
+def runners_of(settings: EnvironmentSettings, *, readable: Sequence[str] = ()) -> Mapping[str, Runner]:
+    """The runners of a node, as its settings want them.
+
+    :param readable: what uv may read; empty: the system and Python.
+    """
+    uv = UvRunner(source_builds=settings.source_builds, index_url=settings.index_url, readable=readable)
+    return {**RUNNERS, uv.type: uv}

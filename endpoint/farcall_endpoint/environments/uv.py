@@ -29,6 +29,7 @@ from typing import Final
 import uv
 
 from farcall_common.environments import UV, Environment
+from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import Preparation, Start
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.isolation.environment import for_submitter
@@ -72,20 +73,21 @@ class UvRunner:
     :param index_url: a URL, or the absolute path of a directory with wheels; empty: uv's own choice.
     :param confine: whether uv is kept off everything but the cache, where the node can do that. Where it cannot,
         nothing is built.
-    :param private: directories of which uv sees nothing: the endpoint's.
+    :param readable: what uv may read then, besides the index; empty: the system and Python.
     """
 
-    type = UV
-    worker_target = ""
-    passes_descriptors = True
+    type: Final = UV
+    worker_target: Final = PrefixRunner.worker_target
+    passes_descriptors: Final = PrefixRunner.passes_descriptors
 
     def __init__(
-        self, *, source_builds: bool = False, index_url: str = "", confine: bool = True, private: Sequence[str] = ()
+        self, *, source_builds: bool = False, index_url: str = "", confine: bool = True, readable: Sequence[str] = ()
     ) -> None:
         self._source_builds = source_builds
         self._index_url = index_url
         self._confine = confine
-        self._private = tuple(private)
+        self._readable = tuple(readable)
+        self._prefix = PrefixRunner("venv")
 
     def missing(self) -> str:
         """Why uv does not work on this node, after a try; empty if it works."""
@@ -107,7 +109,7 @@ class UvRunner:
         image = cache / f"uv-{self.digest(environment)}"
         options = ["--index", self._index_url] if self._index_url else []
         options += ["--source-builds"] if self._source_builds else []
-        options += [*(["--confine"] if self._confine else []), *(f"--private={path}" for path in self._private)]
+        options += [*(["--confine"] if self._confine else []), *(f"--readable={path}" for path in self._readable)]
         what = f"uv is installing {' '.join(environment.requirements)}"
         return Preparation(
             image=str(image),
@@ -123,14 +125,12 @@ class UvRunner:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def command(self, start: Start) -> list[str]:
-        """The command that starts a worker: ``python`` in it is that of the virtual environment."""
-        program, *arguments = start.command
-        variables = [f"{name}={value}" for name, value in sorted(start.variables.items())]
-        python = program if "/" in program else f"{start.image}/bin/{program}"
-        return ["env", f"--chdir={start.directory}", *variables, python, *arguments]
+        """As of a virtual environment, which it is."""
+        return self._prefix.command(start)
 
-    def stop(self, start: Start) -> None:
-        """Nothing is left of a process."""
+    def stop(self, start: Start) -> list[str] | None:
+        """Nothing is left when the process tree was killed."""
+        return self._prefix.stop(start)
 
 
 # -- installation ------------------------------------------------------------------------------------------------------
@@ -147,9 +147,12 @@ def install(
     index: str = "",
     source_builds: bool = False,
     confine: bool = True,
-    private: Sequence[str] = (),
+    readable: Sequence[str] = (),
 ) -> int:
     """Make the virtual environment ``image``, completely or not at all. Others that make it at the same time wait.
+
+    Lock files are those of :class:`farcall_endpoint.environments.preparation.Cache`, which removes uv's own packages,
+    too, when they are used least recently.
 
     :returns: the exit code of uv, which has printed why; 0 if the environment is there.
     :raises Refused: if it may not be made.
@@ -159,16 +162,15 @@ def install(
         raise Refused("\n".join(problems))
     cache = image.parent
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _lock(cache / f".{image.name}.lock"):
+    with _lock(cache / f".{image.name}.lock", fcntl.LOCK_EX), _lock(cache / f".{_PACKAGES}.use", fcntl.LOCK_SH):
         if image.exists():
-            os.utime(image)  # used now
             return 0
         for left in cache.glob(f"{image.name}.partial-*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f"{image.name}.partial-", dir=cache) as folder:
             partial = Path(folder)
             packages = partial / "packages" if source_builds else cache / _PACKAGES
-            sandbox = _Sandbox(partial, packages, confine=confine, private=private, index=index, builds=source_builds)
+            sandbox = _Sandbox(partial, packages, confine=confine, readable=readable, index=index, builds=source_builds)
             for command in _commands(partial / "venv", packages, requirements, index, source_builds):
                 if code := sandbox.run(command):
                     return code
@@ -208,7 +210,7 @@ class _Sandbox:
     """
 
     def __init__(
-        self, partial: Path, packages: Path, *, confine: bool, private: Sequence[str], index: str, builds: bool
+        self, partial: Path, packages: Path, *, confine: bool, readable: Sequence[str], index: str, builds: bool
     ) -> None:
         self._partial = partial
         self._writable = [str(partial)] if builds else [str(partial.parent)]  # one mount, for hard links
@@ -219,15 +221,14 @@ class _Sandbox:
         if confine and builds and all(reasons):
             raise Refused(
                 f"Packages are not built here, since nothing can confine their code ({'; '.join(reasons)}). "
-                "Fix: set source_builds: false, or `isolation: process` where submitters may read each other's files."
+                "Fix: install bubblewrap on the nodes, or set source_builds: false."
             )
         packages.mkdir(exist_ok=True)
-        chosen = [uv.find_uv_bin(), *([index] if index.startswith("/") else [])]
-        self._readable = (
-            readable_paths(chosen, private=[*map(Path, private), partial.parent], home=Path.home(), environ={})
-            if confine
-            else []
-        )
+        self._readable: list[str] = []
+        if confine:
+            # The endpoint's own files lie around the cache, or the caller has left them out.
+            chosen = [uv.find_uv_bin(), *readable, *([index] if index.startswith("/") else [])]
+            self._readable = readable_paths(chosen, private=[partial.parent], home=Path.home(), environ={})
 
     def run(self, command: Sequence[str]) -> int:
         """Run a command to its end; its exit code."""
@@ -271,11 +272,12 @@ def _variables(environ: Mapping[str, str], *, builds: bool) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path, kind: int) -> Iterator[None]:
     """Hold a lock among the processes of all nodes that share the file system."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, kind)
+        os.utime(descriptor)
         yield
     finally:
         os.close(descriptor)
@@ -288,7 +290,7 @@ def main() -> None:
     parser.add_argument("--index", default="")
     parser.add_argument("--source-builds", action="store_true")
     parser.add_argument("--confine", action="store_true")
-    parser.add_argument("--private", action="append", default=[])
+    parser.add_argument("--readable", action="append", default=[])
     parser.add_argument("requirements", nargs="+")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # it removes what is not complete
@@ -299,7 +301,7 @@ def main() -> None:
             index=options.index,
             source_builds=options.source_builds,
             confine=options.confine,
-            private=options.private,
+            readable=options.readable,
         )
     except (Refused, OSError) as error:
         sys.exit(str(error))
