@@ -49,6 +49,7 @@ _REQUIREMENT: Final = re.compile(
 )
 _FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
 
+_COMMON: Final = ("--quiet", "--no-config", "--no-progress", "--color", "never", "--no-python-downloads")
 _NETWORK: Final = ("UV_*", "*_proxy", "*_PROXY")
 """Variables that uv needs to reach an index, where builds run code that could read them."""
 _SECRET: Final = re.compile(r"PASSWORD|TOKEN|USERNAME|KEY")
@@ -184,15 +185,28 @@ def _commands(
 ) -> list[list[str]]:
     """The commands that make a virtual environment and install packages into it."""
     program = uv.find_uv_bin()
-    common = ["--quiet", "--no-config", "--no-progress", "--color", "never", "--no-python-downloads"]
-    common += ["--cache-dir", str(packages)]
-    source = ["--no-index", "--find-links", index] if index.startswith("/") else []
-    source = source or (["--default-index", index] if index else [])
+    common = [*_COMMON, "--cache-dir", str(packages)]
+    source = _source(index)
     wheels = [] if source_builds else ["--only-binary", ":all:"]
     # Relocatable: it is renamed when it is complete.
     make = [program, "venv", *common, "--no-project", "--relocatable", "--python", sys.executable, str(venv)]
     add = [program, "pip", "install", *common, "--python", f"{venv}/bin/python", *source, *wheels, "--", *requirements]
     return [make, add]
+
+
+def _source(index: str) -> list[str]:
+    if index.startswith("/"):
+        return ["--no-index", "--find-links", index]
+    return ["--default-index", index] if index else []
+
+
+def index_command(index: str) -> list[str]:
+    """A command that reads requirements from its input, and prints why uv does not find them. It keeps nothing.
+
+    :raises OSError: if there is no uv.
+    """
+    look = [uv.find_uv_bin(), "pip", "compile", *_COMMON, "--no-cache", "--no-header", "--no-annotate", *_source(index)]
+    return [*look, "--python", sys.executable, "--output-file", os.devnull, "--no-deps", "-"]
 
 
 def _compilation(venv: Path, image: Path) -> list[str]:
