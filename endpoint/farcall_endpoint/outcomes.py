@@ -53,6 +53,12 @@ environment_unsupported = Outcome(
     "No node of this endpoint can run environment {}: {}.",
     "Choose another endpoint, or an environment of another technology.",
 )
+environment_start_failed = Outcome(
+    "ENVIRONMENT_FAILED",
+    Fault.PEER,
+    "No worker could be started in environment {}: {}",
+    "Correct the environment, or ask the endpoint's owner; it is tried again after a while.",
+)
 function_missing = Outcome(
     "FUNCTION_UNKNOWN",
     Fault.US,
