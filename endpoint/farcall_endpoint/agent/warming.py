@@ -32,6 +32,8 @@ _START_S: Final = 2.0
 _OWN_START_S: Final = 0.3
 """Of a worker in the endpoint's own Python."""
 _FORK_S: Final = 0.02
+_UNFAIR: Final = 2.0
+"""An environment leaves a worker's slot to another one that has to wait so many times as long."""
 _PATIENCE_S: Final = 15.0
 _NOTHING: Final = EnvironmentLoad()
 
@@ -89,6 +91,12 @@ class _Need:
     left: int = 0
     seats: list[tuple[_Node, _Seats]] = dataclasses.field(default_factory=list)
     places: list[tuple[ManagerLoad, bool, bool]] = dataclasses.field(default_factory=list)
+
+    def wait_s(self, workers: int) -> float:
+        """How long so many workers have work, as far as that is known."""
+        tasks = self.demand.waiting + self.demand.sent
+        run_s = self.start_s if self.demand.run_s is None else self.demand.run_s
+        return tasks * run_s / workers if workers > 0 else math.inf
 
     def target(self, start_s: float, *, now: float) -> int:
         """How many workers are worth it, if a start takes so long."""
@@ -176,33 +184,43 @@ class _Plan:
             need.share = slots * work[key] / total
 
     def _use_warm(self) -> None:
-        """Idle workers of an environment get its tasks; the manager with the most of them comes first. An environment
-        that has more than its share leaves the excess, if others lack workers and there is no other place."""
-        needs = self._needs.values()
-        idle = sum(max(0, seats.workers - seats.sent) for need in needs if need.left for _, seats in need.seats)
-        unclaimed = sum(node.places for node in self._nodes) - idle
-        lacking = -unclaimed
-        for need in needs:
-            if need.left and need.workers < need.share:
-                wanted = min(need.target(need.start_s, now=self._now), max(1, int(need.share)))
-                lacking += max(0, wanted - need.workers)
-        for need in needs:
+        """Idle workers of an environment get its tasks; the manager with the most of them comes first."""
+        given = self._make_room()
+        for need in self._needs.values():
             if not need.left:
                 continue
-            usable = sum(max(0, seats.workers - seats.sent) for _, seats in need.seats)
-            if lacking > 0 and (excess := need.workers - math.ceil(need.share)) > 0:
-                given = min(excess, lacking, usable)
-                usable -= given
-                lacking -= given
+            usable = sum(max(0, seats.workers - seats.sent) for _, seats in need.seats) - given.get(need.key, 0)
             for node, seats in sorted(need.seats, key=lambda each: each[1].sent - each[1].ready):
                 count = min(seats.workers - seats.sent, node.places, need.left, usable)
-                for _ in range(count):
-                    need.places.append((node.manager, False, False))
                 if count > 0:
+                    need.places += [(node.manager, False, False)] * count
                     seats.sent += count
                     node.places -= count
                     need.left -= count
                     usable -= count
+
+    def _make_room(self) -> dict[str, int]:
+        """How many of its idle workers an environment leaves to others: those wait far longer for a worker than its
+        own tasks, and have no other place. So two that alternate do not take a slot from each other all the time."""
+        waiting = [need for need in self._needs.values() if need.left and need.seats]
+        idle = {need.key: sum(max(0, seats.workers - seats.sent) for _, seats in need.seats) for need in waiting}
+        places = sum(node.places for node in self._nodes)
+        unclaimed = places - sum(min(idle[need.key], need.left) for need in waiting)
+        given: dict[str, int] = {}
+        for poor in sorted(waiting, key=lambda each: -each.wait_s(each.workers)):
+            if poor.workers >= poor.target(poor.start_s, now=self._now):
+                continue
+            if unclaimed > 0:
+                unclaimed -= 1
+                continue
+            rich = [each for each in waiting if idle[each.key] > given.get(each.key, 0) and each.workers > 1]
+            if not rich:
+                break
+            giver = min(rich, key=lambda each: each.wait_s(each.workers - 1))
+            left = giver.workers - given.get(giver.key, 0) - 1
+            if poor.wait_s(poor.workers) > _UNFAIR * (giver.wait_s(left) + poor.start_s):
+                given[giver.key] = given.get(giver.key, 0) + 1
+        return given
 
     def _start_workers(self) -> None:
         """Workers are started on other places: of the environment first that has the least of its share."""
