@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -233,7 +234,7 @@ def _read(process: subprocess.Popen[bytes], *, deadline: float, write: Callable[
 def _opened(log: Path | None) -> Iterator[Callable[[bytes], object]]:
     """A function that adds to a log file, which stays below its limit. A log that cannot be written is left out."""
     try:
-        file = None if log is None else log.open("ab", buffering=0, opener=_private)
+        file = None if log is None else open(log, "ab", buffering=0, opener=_private)  # noqa: PTH123, SIM115 - closed below
     except OSError:
         file = None
     if file is None:
@@ -570,6 +571,13 @@ def failure(environment: Environment, error: CommandError) -> ErrorRecord:
 # -- process -----------------------------------------------------------------------------------------------------------
 
 
+def _end_if_failed(future: concurrent.futures.Future[None]) -> None:
+    """End this process if a preparation failed in an unforeseen way; then its manager tries it again."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        traceback.print_exception(error)
+        os._exit(1)
+
+
 def check(names: Sequence[str]) -> dict[str, str]:
     """Why technologies do not work on this node; empty texts for those that do."""
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -605,12 +613,11 @@ def main() -> None:
         concurrent.futures.ThreadPoolExecutor(_STOPS_AT_ONCE) as ends,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as preparations,
     ):
-        running: list[concurrent.futures.Future[None]] = []
         for line in sys.stdin.buffer:
             match msgspec.json.decode(line, type=Order):
                 case Prepare(environment=environment, trusted=trusted):
-                    running = [each for each in running if not (each.done() and each.result() is None)]
-                    running.append(preparations.submit(preparation.prepare, environment, trusted=trusted))
+                    submitted = preparations.submit(preparation.prepare, environment, trusted=trusted)
+                    submitted.add_done_callback(_end_if_failed)
                 case Release(key=key):
                     preparation.release(key)
                 case Started(name=name, stop=command):

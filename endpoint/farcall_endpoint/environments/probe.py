@@ -29,10 +29,15 @@ STANDARD_MODULES: Final = (
 
 _MARK: Final = "farcall-probe:"
 _PROGRAM: Final = """
-import importlib.util as u, json, sys, sysconfig
-missing = [m for m in sys.argv[1].split(",") if m not in sys.builtin_module_names and u.find_spec(m) is None]
-print("\\nMARK" + json.dumps(dict(executable=sys.executable, version=list(sys.version_info[:2]),
-    implementation=sys.implementation.name, soabi=sysconfig.get_config_var("SOABI") or "", missing=missing)))
+import importlib.util, json, os, sys, sysconfig
+known = sys.builtin_module_names
+print("\\nMARK" + json.dumps({
+    "executable": sys.executable or os.readlink("/proc/self/exe"),
+    "version": sys.version_info[:2],
+    "implementation": sys.implementation.name,
+    "soabi": sysconfig.get_config_var("SOABI") or "",
+    "missing": [m for m in sys.argv[1].split(",") if m not in known and importlib.util.find_spec(m) is None],
+}))
 """.replace("MARK", _MARK)
 
 _CANDIDATES: Final = (
@@ -49,7 +54,7 @@ class Python(msgspec.Struct, frozen=True, kw_only=True):
     """The Python of an image."""
 
     executable: Annotated[str, msgspec.Meta(pattern=r"^/[ -~]+$", max_length=1000)]
-    version: Annotated[tuple[int, int], msgspec.Meta()]
+    version: tuple[int, int]
     implementation: Annotated[str, msgspec.Meta(pattern=r"^[a-z]+$", max_length=20)]
     soabi: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_-]*$", max_length=80)]
     missing: Annotated[list[Annotated[str, msgspec.Meta(pattern=r"^\w+$", max_length=40)]], msgspec.Meta(max_length=99)]

@@ -21,11 +21,13 @@ _PERIOD_S: Final = 0.2
 class MeasuredTask:
     """A running task with a memory limit. ``held_bytes``: the memory of its worker's process tree when it began,
     by process id; it is lowered as they shrink, so that memory which is freed and allocated again counts.
-    ``namespaced``: these ids are those of the worker's process namespace."""
+    ``namespaced``: these ids are those of the worker's process namespace. ``worker``: the worker's process, if it is
+    known and is another one than the manager's child; its namespace may be any number of levels below then."""
 
     limit_bytes: int
     held_bytes: dict[int, int]
     namespaced: bool = False
+    worker: int | None = None
 
 
 def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
