@@ -303,6 +303,7 @@ class EnvironmentLauncher:
             environments=self.settings,
             cache=str(cache_directory(self.settings)),
             log_dir="" if self._log_dir is None else str(self._log_dir),
+            run_dir=str(self._run_directory()),
             confined=self._confined,
             readable=tuple(self._readable()) if self._confined else (),
         )
@@ -539,14 +540,18 @@ class EnvironmentLauncher:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(descriptor)
 
-    def _new_directory(self) -> Path:
-        """A private directory for the socket of one container, with a short path and a unique name."""
+    def _run_directory(self) -> Path:
+        """A private directory with a short path, for sockets."""
         if self._root is None:
             place = tempfile.gettempdir()
             if len(place) > _LONGEST_SOCKET_NAME - len("/farcall-12345678/farcall-123456789012/s"):
                 place = "/tmp"  # noqa: S108 - the directory in it is private
             self._root = Path(tempfile.mkdtemp(prefix="farcall-", dir=place))
-        directory = self._root / f"farcall-{uuid.uuid4().hex[:12]}"
+        return self._root
+
+    def _new_directory(self) -> Path:
+        """A private directory for the socket of one container, with a unique name."""
+        directory = self._run_directory() / f"farcall-{uuid.uuid4().hex[:12]}"
         directory.mkdir(mode=0o700)
         return directory
 

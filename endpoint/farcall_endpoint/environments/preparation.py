@@ -133,6 +133,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the process needs to know.
 
     :param log_dir: where the runners' output goes; empty: nowhere.
+    :param run_dir: the manager's directory for sockets, which goes with it.
     :param confined: whether what others than the owner name is confined by bubblewrap where its runner does not do it.
     :param readable: what it may read then.
     """
@@ -140,6 +141,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     environments: EnvironmentSettings
     cache: str
     log_dir: str = ""
+    run_dir: str = ""
     confined: bool = False
     readable: tuple[str, ...] = ()
 
@@ -627,6 +629,8 @@ def main() -> None:
         preparation.commands.close()
         for command in stops.values():
             ends.submit(stop, command)
+    if settings.run_dir:
+        shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":
