@@ -26,15 +26,15 @@ from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet, Limits
 from farcall_endpoint.agent.links import Uplink
-from farcall_endpoint.agent.nodes import expect_workers, make_network, plan_blocks, provider_of
+from farcall_endpoint.agent.nodes import expect_workers, image_check, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.output_store import OutputStore
-from farcall_endpoint.agent.scheduling import POLICIES
+from farcall_endpoint.agent.scheduling import load_policy
 from farcall_endpoint.agent.sealing import CallOpener, seal_result
 from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.config import Config
+from farcall_endpoint.config import Config, KubernetesProviderConfig
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
@@ -100,7 +100,7 @@ def run_agent(
         sealing = None if secrets is None else secrets.public(endpoint_id=endpoint_id)
         poller = zmq.Poller()
         seed = random.getrandbits(32)
-        core = _core(config, endpoint_id, slots, seed=seed, signatures=signatures)
+        core = _core(directory, config, endpoint_id, slots, seed=seed, signatures=signatures)
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
@@ -142,6 +142,7 @@ def run_agent(
             on_owner=directory.write_owner_id,
             on_status=directory.write_status,
             on_events=directory.write_events,
+            read_prewarms=directory.read_prewarms,
             seed=seed,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -188,12 +189,18 @@ def _signature_check(directory: EndpointDirectory, config: Config) -> SignatureC
 
 
 def _core(
-    config: Config, endpoint_id: str, slots: int, *, seed: int, signatures: SignatureCheck | None = None
+    directory: EndpointDirectory,
+    config: Config,
+    endpoint_id: str,
+    slots: int,
+    *,
+    seed: int,
+    signatures: SignatureCheck | None = None,
 ) -> AgentCore:
     limit = config.engine.prefetch
     return AgentCore(
         endpoint_id=endpoint_id,
-        policy=POLICIES[config.engine.scheduling](random.Random(seed)),  # noqa: S311 - nothing secret
+        policy=load_policy(config.engine.scheduling, random.Random(seed)),  # noqa: S311 - nothing secret
         slots_hint=slots,
         prefetch=PrefetchPolicy(horizon_s=_MANAGER_HORIZON_S, limit=limit),
         window=PrefetchPolicy(horizon_s=_AGENT_HORIZON_S, limit=_MAX_WINDOW, unseen=16),
@@ -205,6 +212,9 @@ def _core(
         allowed_functions=config.allowed_functions,
         signatures=signatures,
         seal=seal_result,
+        image_check=image_check(None, owner_id=directory.read_owner_id)
+        if isinstance(config.engine.provider, KubernetesProviderConfig)
+        else None,
         jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
     )
 
@@ -243,6 +253,7 @@ def _fleet(
         function_body=spool.function,
         payload=spool.payload_to_send,
         demand=core.demand,
+        image_of=core.image_of,
         heartbeat_s=engine.heartbeat_period,
         silence_limit_s=engine.heartbeat_threshold,
         limits=Limits(
