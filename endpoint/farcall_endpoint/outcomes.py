@@ -90,6 +90,12 @@ requirements_failed = Outcome(
     "The packages of {} cannot be installed on the endpoint: {}",
     "Check names and versions: there must be wheels for the endpoint's Python and platform.",
 )
+environment_unsupported = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "No node of this endpoint can run environment {}: {}.",
+    "Choose another endpoint, or an environment of another technology.",
+)
 function_missing = Outcome(
     "FUNCTION_UNKNOWN",
     Fault.US,

@@ -38,7 +38,7 @@ from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import probe
 from farcall_endpoint.environments.bundle import Abi, make_bundle
 from farcall_endpoint.environments.runner import Runner, Start
-from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.runners import RUNNERS, runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap
 
@@ -602,7 +602,8 @@ def main() -> None:
         with lock, contextlib.suppress(BrokenPipeError):
             os.write(1, msgspec.json.encode(message) + b"\n")
 
-    preparation = Preparation(settings, report=report)
+    runners = runners_of(settings.environments, readable=settings.readable)
+    preparation = Preparation(settings, report=report, runners=runners)
     stops: dict[str, tuple[str, ...]] = {}
     stopping = Commands()
 
