@@ -541,12 +541,17 @@ def working_runner(name: str, settings: EnvironmentSettings, runners: Mapping[st
     if runner is None:
         reason = "this version of Farcall has no runner for it"
     elif settings.types is not None and name not in settings.types:
-        reason = f"the endpoint's configuration allows {', '.join(settings.types) or 'none'}"
+        reason = not_allowed(settings)
     else:
         reason = runner.missing()
         if not reason:
             return runner
     raise PreparationError(outcomes.technology_unsupported(name, reason))
+
+
+def not_allowed(settings: EnvironmentSettings) -> str:
+    """Why a technology may not be used."""
+    return f"the endpoint's configuration allows {', '.join(settings.types or ()) or 'none'}"
 
 
 def confinement_of(
@@ -580,19 +585,8 @@ def _end_if_failed(future: concurrent.futures.Future[None]) -> None:
         os._exit(1)
 
 
-def check(names: Sequence[str]) -> dict[str, str]:
-    """Why technologies do not work on this node; empty texts for those that do."""
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
-        known = [name for name in names if name in RUNNERS]
-        found = dict(zip(known, threads.map(lambda name: RUNNERS[name].missing(), known), strict=True))
-    return {name: found.get(name, "this version of Farcall has no runner for it") for name in names}
-
-
 def main() -> None:
     """Serve a manager until it is gone."""
-    if sys.argv[1] == "--check":
-        os.write(1, msgspec.json.encode(check(sys.argv[2:])))
-        return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the manager gets them too, and ends this process
     settings = msgspec.json.decode(sys.argv[1], type=PreparationSettings)
