@@ -66,6 +66,12 @@ environment_failed = Outcome(
     "The environment {} cannot be started on a node of the endpoint: {}",
     "Check the location; the endpoint's owner finds the whole output in the logs of the endpoint.",
 )
+environment_unsupported = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "No node of this endpoint can run environment {}: {}.",
+    "Choose another endpoint, or an environment of another technology.",
+)
 environment_start_failed = Outcome(
     "ENVIRONMENT_FAILED",
     Fault.PEER,

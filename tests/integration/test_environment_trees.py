@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+import venv
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import tree_root
 from farcall_endpoint.environments.bubblewrap import BubblewrapRunner
 from farcall_endpoint.environments.charliecloud import CharliecloudRunner
+from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.worker.boot import Boot, Descriptors, send_boot
@@ -277,14 +279,21 @@ def test_a_submitters_container_is_in_the_submitters_view(site: Site, runner: Ru
     assert len(facts["processes"]) <= 4, "two of bubblewrap's, and those of the container"
 
 
-def test_a_tree_that_leads_elsewhere_shows_nothing_of_the_node(site: Site, runner: Runner) -> None:
-    """A submitter names a link in a directory of their own; it could also be replaced later."""
+def test_a_tree_that_leads_elsewhere_is_looked_up_in_the_submitters_view(site: Site, runner: Runner) -> None:
+    """A submitter names a link in a directory of their own, or puts it there when the path has been checked."""
     usable("bubblewrap")
-    (site.work / "tree").symlink_to("/")
-    start = site.start(runner, private_root=True, image=str(site.work / "tree"))
+    private, tree = site.tmp_path / "private", site.work / "tree"
+    private.mkdir()
+    tree.symlink_to(private)
+    start = site.start(runner, private_root=True, image=str(tree))
     container = site.run(runner, start, site.prefix())
-    facts = site.facts(container, look=(str(site.tmp_path / "secret"), "/var/log", "/root", "/home"))
-    assert facts["exists"] == dict.fromkeys(facts["exists"], False)
+    assert container.process.wait(timeout=WAIT_S) == 1
+    assert container.log.read_text() == f"{runner.type}: {tree} is not a directory on this node, or not readable\n"
+    if runner.type == "bubblewrap":  # the other one needs a directory that is not the root
+        tree.unlink()
+        tree.symlink_to("/")
+        facts = site.facts(site.run(runner, start, site.prefix()), look=(str(site.tmp_path / "secret"), "/var/log"))
+        assert not any(facts["exists"].values())
 
 
 def hostile(site: Site, change: Callable[[Path], object]) -> Path:
@@ -404,6 +413,47 @@ def test_a_program_that_ignores_signals_is_killed_with_what_it_started(site: Sit
         assert len(site.left()) >= 2
         container.kill()
     wait_until(lambda: not site.left(), "the end of the container")
+
+
+@pytest.mark.parametrize("confined", [False, True])
+def test_a_virtual_environment_is_used_in_its_place(site: Site, confined: bool) -> None:
+    """Of a submitter, it is confined as the endpoint's own workers."""
+    runner = PrefixRunner("venv")
+    place = site.tmp_path / "venv"
+    venv.create(place, symlinks=True)
+    (
+        package := place / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "mine.py"
+    ).touch()
+    code = f"import mine; {PROGRAM}"
+    prefix: list[str] = []
+    if confined:
+        usable("bubblewrap")
+        readable = [*SYSTEM, sys.base_prefix, str(place), str(site.worker)]
+        prefix = bubblewrap.prefix(readable=readable, writable=[str(site.work)], directory=site.work)
+    start = site.start(
+        runner,
+        image=str(place),
+        command=(f"{place}/bin/python", "-I", "-c", code, str(site.worker / "socket"), site.marker),
+        mounts=(Mount(str(site.work), str(site.work), writable=True),),
+    )
+    facts = site.facts(
+        site.run(runner, start, prefix), write=(str(package.parent),), look=(str(site.tmp_path / "secret"),)
+    )
+    assert facts["python"] == f"{place}/bin/python"
+    assert facts["directory"] == str(site.work)
+    assert facts["variables"].pop("LC_CTYPE", "C.UTF-8") == "C.UTF-8"  # Python's own, without a locale
+    assert facts["variables"].pop("PWD", str(site.work)) == str(site.work)  # bubblewrap's
+    assert facts["variables"] == {
+        "PATH": f"{place}/bin:/usr/bin:/bin",
+        "GREETING": "good $HOME",
+        "VIRTUAL_ENV": str(place),
+    }
+    if confined:
+        assert facts["exists"] == {str(site.tmp_path / "secret"): False}
+        assert facts["written"] == {str(package.parent): "OSError"}
+        assert len(facts["processes"]) <= 3
+    else:
+        assert facts["exists"] == {str(site.tmp_path / "secret"): True}
 
 
 def test_a_kernel_that_forbids_user_namespaces_is_found_by_a_try(runner: Runner) -> None:

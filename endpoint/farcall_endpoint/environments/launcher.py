@@ -29,7 +29,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, UV, Environment
+from farcall_common.environments import PREFIXES, TYPES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
@@ -39,10 +39,11 @@ from farcall_endpoint.environments.preparation import (
     PreparationReport,
     PreparationSettings,
     Prepared,
+    not_allowed,
     options_for,
 )
 from farcall_endpoint.environments.runner import Mount, Runner, Start
-from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
@@ -58,7 +59,6 @@ _TAIL_BYTES: Final = 16 * 1024
 _MOST_LOGS: Final = 50
 _CREDENTIALS: Final = struct.Struct("3i")
 _STOP_LIMIT_S: Final = 40.0
-_CHECK_LIMIT_S: Final = 20.0
 _REMOTE: Final = ("docker",)
 """Types whose containers are started by a daemon."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -303,6 +303,7 @@ class EnvironmentLauncher:
             environments=self.settings,
             cache=str(cache_directory(self.settings)),
             log_dir="" if self._log_dir is None else str(self._log_dir),
+            run_dir=str(self._run_directory()),
             confined=self._confined,
             readable=tuple(self._readable()) if self._confined else (),
         )
@@ -539,14 +540,18 @@ class EnvironmentLauncher:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(descriptor)
 
-    def _new_directory(self) -> Path:
-        """A private directory for the socket of one container, with a short path and a unique name."""
+    def _run_directory(self) -> Path:
+        """A private directory with a short path, for sockets."""
         if self._root is None:
             place = tempfile.gettempdir()
             if len(place) > _LONGEST_SOCKET_NAME - len("/farcall-12345678/farcall-123456789012/s"):
                 place = "/tmp"  # noqa: S108 - the directory in it is private
             self._root = Path(tempfile.mkdtemp(prefix="farcall-", dir=place))
-        directory = self._root / f"farcall-{uuid.uuid4().hex[:12]}"
+        return self._root
+
+    def _new_directory(self) -> Path:
+        """A private directory for the socket of one container, with a unique name."""
+        directory = self._run_directory() / f"farcall-{uuid.uuid4().hex[:12]}"
         directory.mkdir(mode=0o700)
         return directory
 
@@ -568,20 +573,17 @@ def cache_directory(settings: EnvironmentSettings) -> Path:
     return Path(settings.cache_dir or Path(tempfile.gettempdir()) / f"farcall-environments-{os.geteuid()}")
 
 
-def check_technologies(settings: EnvironmentSettings) -> dict[str, str]:
-    """Of the technologies that the settings name: those that work on this node, with an empty text, and why the others
-    do not. In a process of its own, as it starts containers. What takes too long is left out."""
-    names = {*(settings.types or ()), *(() if settings.default is None else (settings.default.type,))}
-    if not names:
-        return {}
-    command = [sys.executable, "-P", "-m", preparation.__name__, "--check", *sorted(names)]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as process:
-        try:
-            output, _ = process.communicate(timeout=_CHECK_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process_reaper.kill_trees({process.pid})
-            return {}
-    return {} if process.returncode else msgspec.json.decode(output, type=dict[str, str])
+def technologies(settings: EnvironmentSettings) -> dict[str, str]:
+    """All technologies: those that are allowed and installed on this node with an empty text, and why the others cannot
+    be used. Whether one works is found out by its first environment: the answer takes a start of a container."""
+    installed = find_installed(TYPES)
+    found: dict[str, str] = {}
+    for name in TYPES:
+        if settings.types is not None and name not in settings.types:
+            found[name] = not_allowed(settings)
+        else:
+            found[name] = "" if name in installed else f"{name} is not installed"
+    return found
 
 
 def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:

@@ -133,6 +133,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the process needs to know.
 
     :param log_dir: where the runners' output goes; empty: nowhere.
+    :param run_dir: the manager's directory for sockets, which goes with it.
     :param confined: whether what others than the owner name is confined by bubblewrap where its runner does not do it.
     :param readable: what it may read then.
     """
@@ -140,6 +141,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     environments: EnvironmentSettings
     cache: str
     log_dir: str = ""
+    run_dir: str = ""
     confined: bool = False
     readable: tuple[str, ...] = ()
 
@@ -539,12 +541,17 @@ def working_runner(name: str, settings: EnvironmentSettings, runners: Mapping[st
     if runner is None:
         reason = "this version of Farcall has no runner for it"
     elif settings.types is not None and name not in settings.types:
-        reason = f"the endpoint's configuration allows {', '.join(settings.types) or 'none'}"
+        reason = not_allowed(settings)
     else:
         reason = runner.missing()
         if not reason:
             return runner
     raise PreparationError(outcomes.technology_unsupported(name, reason))
+
+
+def not_allowed(settings: EnvironmentSettings) -> str:
+    """Why a technology may not be used."""
+    return f"the endpoint's configuration allows {', '.join(settings.types or ()) or 'none'}"
 
 
 def confinement_of(
@@ -578,19 +585,8 @@ def _end_if_failed(future: concurrent.futures.Future[None]) -> None:
         os._exit(1)
 
 
-def check(names: Sequence[str]) -> dict[str, str]:
-    """Why technologies do not work on this node; empty texts for those that do."""
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
-        known = [name for name in names if name in RUNNERS]
-        found = dict(zip(known, threads.map(lambda name: RUNNERS[name].missing(), known), strict=True))
-    return {name: found.get(name, "this version of Farcall has no runner for it") for name in names}
-
-
 def main() -> None:
     """Serve a manager until it is gone."""
-    if sys.argv[1] == "--check":
-        os.write(1, msgspec.json.encode(check(sys.argv[2:])))
-        return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the manager gets them too, and ends this process
     settings = msgspec.json.decode(sys.argv[1], type=PreparationSettings)
@@ -628,6 +624,8 @@ def main() -> None:
         preparation.commands.close()
         for command in stops.values():
             ends.submit(stop, command)
+    if settings.run_dir:
+        shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import msgspec
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
 from farcall_endpoint import protocol
-from farcall_endpoint.environments.launcher import EnvironmentLauncher, check_technologies
+from farcall_endpoint.environments.launcher import EnvironmentLauncher, technologies
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import Isolation, best_of
 from farcall_endpoint.isolation.paths import readable_paths
@@ -144,7 +144,6 @@ def main() -> None:
     environments = EnvironmentSettings()
     if options.environments is not None:
         environments = msgspec.json.decode(options.environments, type=EnvironmentSettings)
-    technologies = check_technologies(environments)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -207,7 +206,7 @@ def main() -> None:
             ends_at=ends_at,
             isolation=isolation.level,
             refusal=isolation.refusal,
-            environments=technologies,
+            environments=technologies(environments),
         ),
     ).run()
 
