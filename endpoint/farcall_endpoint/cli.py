@@ -20,8 +20,7 @@ from rich.markup import escape
 
 from farcall_common.console import new_group, show_table, versions
 from farcall_common.credentials import Credentials, config_path, find_home
-from farcall_common.environments import TYPES, UV, Environment
-from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError, did_you_mean
+from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.exit_codes import (
     BROKEN_PIPE,
     EXIT_CODES,
@@ -45,7 +44,6 @@ from farcall_endpoint.config import (
     write_config,
 )
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
-from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
@@ -264,38 +262,6 @@ def diagnose(
         _out.print(f"Written to {escape(str(path))}. Review it before you share it.", soft_wrap=True)
 
 
-@app.command()
-def prewarm(
-    context: typer.Context,
-    name: Name,
-    environment: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENV", help="The name of an environment of recent tasks, or TYPE:LOCATION, or uv:PACKAGE."
-        ),
-    ],
-    count: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Workers to keep warm, busy ones counted; 0: none.")
-    ] = 1,
-    node: Annotated[str, typer.Option(help="The host name of the only node for them; default: spread over all.")] = "",
-) -> None:
-    """Keep workers of an environment warm, from now on and after restarts, until it is called with --count 0."""
-    with _errors():
-        directory = _directory(context, name)
-        directory.require()
-        wanted = _environment_of(environment, directory)
-        others = [each for each in directory.read_prewarms() if each.environment.key != wanted.key]
-        if count == 0 and len(others) == len(directory.read_prewarms()):
-            raise ConfigurationError(f"No workers of {wanted.label} are kept warm by `prewarm`.")
-        request = PrewarmRequest(environment=wanted, count=count, node=node, requested_at=time.time())
-        directory.write_prewarms([*others, request] if count else others)
-        _out.print(
-            f"{count or 'No'} workers of [bold]{escape(wanted.label)}[/] are to be warm. "
-            f"See how far that is with: farcall-endpoint status {name}",
-            soft_wrap=True,
-        )
-
-
 @app.command("enable-on-boot")
 def enable_on_boot(context: typer.Context, name: Name = "default") -> None:
     """Start an endpoint at boot, by this user's systemd. Needs no root."""
@@ -404,36 +370,6 @@ def version(as_json: AsJson = False) -> None:
     else:
         for name, value in found.items():
             typer.echo(f"{name} {value}")
-
-
-def _environment_of(text: str, directory: EndpointDirectory) -> Environment:
-    """The environment that a command line names.
-
-    :raises ConfigurationError: if there is none, with those that there are.
-    """
-    type_, colon, location = text.partition(":")
-    try:
-        if colon and type_ == UV:
-            return Environment.of({"type": UV, "requirements": location.split()})
-        if colon and type_ in TYPES:
-            return Environment.of({"type": type_, "location": location})
-    except ValueError as error:
-        raise ConfigurationError(f"{text}: {str(error).removeprefix('environment: ')}.") from error
-    known = [Environment.of(each) for each in directory.read_status().get("known_environments", ())]
-    known += [each.environment for each in directory.read_prewarms()]
-    found = {each.key: each for each in known if text in (each.name, each.key, each.label)}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    names = list(dict.fromkeys(each.label for each in known))
-    if found:
-        raise ConfigurationError(
-            f"There are {len(found)} environments named {text}.", hint=f"Write one of their keys: {', '.join(found)}."
-        )
-    raise ConfigurationError(
-        f"There is no environment {text!r} among those of recent tasks.",
-        hint=(did_you_mean(text, names) or f"There are: {', '.join(names) or 'none yet'}.")
-        + " Or write TYPE:LOCATION, such as apptainer:/images/science.sif, or uv:PACKAGE.",
-    )
 
 
 def _read_facts(directory: EndpointDirectory) -> dict[str, Any]:
