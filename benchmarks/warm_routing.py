@@ -249,7 +249,8 @@ class Experiment:
 
     def _report(self, name: str, reports: Sequence[Progress]) -> None:
         for progress in reports:
-            event = ev.ManagerProgress(name, progress)
+            bodies = UserBytes([b"" for _ in progress.finished])
+            event = ev.ManagerProgress(name, progress, bodies)
             self._later(_MESSAGE_S, lambda event=event: self._events.append(event))  # type: ignore[misc]
 
     def _turn(self) -> None:
