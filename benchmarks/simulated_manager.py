@@ -37,7 +37,6 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Progress, ResultsTaken, TaskOrder
 from farcall_endpoint.worker.channel import Done, Order, Ready, Synced
 
-
 _ROUNDING_S: Final = 1e-6
 
 

@@ -149,6 +149,7 @@ class ManagerCore:
         self._next_worker_id = 0
         self._environments = EnvironmentStates()
         self._environments_at = 0.0  # when something is due for one of them
+        self._expiry_at = 0.0  # when the time of an idle worker is over
         self._warm = WarmPoolSettings() if warm is None else warm
         self._pool = WarmPool(self._warm, start_s=self._start_s, memory_of=self._memory_of)
         self._placement = Placement(
@@ -201,7 +202,7 @@ class ManagerCore:
             if self._free_slots:
                 deadline = min(deadline, self._placement.idle_launch_at(self._launch_at))
             if self._environments:
-                deadline = min(deadline, self._environments_at, self._pool_deadline())
+                deadline = min(deadline, self._environments_at, self._expiry_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
         due = [self._deadline(worker) for worker in self._workers.values() if not worker.killed]
@@ -406,7 +407,7 @@ class ManagerCore:
         """Fail the tasks that wait for an environment, if it has failed."""
         if state.state is not State.FAILED or state.record is None:
             return
-        for job in itertools.chain(state.waiting, self._queue.remove_all(state.environment.key)):
+        for job in itertools.chain(state.waiting, self._queue.remove_all(state.key)):
             self._fail(job, state.record)
         state.waiting.clear()
 
@@ -417,7 +418,7 @@ class ManagerCore:
         due: list[float] = [now.mono + self._warm.idle_s]
         in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
         for state in self._environments:
-            key, limit_s = state.environment.key, self._environment_start_limit_s
+            key, limit_s = state.key, self._environment_start_limit_s
             if ((state.is_wanted and state.needed(now) is None) or state.waiting) and state.state is State.COLD:
                 self._actions.append(Prepare(state.environment))
                 state.preparing(now, limit_s=limit_s)
@@ -459,18 +460,16 @@ class ManagerCore:
             if worker.is_idle and (worker.parked or (worker.pair.key and worker.pair != kept))
         ]
 
-    def _pool_deadline(self) -> float:
-        return self._pool.next_expiry(self._idle_workers(), self._placement.protected())
-
     def _end_idle_workers(self, now: float) -> None:
-        for worker in self._pool.expired(self._idle_workers(), self._placement.protected(), now=now):
+        """End those whose time is over, and those for which there is no memory."""
+        idle, protected = self._idle_workers(), self._placement.protected()
+        for worker in self._pool.expired(idle, protected, now=now):
             self._evict(worker)
+        self._expiry_at = self._pool.next_expiry([worker for worker in idle if not worker.killed], protected)
 
     def _evict(self, worker: Worker) -> None:
         """End an idle worker whose memory or place is needed, or whose time is over."""
-        if self._environments:
-            alive = [each for each in self._workers.values() if each.pair == worker.pair and not each.killed]
-            self._pool.evicted(worker, last=len(alive) == 1)
+        self._pool.evicted(worker)
         self._kill(worker)
 
     def _vacate(self, worker: Worker) -> None:
@@ -774,7 +773,7 @@ class ManagerCore:
         if worker.tasks_left is not None:
             worker.tasks_left -= len(jobs)
         if self._environments:
-            self._pool.used(worker, len(jobs))
+            self._pool.used(worker, len(jobs), now)
         worker.jobs.extend(jobs)
         start, size = 0, 0
         for index, job in enumerate(jobs):
@@ -845,11 +844,10 @@ class ManagerCore:
 
     def _statuses(self) -> tuple[EnvironmentStatus, ...]:
         """The environments that are not cold, or have something to say."""
-        return tuple(
-            state.status([worker for worker in self._workers.values() if worker.pair.key == state.environment.key])
-            for state in self._environments
-            if state.state is not State.COLD
-        )
+        by_key: dict[str, list[Worker]] = collections.defaultdict(list)
+        for worker in self._workers.values():
+            by_key[worker.pair.key].append(worker)
+        return tuple(state.status(by_key[state.key]) for state in self._environments if state.state is not State.COLD)
 
 
 def has_limits(order: TaskOrder) -> bool:

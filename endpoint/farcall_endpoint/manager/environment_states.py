@@ -57,6 +57,7 @@ class EnvironmentState:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
+        self.key = environment.key
         self.state = State.COLD
         self.waiting: collections.deque[Job] = collections.deque()
         self.prewarm = 0
@@ -178,7 +179,7 @@ class EnvironmentState:
         """
         alive = [worker for worker in workers if not worker.killed]
         return EnvironmentStatus(
-            self.environment.key,
+            self.key,
             self.environment.label,
             self.environment.type,
             warm=sum(worker.is_idle for worker in alive),
@@ -241,4 +242,4 @@ class EnvironmentStates:
         ]
         idle.sort(key=lambda each: each.used_at)
         for state in idle[: max(0, len(self._states) + 1 - _MAX_KNOWN)]:
-            del self._states[state.environment.key]
+            del self._states[state.key]

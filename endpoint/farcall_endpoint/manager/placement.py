@@ -105,8 +105,8 @@ class Placement:
     def prewarm_needs(self, now: float) -> Iterator[tuple[Pair, int]]:
         """Whose workers should be there before any task."""
         for state in self._environments:
-            if state.prewarm and self._environments.is_ready(state.environment.key, now):
-                pair = Pair("", state.environment.key)
+            if state.prewarm and self._environments.is_ready(state.key, now):
+                pair = Pair("", state.key)
                 have = sum(worker.place == pair and not (worker.jobs or worker.killed) for worker in self._all())
                 have += sum(worker.yields_to == pair for worker in self._all())
                 if have < state.prewarm:
@@ -117,7 +117,7 @@ class Placement:
         protected: set[int] = set()
         for state in self._environments:
             if state.prewarm:
-                pair = Pair("", state.environment.key)
+                pair = Pair("", state.key)
                 idle = [worker for worker in self._all() if worker.is_idle and worker.pair == pair]
                 idle.sort(key=lambda worker: -worker.since)
                 protected.update(worker.worker_id for worker in idle[: state.prewarm])

@@ -8,6 +8,7 @@ ended last: so what was not used for long loses against what is used now, howeve
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable
@@ -18,8 +19,9 @@ from farcall_endpoint.manager.workers import Pair, Worker
 _UNKNOWN_BYTES: Final = 100 * 2**20
 """Memory of a worker that nothing was measured of."""
 _MOST_PAIRS: Final = 4096
-_KEPT: Final = 0.5
-"""Share of its frequency that a pair keeps when its last worker is ended: it was worth something, and may come back."""
+_HALF_LIFE_S: Final = 3600.0
+"""After so long, a task counts half as much for the frequency of its pair. FaasCache forgets the frequency when the
+last worker is ended; remembering it spares those that come back a start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,27 +59,33 @@ class WarmPool:
         self._start_s = start_s
         self._memory_of = memory_of
         self._clock = 0.0
-        self._frequency: dict[Pair, float] = {}
+        #: Of each pair, and as of when.
+        self._frequency: dict[Pair, tuple[float, float]] = {}
 
-    def used(self, worker: Worker, tasks: int) -> None:
+    def used(self, worker: Worker, tasks: int, now: float) -> None:
         """A worker was sent so many tasks."""
         worker.age = self._clock
-        frequency = self._frequency.pop(worker.pair, 0.0)  # the dictionary is in order of the last use
-        self._frequency[worker.pair] = frequency + tasks
+        frequency, at = self._frequency.pop(worker.pair, (0.0, now))  # the dictionary is in order of the last use
+        self._frequency[worker.pair] = frequency * 0.5 ** ((now - at) / _HALF_LIFE_S) + tasks, now
         if len(self._frequency) > _MOST_PAIRS:
             del self._frequency[next(iter(self._frequency))]
 
-    def evicted(self, worker: Worker, *, last: bool) -> None:
-        """An idle worker is ended. ``last``: it was the last one of its pair."""
+    def evicted(self, worker: Worker) -> None:
+        """An idle worker is ended."""
         self._clock = max(self._clock, self._value(worker))
-        if last and worker.pair in self._frequency:
-            self._frequency[worker.pair] *= _KEPT
 
     def in_order(self, workers: Iterable[Worker]) -> list[Worker]:
         """Idle workers, the one to end first first."""
+        workers = sorted(workers, key=lambda worker: worker.since)
         if self.settings.eviction == "lru":
-            return sorted(workers, key=lambda worker: worker.since)
-        return sorted(workers, key=lambda worker: (self._value(worker), worker.since))
+            return workers
+        # The second idle worker of a pair is worth half as much as the first one, and so on.
+        ranks: collections.Counter[Pair] = collections.Counter()
+        values: dict[int, float] = {}
+        for worker in reversed(workers):
+            ranks[worker.pair] += 1
+            values[worker.worker_id] = self._value(worker, ranks[worker.pair])
+        return sorted(workers, key=lambda worker: values[worker.worker_id])
 
     def expired(self, idle: Iterable[Worker], protected: Collection[int], *, now: float) -> list[Worker]:
         """The idle workers whose time is over, and those beyond the memory that idle workers may have."""
@@ -103,6 +111,6 @@ class WarmPool:
         ends = [worker.since + self.settings.idle_s for worker in idle if worker.worker_id not in protected]
         return min(ends, default=math.inf)
 
-    def _value(self, worker: Worker) -> float:
-        frequency = self._frequency.get(worker.pair, 0.0)
+    def _value(self, worker: Worker, rank: int = 1) -> float:
+        frequency = self._frequency.get(worker.pair, (0.0, 0.0))[0] / rank
         return worker.age + frequency * self._start_s(worker.pair.key) / (self.memory_bytes(worker) / 2**20)
