@@ -18,10 +18,10 @@ LEAST_VERSION: Final = (3, 11)
 MOST_OUTPUT_BYTES: Final = 64 * 1024
 
 STANDARD_MODULES: Final = (
-    *("__future__", "array", "ast", "base64", "contextlib", "copyreg", "ctypes", "dataclasses", "datetime", "decimal"),
+    *("__future__", "array", "ast", "atexit", "base64", "contextlib", "copyreg", "ctypes", "dataclasses", "datetime", "decimal"),
     *("difflib", "enum", "faulthandler", "fcntl", "fnmatch", "gc", "hashlib", "importlib", "inspect", "ipaddress"),
-    *("json", "linecache", "logging", "math", "mmap", "numbers", "os", "pathlib", "pickle", "platform", "re"),
-    *("resource", "select", "selectors", "shutil", "signal", "site", "socket", "stat", "struct", "subprocess"),
+    *("json", "linecache", "logging", "math", "mmap", "multiprocessing", "numbers", "os", "pathlib", "pickle", "platform", "random", "re"),
+    *("resource", "select", "selectors", "shutil", "signal", "site", "socket", "stat", "struct", "subprocess", "tempfile"),
     *("sysconfig", "textwrap", "threading", "tokenize", "traceback", "types", "typing", "urllib", "uuid", "warnings"),
     *("weakref", "zlib"),
 )
