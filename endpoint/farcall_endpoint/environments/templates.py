@@ -15,10 +15,12 @@ import select
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -419,6 +421,33 @@ class Template:
             self._send(Reap(fork.number))
         if self._closing and not self._forks:
             self._end("closed")
+
+
+def start_template(
+    command: Sequence[str] = (), *, variables: Mapping[str, str], modules: Sequence[str] = (), **options: Any
+) -> tuple[subprocess.Popen[bytes], Template]:
+    """Start a template of this Python, without an environment.
+
+    :param command: what to write before the command: a program that starts another one with its descriptors.
+    :param variables: its environment variables: what all its children may see.
+    :param options: of :class:`Template`.
+    :raises OSError: if the machine lacks processes or descriptors.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        template = Template(ours, modules=modules, **options)
+        # -P: files in the working directory must not be imported as modules
+        program = [sys.executable, "-P", "-m", "farcall_endpoint.worker.template", str(theirs.fileno())]
+        process = subprocess.Popen(
+            [*command, *program],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            cwd="/",
+            env=dict(variables),
+            start_new_session=True,
+        )
+    return process, template
 
 
 def _pid_of(ancillary: Sequence[tuple[int, int, bytes]]) -> int:

@@ -43,7 +43,7 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
                 trees[ancestor].append(pid)
     used: dict[int, int] = {}
     for worker, task in tasks.items():
-        names = _names_in_namespace(trees[worker]) if task.namespaced else {pid: pid for pid in trees[worker]}
+        names = _names_of(worker, trees[worker], namespaced=task.namespaced)
         resident = {pid: processes[pid].resident_bytes for pid in names}
         for pid, size_bytes in resident.items():
             if size_bytes < task.held_bytes.get(names[pid], 0):
@@ -70,10 +70,18 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), default)
 
 
-def _names_in_namespace(pids: Iterable[int]) -> dict[int, int]:
+def _names_of(worker: int, pids: Collection[int], *, namespaced: bool) -> dict[int, int]:
+    """The ids that the processes of a worker have for itself: a fork of a template, which may be in a namespace below
+    this process's and below the template's, or a worker below a bubblewrap."""
+    here, depth = len(_ids_of(os.getpid())), len(_ids_of(worker))
+    if depth > here:
+        return {pid: ids[depth - 1] for pid in pids if len(ids := _ids_of(pid)) >= depth}
+    return _names_in_namespace(pids, here) if namespaced else {pid: pid for pid in pids}
+
+
+def _names_in_namespace(pids: Iterable[int], depth: int) -> dict[int, int]:
     """The ids that processes have in the process namespace one below this process's; without bubblewrap's own, which
     are outside of it and the first in it."""
-    depth = len(_ids_of(os.getpid()))
     found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth}
     return {pid: name for pid, name in found.items() if name != 1}
 

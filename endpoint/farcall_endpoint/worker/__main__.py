@@ -27,8 +27,17 @@ def main(descriptor: int, claims: int) -> None:
     try:
         _serve(descriptor, claims)
     finally:
-        children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
-        process_reaper.kill_trees(children)
+        if _has_children():  # to read all processes takes as long as to start a fork of a template
+            children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
+            process_reaper.kill_trees(children)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _serve(descriptor: int, claims: int) -> None:
