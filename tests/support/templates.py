@@ -105,7 +105,7 @@ class ForkedWorker:
 def fork_worker(template: Template, *, variables: Mapping[str, str] | None = None, **boot: Any) -> ForkedWorker:
     """A worker. Variables are those of this process unless they are given."""
     channel, end, claims = channel_pair()
-    output = (_unnamed_file(), _unnamed_file())
+    output = (unnamed_file(), unnamed_file())
     try:
         what = Boot(variables=dict(os.environ if variables is None else variables), **{"directory": "/", **boot})
         process = template.fork(what, Descriptors(end.fileno(), claims.fileno(), *output))
@@ -144,16 +144,19 @@ def running_template(*, user: int | None = None, serves: bool = True, **options:
         process.wait(WAIT_S)
 
 
-def _start(command: tuple[str, ...], user: int | None, **options: Any) -> tuple[subprocess.Popen[bytes], Template]:
+def _start(
+    command: tuple[str, ...], user: int | None, *, variables: Mapping[str, str], **options: Any
+) -> tuple[subprocess.Popen[bytes], Template]:
     if user is None:
-        return start_template(**options)
+        process, connection = start_template(variables=variables)
+        return process, Template(connection, **options)
     with tempfile.TemporaryDirectory() as directory:
         # ``start_template`` writes its own program behind: this one takes the last argument, the descriptor.
         wrapper = Path(directory) / "as-user"
         wrapper.write_text(f'#!/bin/sh\nfor last; do :; done\nexec {command[0]} -P -c "$PROGRAM" "$last" {user}\n')
         wrapper.chmod(0o755)
-        options["variables"] = {**options["variables"], "PROGRAM": _AS_USER}
-        process, template = start_template((str(wrapper),), **options)
+        process, connection = start_template((str(wrapper),), variables={**variables, "PROGRAM": _AS_USER})
+        template = Template(connection, **options)
         wait_for(template, lambda: template.is_serving or template.is_over)  # then the file has been read
         return process, template
 
@@ -171,7 +174,8 @@ def wait_for(template: Template, condition: Callable[[], object]) -> None:
         template.serve()
 
 
-def _unnamed_file() -> int:
+def unnamed_file() -> int:
+    """A descriptor of a file for output."""
     descriptor, name = tempfile.mkstemp()
     Path(name).unlink()
     # A file for appending, as a launcher opens it.
