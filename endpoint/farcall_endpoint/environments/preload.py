@@ -151,11 +151,11 @@ class PreloadStore:
         """The statistics of an environment; empty ones if none are known, or they cannot be read."""
         return self._of(key).statistics
 
-    def put(self, key: str, statistics: Statistics, *, now: float) -> None:
-        """Change them. They are written every few seconds at most; ``now`` is in monotonic seconds."""
+    def put(self, key: str, statistics: Statistics, *, now: float, at_once: bool = False) -> None:
+        """Change them. They are written ``at_once``, or every few seconds; ``now`` is in monotonic seconds."""
         kept = self._of(key)
         kept.statistics, kept.is_saved = statistics, False
-        if kept.saved_at is None or now >= kept.saved_at + _SAVE_PERIOD_S:
+        if at_once or kept.saved_at is None or now >= kept.saved_at + _SAVE_PERIOD_S:
             kept.saved_at = now
             self._save(key, kept)
 

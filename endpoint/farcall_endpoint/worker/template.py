@@ -22,7 +22,6 @@ import select
 import signal
 import socket
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -127,14 +126,17 @@ class _Template:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self._descriptors = namespaces.open_descriptors()
-        for name in THREAD_VARIABLES:
-            os.environ[name] = "1"
+        variables = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+        os.environ.update(dict.fromkeys(variables, "1"))
         for module in _OWN:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
         try:
             if not self._import_all():
                 return 1
+            os.environ.update({name: value for name, value in variables.items() if value is not None})
+            for name in [name for name, value in variables.items() if value is None]:
+                del os.environ[name]
             self._setters = _thread_setters()
             self._kept = fork_hazards.kept_files(self._descriptors)
             gc.collect()
@@ -389,7 +391,7 @@ class TrustedPlaces:
 
     def __init__(self, places: Collection[str], private: Collection[str]) -> None:
         prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}
-        own = {*prefixes, *sysconfig.get_paths().values(), *places}
+        own = {*prefixes, str(Path(os.__file__).parent), *places}
         self._places = [Path(each).resolve() for each in own]
         user_base = getattr(sys.modules.get("site"), "USER_BASE", None)  # in a home, also if that is in a prefix
         self._private = [Path(each).resolve() for each in (*private, *([user_base] if user_base else []))]
@@ -424,7 +426,7 @@ class TrustedPlaces:
 
 
 def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+    with open("/proc/self/statm", encoding="utf-8") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
@@ -432,7 +434,7 @@ def _children() -> set[int]:
     """The children of this process."""
     pid = os.getpid()
     try:
-        with open(f"/proc/self/task/{pid}/children", encoding="ascii") as file:  # noqa: PTH123
+        with open(f"/proc/self/task/{pid}/children", encoding="utf-8") as file:  # noqa: PTH123
             return set(map(int, file.read().split()))
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return process_reaper.children_of(pid, process_reaper.read_processes())
