@@ -61,7 +61,12 @@ def libraries() -> tuple[str, str, str, bool]:
 
     from farcall_endpoint.worker.channel import Order
 
-    return msgspec.__version__, only_here.VALUE, type(Order).__module__, "typing_extensions" in __import__("sys").modules
+    return (
+        msgspec.__version__,
+        only_here.VALUE,
+        type(Order).__module__,
+        "typing_extensions" in __import__("sys").modules,
+    )
 
 
 def descendants(node: Node) -> set[int]:
