@@ -649,6 +649,9 @@ class EnvironmentLauncher:
             return
         self._forget(container.listener.fileno())
         container.connected(connection, pid)
+        if container.modules is not None:
+            self._add_template(container)
+            return
         wanted = self._starts.pop(container.name)
         connection.setblocking(False)
         try:
