@@ -32,7 +32,7 @@ from typing import Any, Final, NoReturn
 from farcall_endpoint import process_reaper
 from farcall_endpoint.worker import __main__ as worker
 from farcall_endpoint.worker import fork_hazards, namespaces
-from farcall_endpoint.worker.boot import receive_boot, take_on
+from farcall_endpoint.worker.boot import connect, receive_boot, take_on
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
     Exited,
@@ -91,10 +91,10 @@ def main(control: int) -> NoReturn:
     os._exit(_Template(connection, packet).run())
 
 
-def boot(path: str) -> NoReturn:
+def boot(path: str, find_packages: Callable[[], object]) -> NoReturn:
     """As :func:`main`, after connecting to the manager's Unix socket."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    connection.connect(path)
+    connection = connect(path)
+    find_packages()
     main(connection.detach())
 
 
