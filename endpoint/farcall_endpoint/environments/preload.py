@@ -25,7 +25,7 @@ from farcall_endpoint.worker.fork_hazards import is_forbidden
 
 _logger = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){0,9}")
+_NAME: Final = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){0,9}", re.ASCII)
 _MOST_MODULES: Final = 2000
 _MOST_EXCLUDED: Final = 500
 _MOST_REASON: Final = 300

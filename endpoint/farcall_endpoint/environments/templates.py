@@ -172,7 +172,7 @@ class Template:
         self.problem = ""
         #: The module that led to the problem; empty if none did.
         self.problem_module = ""
-        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private)))
+        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private), start_limit_s))
 
     @property
     def imports(self) -> TemplateImports:
@@ -274,12 +274,11 @@ class Template:
         if self._is_over:
             return False
         try:
-            data, ancillary, _, _ = self._connection.recvmsg(MAX_PACKET, _ANCILLARY_BYTES)
+            data, ancillary, *_ = self._connection.recvmsg(MAX_PACKET, _ANCILLARY_BYTES)
         except BlockingIOError:
             return False
-        except OSError as error:
-            self._end(f"its connection broke: {error}")
-            return False
+        except ConnectionResetError:  # it ended before it had read all requests
+            data = b""
         if not data:
             self.problem_module = self._importing
             self._end(f"it ended in the import of {self._importing}" if self._importing else "it ended")

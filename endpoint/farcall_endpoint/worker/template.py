@@ -70,6 +70,8 @@ _SETTERS: Final = {
 }
 """By a part of a library's name: the variable that it has read, and the names of the function that changes it."""
 _RTLD_NOLOAD: Final = 4
+_SECONDS_MORE: Final = 5
+"""The manager, which can say why, comes first."""
 _OWN: Final = (
     *("farcall_endpoint.isolation.landlock", "farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
 )
@@ -169,9 +171,12 @@ class _Template:
             self._send(Importing(module))
             started_at, size_bytes = time.monotonic(), _resident_bytes()
             try:
+                # Its default action ends this process, whatever the import does, and whether or not there is a manager.
+                signal.alarm(int(self._preload.import_limit_s) + _SECONDS_MORE)
                 problem = trusted.import_module(module)
             except BaseException as error:  # noqa: BLE001 - code of packages, which may also call sys.exit
                 problem = f"its import raised {type(error).__name__}: {error}"[:500]
+            signal.alarm(0)
             if not self._is_fit(module):
                 return False
             if problem:
