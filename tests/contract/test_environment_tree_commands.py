@@ -22,7 +22,10 @@ from farcall_endpoint.environments.runner import Mount, Runner, Start
 
 GOLDEN: Final = Path(__file__).parent / "data" / "runners"
 
-TREES: Final[Mapping[str, Runner]] = {"bubblewrap": BubblewrapRunner(), "charliecloud": CharliecloudRunner()}
+TREES: Final[Mapping[str, Runner]] = {
+    "bubblewrap": BubblewrapRunner(is_root=False),
+    "charliecloud": CharliecloudRunner(),
+}
 PREFIXES: Final[Mapping[str, Runner]] = {"venv": PrefixRunner("venv"), "conda": PrefixRunner("conda")}
 RUNNERS: Final = {**TREES, **PREFIXES}
 
@@ -61,6 +64,7 @@ def _commands() -> Iterator[tuple[str, str]]:
         for case, changes in CASES.items():
             if name in TREES or case not in _OF_TREES_ONLY:
                 yield f"{name}-{case}", _readable(runner.command(Start(**{**values, **changes})))
+    yield "bubblewrap-root", _readable(BubblewrapRunner(is_root=True).command(Start(**IN_TREE)))
 
 
 def _readable(command: list[str]) -> str:

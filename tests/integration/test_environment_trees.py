@@ -67,6 +67,7 @@ facts = {
     "exists": {path: os.path.exists(path) for path in json.loads(wanted["LOOK"])},
     "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()],
     "descriptors": [each for each in range(100) if each not in own and tried(lambda: os.fstat(each)) == "done"],
+    "opens": tried(lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY)),
     "connects": tried(lambda: socket.create_connection(("127.0.0.1", int(wanted["PORT"])), timeout=20).close()),
     "status": lines("/proc/self/status"),
     "python": sys.executable,
@@ -246,6 +247,7 @@ def test_a_container_sees_its_image_and_its_mounts_only(site: Site, runner: Runn
         assert len(facts["processes"]) <= 2, "bubblewrap's and the program"
         assert int(facts["status"]["CapEff"], 16) == 0
         assert facts["status"]["NoNewPrivs"] == "1"
+        assert facts["opens"] != "done", "root would be root of the node"
 
 
 def test_a_container_without_network_reaches_nothing(site: Site, runner: Runner) -> None:
@@ -275,6 +277,7 @@ def test_a_submitters_container_is_in_the_submitters_view(site: Site, runner: Ru
     assert facts["written"].pop(str(site.work)) == "done"
     assert "done" not in facts["written"].values()
     assert not any(facts["exists"].values())
+    assert facts["opens"] != "done", "root would be root of the node"
     assert os.getpid() not in facts["processes"]
     assert len(facts["processes"]) <= 4, "two of bubblewrap's, and those of the container"
 
@@ -378,7 +381,7 @@ def test_a_start_that_is_killed_at_any_moment_leaves_nothing(site: Site, runner:
     whole_s = time.monotonic() - begun
     container.kill()
     moments = random.Random(15)
-    for _ in range(30):
+    for _ in range(15):  # times two users, two ways, two technologies
         container = site.run(runner, site.start(runner))
         site.listener.settimeout(moments.uniform(0, 1.2) * whole_s + 1e-6)
         with contextlib.suppress(TimeoutError):
@@ -388,6 +391,16 @@ def test_a_start_that_is_killed_at_any_moment_leaves_nothing(site: Site, runner:
             container.process.wait()
         container.kill()
     wait_until(lambda: not site.left(), "the end of all containers")
+
+
+def test_a_tree_with_a_place_for_everything_stays_read_only(site: Site, runner: Runner) -> None:
+    code = "import os; print(sorted(os.listdir('/mnt'))); os.mkdir('/usr/new')"
+    command = ("/usr/bin/python3", "-I", "-S", "-c", code, site.marker)
+    mounts = (Mount(str(site.worker), "/mnt"),)
+    container = site.run(runner, site.start(runner, command=command, mounts=mounts, directory="/"))
+    assert container.process.wait(timeout=WAIT_S) == 1
+    assert "['socket']" in container.log.read_text()
+    assert "Read-only file system: '/usr/new'" in container.log.read_text()
 
 
 def test_a_container_ends_with_its_program(site: Site, runner: Runner) -> None:
@@ -451,6 +464,7 @@ def test_a_virtual_environment_is_used_in_its_place(site: Site, confined: bool) 
     if confined:
         assert facts["exists"] == {str(site.tmp_path / "secret"): False}
         assert facts["written"] == {str(package.parent): "OSError"}
+        assert facts["opens"] != "done", "root would be root of the node"
         assert len(facts["processes"]) <= 3
     else:
         assert facts["exists"] == {str(site.tmp_path / "secret"): True}

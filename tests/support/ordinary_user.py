@@ -23,7 +23,7 @@ def as_ordinary_user(command: Iterable[str], *, reachable: Iterable[Path] = ()) 
     if os.geteuid() != 0:
         return command
     closed: dict[Path, list[Path]] = {}
-    for path in map(Path, (sys.prefix, sys.base_prefix, *reachable)):
+    for path in (Path(sys.prefix), Path(sys.base_prefix), *reachable):
         for each in dict.fromkeys((path, path.resolve())):
             above = next((up for up in reversed(each.parents) if not up.stat().st_mode & 0o001), None)
             if above is not None:

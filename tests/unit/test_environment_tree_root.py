@@ -17,7 +17,6 @@ from farcall_endpoint.environments.tree_root import (
     MOST_ENTRIES,
     OTHER,
     Entry,
-    Step,
     bubblewrap_arguments,
     bubblewrap_targets,
     layout,
@@ -42,8 +41,8 @@ def reader(tree: Tree) -> Any:
 
 def entry(value: Any) -> Entry:
     if isinstance(value, Mapping):
-        return Entry(DIRECTORY)
-    return Entry(LINK, value[0]) if isinstance(value, tuple) else Entry(value)
+        return DIRECTORY, ""
+    return (LINK, value[0]) if isinstance(value, tuple) else (value, "")
 
 
 def words(tree: Tree, targets: Mapping[str, str]) -> str:
@@ -73,7 +72,8 @@ def test_what_is_no_directory_gives_way_to_a_mount(value: Any) -> None:
 
 
 def test_a_file_is_mounted_over_a_file_only() -> None:
-    for value in (("/oldroot/etc/hosts",), {}, OTHER):
+    values: list[Any] = [("/oldroot/etc/hosts",), {}, OTHER]
+    for value in values:
         assert words({"etc": {"hosts": value, "group": FILE}}, {"/etc/hosts": FILE}) == (
             "--dir /etc --ro-bind /tree/etc/group /etc/group"
         )
@@ -90,8 +90,8 @@ def test_a_directory_with_too_many_entries_is_refused() -> None:
 
 def test_names_that_look_like_options_stay_names() -> None:
     assert layout(reader({"--bind": {}, "-x": ("--dev",)}), {"/new": DIRECTORY}) == [
-        Step("bind", "/--bind"),
-        Step("link", "/-x", "--dev"),
+        ("bind", "/--bind", ""),
+        ("link", "/-x", "--dev"),
     ]
 
 
@@ -113,7 +113,7 @@ TREES = st.recursive(
 )
 def test_every_mount_has_a_place_without_links(tree: Tree, targets: Mapping[str, str]) -> None:
     """Nothing on the way to a mount is a link, or of the wrong kind; and all else of the tree is shown."""
-    steps = {step.path: step for step in layout(reader(tree), targets)}
+    steps = {path: step for step, path, _ in layout(reader(tree), targets)}
     for target, kind in targets.items():
         place: Any = tree
         shown = "/" in steps
@@ -121,11 +121,11 @@ def test_every_mount_has_a_place_without_links(tree: Tree, targets: Mapping[str,
         for number, name in enumerate(parts):
             path = "/" + "/".join(parts[: number + 1])
             place = place.get(name) if isinstance(place, Mapping) else None
-            shown = shown or (path in steps and steps[path].kind == "bind")
+            shown = shown or (path in steps and steps[path] == "bind")
             last = number == len(parts) - 1
-            assert path not in steps or steps[path].kind != "link"
+            assert path not in steps or steps[path] != "link"
             if shown:
-                assert entry(place).kind == (kind if last else DIRECTORY)
+                assert entry(place)[0] == (kind if last else DIRECTORY)
     for name, value in tree.items():
         path = f"/{name}"
         if value != OTHER and not any(target == path or target.startswith(f"{path}/") for target in targets):
@@ -148,7 +148,7 @@ def test_a_directory_is_read_without_following_links(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("directory")
     assert read_directory(str(tmp_path))("/") == {
-        "directory": Entry(DIRECTORY),
-        "file": Entry(FILE),
-        "link": Entry(LINK, "directory"),
+        "directory": (DIRECTORY, ""),
+        "file": (FILE, ""),
+        "link": (LINK, "directory"),
     }

@@ -20,7 +20,7 @@ MOST_REPORTED: Final = 20
 """Environments of nodes in a report to the cloud."""
 _MOST_KNOWN: Final = 100
 _REGISTRY_IMAGES: Final = ("docker", "podman", "podman-hpc", "shifter")
-_USER_OF_URL: Final = re.compile(r"://[^/@\s]+@")
+_USER_OF_URL: Final = re.compile(r"://[^/@]+@")
 
 
 @dataclasses.dataclass(slots=True)
@@ -213,7 +213,7 @@ def without_secrets(text: str) -> str:
     return _USER_OF_URL.sub("://", text) if "@" in text else text
 
 
-def masked(environment: Environment) -> Environment:
+def without_credentials(environment: Environment) -> Environment:
     """An environment without the user and password of a URL, for logs."""
     location = without_secrets(environment.location)
     requirements = tuple(map(without_secrets, environment.requirements))

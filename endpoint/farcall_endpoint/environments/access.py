@@ -67,6 +67,6 @@ def _is_below(location: str, readable: Collection[str]) -> bool:
         path = Path(os.path.realpath(location, strict=True))
     except OSError:
         return False
-    if any(each in (path, *path.parents) for each in _NEVER):
+    if any(each in (path, *path.parents, *Path(location).parents) for each in _NEVER):  # links of the kernel differ
         return False
     return any(str(each) in readable for each in (path, *path.parents))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Final
 from farcall_common.environments import Environment
 from farcall_endpoint.environments import tree_root
 from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.isolation.bubblewrap import KERNEL_SETTINGS
 from farcall_endpoint.isolation.paths import DEVICES
 
 WORKER_TARGET: Final = "/run/farcall"
@@ -51,11 +53,16 @@ class BubblewrapRunner:
     **The end.** Kill the process with :func:`~farcall_endpoint.process_reaper.kill_trees`, which stops bubblewrap
     before it looks for what it has started. Killing only bubblewrap, in the milliseconds in which it sets up the
     container, leaves a container behind; it is in bubblewrap's process group, if that has one of its own.
+
+    :param is_root: whether the endpoint's user is root.
     """
 
-    type: Final = "bubblewrap"
-    worker_target: Final = WORKER_TARGET
-    passes_descriptors: Final = True
+    type = "bubblewrap"
+    worker_target = WORKER_TARGET
+    passes_descriptors = True
+
+    def __init__(self, *, is_root: bool = os.geteuid() == 0) -> None:
+        self._is_root = is_root
 
     def missing(self) -> str:
         """Why containers cannot be started on this node, after a try."""
@@ -79,7 +86,7 @@ class BubblewrapRunner:
         for device in _devices(start):
             words += ["--dev-bind-try", device, device]
         words += ["--proc", "/proc", "--tmpfs", _TEMPORARY]
-        for path in _readable(start):
+        for path in (*(KERNEL_SETTINGS if self._is_root else ()), *_readable(start)):
             words += ["--ro-bind-try", path, path]
         for mount in sorted(start.mounts, key=lambda each: Path(each.target).parts):
             words += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.target]

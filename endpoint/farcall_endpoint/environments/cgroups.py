@@ -1,7 +1,7 @@
 """cgroups of a node: the one owner of all groups that a manager makes. Version 1, version 2, or both.
 
-A manager's groups lie in ``farcall-PID-START`` below the cgroup that it runs in itself, if that is writable: as root, or
-in a subtree that a scheduler or systemd has delegated. After a kill -9 of a manager the next one on the node removes
+A manager's groups lie in ``farcall-PID-START`` below the cgroup that it runs in itself, if that is writable: as root,
+or in a subtree that a scheduler or systemd has delegated. After a kill -9 of a manager the next one on the node removes
 them. Where nothing is writable there are no groups, and nothing else changes.
 
 Writing to ``cgroup.procs`` takes the kernel up to 30 ms, now and then: join while nobody waits for the process.
@@ -58,7 +58,8 @@ class Group:
 
     def remove(self) -> bool:
         """Remove it; False while there are processes in it."""
-        return all([_remove(path) for path in self.paths])
+        removed = [_remove(path) for path in self.paths]
+        return all(removed)
 
 
 class Cgroups:
@@ -142,14 +143,14 @@ def hierarchies_of(lines: Iterable[str], mounts: Iterable[str]) -> list[Hierarch
         kind, _, options = after.split()[:3]
         if kind not in ("cgroup", "cgroup2"):
             continue
-        for controllers, path in own.items():
-            is_this = not controllers if kind == "cgroup2" else bool(set(controllers) & set(options.split(",")))
-            if not is_this or (kind == "cgroup" and not set(controllers) & set(_CONTROLLERS)):
+        for names, path in own.items():
+            is_this = not names if kind == "cgroup2" else bool(set(names) & set(options.split(",")))
+            if not is_this or (kind == "cgroup" and not set(names) & set(_CONTROLLERS)):
                 continue
             if path != root and not path.startswith(root.rstrip("/") + "/"):
                 continue  # outside of what is mounted here, as in some containers
             place = Path(target + path.removeprefix(root.rstrip("/"))) if path != root else Path(target)
-            found.setdefault(place, Hierarchy(place, controllers))
+            found.setdefault(place, Hierarchy(place, names))
     return list(found.values())
 
 

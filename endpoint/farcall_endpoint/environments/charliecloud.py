@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -31,9 +30,9 @@ class CharliecloudRunner:
     There is no process between the manager's child and the worker; it ends as any worker of the manager.
     """
 
-    type: Final = "charliecloud"
-    worker_target: Final = WORKER_TARGET
-    passes_descriptors: Final = True
+    type = "charliecloud"
+    worker_target = WORKER_TARGET
+    passes_descriptors = True
 
     def missing(self) -> str:
         """Why containers cannot be started on this node, after a try: of an image that is made of the node's system."""
@@ -49,15 +48,15 @@ class CharliecloudRunner:
 
     def command(self, start: Start) -> list[str]:
         """The command of a container; its first process becomes the program in it."""
-        mounts = [[mount.source, mount.target, mount.writable] for mount in start.mounts]
+        mounts = [("rw" if mount.writable else "ro", mount.source, mount.target) for mount in start.mounts]
         words = ["--private-tmp", "--unset-env=*", "--env-no-expand"]
         words += [f"--set-env={name}={value}" for name, value in start.variables.items()]
         words += [*start.options, f"--cd={start.directory}"]
         program = shutil.which("ch-run") or "ch-run"
         network = "network" if start.network else "none"
         return [
-            *(*ASSEMBLE, "charliecloud", start.image, json.dumps(mounts, separators=(",", ":")), network),
-            *(program, *words, start.image, "--", *start.command),
+            *(*ASSEMBLE, "charliecloud", start.image, network, *(word for mount in mounts for word in mount)),
+            *("--", program, *words, start.image, "--", *start.command),
         ]
 
     def stop(self, start: Start) -> list[str] | None:  # noqa: ARG002

@@ -29,11 +29,11 @@ class PrefixRunner:
     paths if the submitter may read it, and give the worker the same paths for Landlock.
     """
 
-    worker_target: Final = ""
-    passes_descriptors: Final = True
+    worker_target = ""
+    passes_descriptors = True
 
     def __init__(self, type_: Literal["venv", "conda"]) -> None:
-        self.type: Final = type_
+        self.type: str = type_
 
     def missing(self) -> str:
         """A prefix needs nothing of the node; whether it has a Python that works is found by asking that."""

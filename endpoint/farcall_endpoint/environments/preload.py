@@ -25,7 +25,7 @@ from farcall_endpoint.worker.fork_hazards import is_forbidden
 
 _logger = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){0,9}")
+_NAME: Final = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){0,9}", re.ASCII)
 _MOST_MODULES: Final = 2000
 _MOST_EXCLUDED: Final = 500
 _MOST_REASON: Final = 300
@@ -151,11 +151,11 @@ class PreloadStore:
         """The statistics of an environment; empty ones if none are known, or they cannot be read."""
         return self._of(key).statistics
 
-    def put(self, key: str, statistics: Statistics, *, now: float) -> None:
-        """Change them. They are written every few seconds at most; ``now`` is in monotonic seconds."""
+    def put(self, key: str, statistics: Statistics, *, now: float, at_once: bool = False) -> None:
+        """Change them. They are written ``at_once``, or every few seconds; ``now`` is in monotonic seconds."""
         kept = self._of(key)
         kept.statistics, kept.is_saved = statistics, False
-        if kept.saved_at is None or now >= kept.saved_at + _SAVE_PERIOD_S:
+        if at_once or kept.saved_at is None or now >= kept.saved_at + _SAVE_PERIOD_S:
             kept.saved_at = now
             self._save(key, kept)
 

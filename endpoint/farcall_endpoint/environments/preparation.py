@@ -37,7 +37,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import probe
 from farcall_endpoint.environments.bundle import Abi, make_bundle
-from farcall_endpoint.environments.runner import Runner, Start
+from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap
@@ -56,7 +56,7 @@ _STOP_LIMIT_S: Final = 30.0
 _LOCK_PERIOD_S: Final = 0.2
 _MOST_OUTPUT_BYTES: Final = 64 * 1024
 _MOST_LOG_BYTES: Final = 2**20
-_MOST_LINE_BYTES: Final = 2**20
+_EMPTY: Final = ".empty"
 
 _PASSING: Final = re.compile(
     r"no space left|quota exceeded|connection (refused|reset)|timed? ?out|unreachable|temporary failure|"
@@ -96,9 +96,10 @@ class Started(_Message, frozen=True):
 
 
 class Ended(_Message, frozen=True):
-    """The process of a container has ended: make sure of the container, too."""
+    """The process of a container has ended: make sure of the container, too, unless nothing can be left of it."""
 
     name: str
+    stops: bool = True
 
 
 class Progressed(_Message, frozen=True):
@@ -495,6 +496,7 @@ class Preparation:
             start = Start(
                 image,
                 probe.command(candidate),
+                mounts=self._mounts_of(environment, runner),
                 network=self._settings.network,
                 options=options_for(environment, self._settings),
                 name=f"farcall-probe-{uuid.uuid4().hex[:12]}",
@@ -513,6 +515,14 @@ class Preparation:
             outcomes.environment_without_python(environment.label, problem or "it has none in its search path")
         )
 
+    def _mounts_of(self, environment: Environment, runner: Runner) -> tuple[Mount, ...]:
+        """An empty directory in the place of the worker's code: so a probe starts as a worker does."""
+        if environment.type in (*PREFIXES, UV):
+            return ()
+        empty = self._cache.directory / _EMPTY
+        empty.mkdir(mode=0o755, exist_ok=True)
+        return (Mount(str(empty), runner.worker_target),)
+
     def _probe(
         self, environment: Environment, runner: Runner, start: Start, log: Path | None
     ) -> tuple[bytes, int | None]:
@@ -521,7 +531,8 @@ class Preparation:
         except (OSError, ValueError) as error:
             raise PreparationError(outcomes.technology_unsupported(environment.type, error)) from error
         if start.private_root and self._readable is not None and environment.type in CONFINED_OUTSIDE:
-            command = [*confinement_of([*self._readable, start.image], environment.type), *command]
+            needed = (start.image, *(mount.source for mount in start.mounts))
+            command = [*confinement_of([*self._readable, *needed], environment.type), *command]
         try:
             return self.commands.run(command, limit_s=_PROBE_LIMIT_S, log=log), 0
         except CommandError as error:
@@ -618,8 +629,10 @@ def main() -> None:
                     preparation.release(key)
                 case Started(name=name, stop=command):
                     stops[name] = command
-                case Ended(name=name):
+                case Ended(name=name, stops=True):
                     ends.submit(stop, stops.pop(name))
+                case Ended(name=name):
+                    del stops[name]
         preparations.shutdown(wait=False, cancel_futures=True)
         preparation.commands.close()
         for command in stops.values():

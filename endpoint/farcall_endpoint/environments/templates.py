@@ -15,6 +15,8 @@ import select
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -170,7 +172,7 @@ class Template:
         self.problem = ""
         #: The module that led to the problem; empty if none did.
         self.problem_module = ""
-        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private)))
+        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private), start_limit_s))
 
     @property
     def imports(self) -> TemplateImports:
@@ -241,6 +243,13 @@ class Template:
         if not self._forks:
             self._end("closed")
 
+    def kill_all(self) -> None:
+        """Kill the template; the kernel kills its children."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._end("killed")
+
     def kill(self, fork: ForkedProcess) -> None:
         """Kill a child with all its descendants."""
         if fork.pid and fork.code is None:
@@ -265,12 +274,11 @@ class Template:
         if self._is_over:
             return False
         try:
-            data, ancillary, _, _ = self._connection.recvmsg(MAX_PACKET, _ANCILLARY_BYTES)
+            data, ancillary, *_ = self._connection.recvmsg(MAX_PACKET, _ANCILLARY_BYTES)
         except BlockingIOError:
             return False
-        except OSError as error:
-            self._end(f"its connection broke: {error}")
-            return False
+        except ConnectionResetError:  # it ended before it had read all requests
+            data = b""
         if not data:
             self.problem_module = self._importing
             self._end(f"it ended in the import of {self._importing}" if self._importing else "it ended")
@@ -419,6 +427,35 @@ class Template:
             self._send(Reap(fork.number))
         if self._closing and not self._forks:
             self._end("closed")
+
+
+def start_template(
+    command: Sequence[str] = (), *, variables: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a template of this Python, without an environment; its process, and the connection to it.
+
+    :param command: what to write before the command: a program that starts another one with its descriptors.
+    :param variables: its environment variables: what all its children may see.
+    :raises OSError: if the machine lacks processes or descriptors.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        # -P: files in the working directory must not be imported as modules
+        program = [sys.executable, "-P", "-m", "farcall_endpoint.worker.template", str(theirs.fileno())]
+        try:
+            process = subprocess.Popen(
+                [*command, *program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                cwd="/",
+                env=dict(variables),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
 
 
 def _pid_of(ancillary: Sequence[tuple[int, int, bytes]]) -> int:

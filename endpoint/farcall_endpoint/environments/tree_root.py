@@ -3,10 +3,10 @@
 A program that runs before bubblewrap's or Charliecloud's, as the process that becomes it: what a tree contains is
 looked at where the container is started, in the view that its submitter has, and no slow file system delays the
 manager.
-Stands alone and imports little (``python -I -S tree_root.py``).
+Stands alone (``python -I -S tree_root.py``) and imports next to nothing: ``typing`` would take longer than all else.
 
     tree_root.py bubblewrap TREE bwrap ARGUMENTS
-    tree_root.py charliecloud TREE MOUNTS NETWORK ch-run ARGUMENTS
+    tree_root.py charliecloud TREE network|none {ro|rw SOURCE TARGET} -- ch-run ARGUMENTS
 
 A tree may be hostile. Nothing of it is followed as a link while the root is assembled: its links become links of the
 container. Where a mount needs a directory, and the tree has something else in that place, the mount wins.
@@ -17,8 +17,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import NoReturn
 
 DIRECTORY, FILE, LINK, OTHER = "directory", "file", "link", "other"
 MOST_ENTRIES = 2000
@@ -38,19 +41,11 @@ _LOCKED = {os.ST_NOEXEC: 8, os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_R
 """Flags that a mount keeps, by those of ``statvfs``: a user namespace may not drop them."""
 
 
-class Entry(NamedTuple):
-    """An entry of a directory: its kind, and of a link where it leads."""
-
-    kind: str
-    leads_to: str = ""
-
-
-class Step(NamedTuple):
-    """One step to the root: ``directory`` creates, ``bind`` shows a path of the tree, ``link`` creates a link."""
-
-    kind: str
-    path: str
-    leads_to: str = ""
+Entry = tuple[str, str]
+"""An entry of a directory: its kind, and of a link where it leads."""
+Step = tuple[str, str, str]
+"""A step to the root, its path, and where a link leads: ``directory`` creates one, ``bind`` shows a path of the tree,
+``link`` creates a link."""
 
 
 def layout(read: Callable[[str], Mapping[str, Entry]], targets: Mapping[str, str]) -> list[Step]:
@@ -67,7 +62,7 @@ def layout(read: Callable[[str], Mapping[str, Entry]], targets: Mapping[str, str
         if path == "/":
             return DIRECTORY
         above, name = os.path.split(path)
-        return entries(above).get(name, Entry("")).kind if kind(above) == DIRECTORY else ""
+        return entries(above).get(name, ("", ""))[0] if kind(above) == DIRECTORY else ""
 
     def entries(path: str) -> Mapping[str, Entry]:
         if path not in directories:
@@ -78,20 +73,20 @@ def layout(read: Callable[[str], Mapping[str, Entry]], targets: Mapping[str, str
         """The steps for a directory of the tree."""
         below = [target for target in targets if _is_below(target, path)]
         if all(kind(target) == targets[target] for target in below):
-            return [Step("bind", path)]
+            return [("bind", path, "")]
         if len(entries(path)) > MOST_ENTRIES:
             raise ValueError(f"{path} has more than {MOST_ENTRIES:,} entries")
-        steps = [] if path == "/" else [Step("directory", path)]
-        for name, entry in sorted(entries(path).items()):
+        steps = [] if path == "/" else [("directory", path, "")]
+        for name, (found, leads_to) in sorted(entries(path).items()):
             inner = os.path.join(path, name)  # noqa: PTH118 - pathlib would take longer to load than all this
             if inner in targets:
                 continue
             if any(_is_below(target, inner) for target in below):
-                steps += show(inner) if entry.kind == DIRECTORY else []
-            elif entry.kind == LINK:
-                steps.append(Step("link", inner, entry.leads_to))
-            elif entry.kind != OTHER:
-                steps.append(Step("bind", inner))
+                steps += show(inner) if found == DIRECTORY else []
+            elif found == LINK:
+                steps.append(("link", inner, leads_to))
+            elif found != OTHER:
+                steps.append(("bind", inner, ""))
         return steps
 
     return show("/")
@@ -116,13 +111,13 @@ def bubblewrap_targets(arguments: Sequence[str]) -> dict[str, str]:
 def bubblewrap_arguments(tree: str, steps: Iterable[Step]) -> list[str]:
     """Steps, in bubblewrap's words. Its root is an empty directory in memory."""
     words: list[str] = []
-    for step in steps:
-        if step.kind == "directory":
-            words += ["--dir", step.path]
-        elif step.kind == "link":
-            words += ["--symlink", step.leads_to, step.path]
+    for kind, path, leads_to in steps:
+        if kind == "directory":
+            words += ["--dir", path]
+        elif kind == "link":
+            words += ["--symlink", leads_to, path]
         else:
-            words += ["--ro-bind", tree.rstrip("/") + step.path, step.path]
+            words += ["--ro-bind", tree.rstrip("/") + path, path]
     return words
 
 
@@ -138,10 +133,10 @@ def read_directory(tree: str) -> Callable[[str], dict[str, Entry]]:
 
 def _entry(found: os.DirEntry[str]) -> Entry:
     if found.is_symlink():
-        return Entry(LINK, os.readlink(found.path))  # noqa: PTH115
+        return LINK, os.readlink(found.path)  # noqa: PTH115
     if found.is_dir(follow_symlinks=False):
-        return Entry(DIRECTORY)
-    return Entry(FILE if found.is_file(follow_symlinks=False) else OTHER)
+        return DIRECTORY, ""
+    return FILE if found.is_file(follow_symlinks=False) else OTHER, ""
 
 
 def _kind_of_source(source: str) -> str:
@@ -156,30 +151,33 @@ def _path(target: str) -> str:
 # -- Charliecloud: this process assembles the root, in a mount namespace of its own ------------------------------------
 
 
-def assemble(tree: str, mounts: Sequence[tuple[str, str, bool]], *, network: bool) -> list[str]:
+def assemble(tree: str, mounts: Iterable[tuple[str, str, str]], *, network: bool) -> list[str]:
     """Assemble a root in the place of the tree, for this process and its descendants.
 
-    :param mounts: sources, targets, and whether they are writable.
+    :param mounts: ``ro`` or ``rw``, source and target of each.
     :returns: arguments for ch-run, which mounts ``/tmp`` itself, and so what is below it.
     :raises OSError: if the kernel refuses, or a source does not exist.
     """
     system = _System()
     system.enter(network=network)  # first: what is opened before belongs to the namespace that was left
-    sources = {_path(target): (os.open(source, os.O_PATH), source, writable) for source, target, writable in mounts}
+    sources = {_path(target): (os.open(source, os.O_PATH), source, mode == "rw") for mode, source, target in mounts}
     targets = {target: _kind_of(descriptor) for target, (descriptor, _, _) in sources.items()}
     early = {target: kind for target, kind in targets.items() if not _is_below(target, _TEMPORARY)}
     root = os.open(tree, os.O_PATH | os.O_DIRECTORY)
     steps = layout(read_directory(tree), early | _OF_CHARLIECLOUD)
     tree = tree.rstrip("/")
-    system.mount("tmpfs", tree, "tmpfs", _NOSUID | _NODEV, "mode=755")
-    for step in steps:
-        if step.kind == "link":
-            os.symlink(step.leads_to, tree + step.path)  # noqa: PTH211
-        elif step.kind == "directory":
-            os.mkdir(tree + step.path, 0o755)  # noqa: PTH102
+    if steps == [("bind", "/", "")]:  # it has a place for everything, and stays where it is
+        steps = []
+    else:
+        system.mount("tmpfs", tree, "tmpfs", _NOSUID | _NODEV, "mode=755")
+    for step, path, leads_to in steps:
+        if step == "link":
+            os.symlink(leads_to, tree + path)  # noqa: PTH211
+        elif step == "directory":
+            os.mkdir(tree + path, 0o755)  # noqa: PTH102
         else:
-            source = os.open(step.path.lstrip("/") or ".", os.O_PATH | os.O_NOFOLLOW, dir_fd=root)
-            system.bind(source, tree + step.path, kind=_kind_of(source), writable=False)
+            source = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, dir_fd=root)
+            system.bind(source, tree + path, kind=_kind_of(source), writable=False)
             os.close(source)
     for target, kind in sorted((early | _OF_CHARLIECLOUD).items()):
         _make_place(tree + target, kind)
@@ -273,12 +271,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
             program, *own = rest
             rest = [program, *bubblewrap_arguments(tree, layout(read_directory(tree), bubblewrap_targets(own))), *own]
         else:
-            import json
-
-            mounts, network, *rest = rest
+            network, *rest = rest
+            end = rest.index("--")
+            words = assemble(tree, zip(*[iter(rest[:end])] * 3, strict=True), network=network == "network")
             os.environ.setdefault("USER", str(os.geteuid()))  # ch-run does not start without
-            words = assemble(tree, [tuple(each) for each in json.loads(mounts)], network=network == "network")
-            rest = [rest[0], *words, *rest[1:]]
+            rest = [rest[end + 1], *words, *rest[end + 2 :]]
         os.execvp(rest[0], rest)  # noqa: S606
     except (OSError, ValueError) as error:
         sys.exit(f"{technology}: {error}")

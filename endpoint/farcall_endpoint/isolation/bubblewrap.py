@@ -24,6 +24,9 @@ _NAMESPACES: Final = (
     "--die-with-parent",  # with its manager, and all processes of the namespace with it
 )
 
+KERNEL_SETTINGS: Final = ("/proc/sys", "/proc/fs")
+"""Root may write there without any capability, as the owner of the files: one of them names a program that the kernel
+runs. bubblewrap itself makes other such files read-only, not these."""
 _NESTED: Final = ("--cap-add", "CAP_SETFCAP")
 """Without it, root of a user namespace can make no further one (from Linux 5.12 on). The runner drops it."""
 
@@ -70,6 +73,8 @@ def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path,
         done[path] = kind
         command += [kind, path] if kind == "--tmpfs" else [kind, path, path]
     command += ["--dev", "/dev", "--proc", "/proc"]
+    for path in KERNEL_SETTINGS if os.geteuid() == 0 else ():
+        command += ["--ro-bind-try", path, path]
     for device in filter(os.path.exists, DEVICES):
         command += ["--dev-bind-try", device, device]
     return [*command, "--dir", str(directory), "--remount-ro", "/", "--chdir", str(directory), "--"]

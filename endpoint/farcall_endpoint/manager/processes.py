@@ -46,9 +46,8 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
                 trees[roots[ancestor]].append(pid)
     used: dict[int, int] = {}
     for worker, task in tasks.items():
-        names = {pid: pid for pid in trees[worker]}
-        if task.namespaced:
-            names = _names_in_namespace(trees[worker], worker=task.worker)
+        namespaced = task.namespaced and task.worker is None
+        names = _names_of(task.worker or worker, trees[worker], namespaced=namespaced)
         resident = {pid: processes[pid].resident_bytes for pid in names}
         for pid, size_bytes in resident.items():
             if size_bytes < task.held_bytes.get(names[pid], 0):
@@ -75,12 +74,20 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), default)
 
 
-def _names_in_namespace(pids: Iterable[int], *, worker: int | None) -> dict[int, int]:
-    """The ids that processes have in the process namespace of the worker. If that is not known: in the one below this
-    process's, without bubblewrap's own processes, which are outside of it and the first in it."""
-    depth = len(_ids_of(os.getpid())) if worker is None else len(_ids_of(worker)) - 1
-    found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth >= 0}
-    return {pid: name for pid, name in found.items() if worker is not None or name != 1}
+def _names_of(worker: int, pids: Collection[int], *, namespaced: bool) -> dict[int, int]:
+    """The ids that the processes of a worker have for itself: a fork of a template, which may be in a namespace below
+    this process's and below the template's, or a worker below a bubblewrap."""
+    here, depth = len(_ids_of(os.getpid())), len(_ids_of(worker))
+    if depth > here:
+        return {pid: ids[depth - 1] for pid in pids if len(ids := _ids_of(pid)) >= depth}
+    return _names_in_namespace(pids, here) if namespaced else {pid: pid for pid in pids}
+
+
+def _names_in_namespace(pids: Iterable[int], depth: int) -> dict[int, int]:
+    """The ids that processes have in the process namespace one below this process's; without bubblewrap's own, which
+    are outside of it and the first in it."""
+    found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth}
+    return {pid: name for pid, name in found.items() if name != 1}
 
 
 def _ids_of(pid: int) -> list[int]:

@@ -35,8 +35,17 @@ def main(descriptor: int, claims: int, *, find_packages: Callable[[], object] | 
     try:
         _serve(descriptor, claims, find_packages)
     finally:
-        children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
-        process_reaper.kill_trees(children)
+        if _has_children():  # to read all processes takes as long as to start a fork of a template
+            children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
+            process_reaper.kill_trees(children)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def boot(path: str, find_packages: Callable[[], object]) -> None:

@@ -17,6 +17,7 @@ the descriptor of a memory file (``memfd_create``) that holds it.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import socket
 import struct
 from collections.abc import Sequence
@@ -130,7 +131,8 @@ class Channel:
         self.socket = end
         self._claims = claims
         self._unclaimed = claims if unclaimed is None else unclaimed
-        self._buffer = bytearray(_MAX_PACKET_BYTES + _LENGTH.size + _MAX_HEADER_BYTES)
+        # Memory that takes no space before it is used: most packets fill one page of it.
+        self._buffer = mmap.mmap(-1, _MAX_PACKET_BYTES + _LENGTH.size + _MAX_HEADER_BYTES)
         self._view = memoryview(self._buffer)
 
     def fileno(self) -> int:

@@ -111,7 +111,7 @@ def _open_files(expected: Collection[int]) -> str:
 def _is_read_only_file(descriptor: int) -> bool:
     try:
         mode = os.fstat(descriptor).st_mode
-        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:  # noqa: PTH123
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as file:  # noqa: PTH123
             flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
         target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
     except OSError:

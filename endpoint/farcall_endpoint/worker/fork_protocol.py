@@ -26,12 +26,13 @@ class _Packet(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Preload(_Packet, frozen=True):
     """Import these, in this order. ``namespaces``: children in namespaces of their own will be wanted; ``places``: the
     only directories whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for
-    example where tasks write."""
+    example where tasks write. ``import_limit_s``: a longer import kills the template, also without a manager."""
 
     modules: tuple[str, ...] = ()
     namespaces: bool = False
     places: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
+    import_limit_s: float = 60.0
 
 
 class Importing(_Packet, frozen=True):

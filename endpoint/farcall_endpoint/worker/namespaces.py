@@ -171,14 +171,14 @@ def set_dumpable(dumpable: bool) -> None:
 
 def is_privileged() -> bool:
     """Whether this process may make namespaces without a user namespace."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
         effective = next((int(line.split()[1], 16) for line in file if line.startswith("CapEff:")), 0)
     return bool(effective >> _CAP_SYS_ADMIN & 1)
 
 
 def is_outermost() -> bool:
     """Whether this process is in the machine's own user namespace: its capabilities are those of the machine."""
-    with open("/proc/self/uid_map", encoding="ascii") as file:  # noqa: PTH123
+    with open("/proc/self/uid_map", encoding="utf-8") as file:  # noqa: PTH123
         return file.read().split() == ["0", "0", "4294967295"]
 
 
@@ -238,7 +238,7 @@ def _enter_user_namespace() -> None:
     uid, gid = os.geteuid(), os.getegid()
     _unshare(NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123
+        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(text)
 
 
@@ -256,8 +256,13 @@ def _stay_outside() -> None:
 
 
 def open_descriptors() -> set[int]:
-    """The descriptors of this process, and one that is closed by now."""
-    return set(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - in every fork: pathlib takes longer
+    """The descriptors of this process."""
+    listed = set(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - in every fork: pathlib takes longer
+    try:
+        os.fstat(max(listed))
+    except OSError:  # that of the listing itself, mostly the last one
+        return listed - {max(listed)}
+    return {descriptor for descriptor in listed if os.path.exists(f"/proc/self/fd/{descriptor}")}  # noqa: PTH110
 
 
 def keep_only(descriptors: Collection[int]) -> None:

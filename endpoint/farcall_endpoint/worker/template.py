@@ -22,7 +22,6 @@ import select
 import signal
 import socket
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -71,6 +70,8 @@ _SETTERS: Final = {
 }
 """By a part of a library's name: the variable that it has read, and the names of the function that changes it."""
 _RTLD_NOLOAD: Final = 4
+_SECONDS_MORE: Final = 5
+"""The manager, which can say why, comes first."""
 _OWN: Final = (
     *("farcall_endpoint.isolation.landlock", "farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
 )
@@ -127,14 +128,17 @@ class _Template:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self._descriptors = namespaces.open_descriptors()
-        for name in THREAD_VARIABLES:
-            os.environ[name] = "1"
+        variables = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+        os.environ.update(dict.fromkeys(variables, "1"))
         for module in _OWN:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
         try:
             if not self._import_all():
                 return 1
+            os.environ.update({name: value for name, value in variables.items() if value is not None})
+            for name in [name for name, value in variables.items() if value is None]:
+                del os.environ[name]
             self._setters = _thread_setters()
             self._kept = fork_hazards.kept_files(self._descriptors)
             gc.collect()
@@ -167,9 +171,12 @@ class _Template:
             self._send(Importing(module))
             started_at, size_bytes = time.monotonic(), _resident_bytes()
             try:
+                # Its default action ends this process, whatever the import does, and whether or not there is a manager.
+                signal.alarm(int(self._preload.import_limit_s) + _SECONDS_MORE)
                 problem = trusted.import_module(module)
             except BaseException as error:  # noqa: BLE001 - code of packages, which may also call sys.exit
                 problem = f"its import raised {type(error).__name__}: {error}"[:500]
+            signal.alarm(0)
             if not self._is_fit(module):
                 return False
             if problem:
@@ -389,7 +396,7 @@ class TrustedPlaces:
 
     def __init__(self, places: Collection[str], private: Collection[str]) -> None:
         prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}
-        own = {*prefixes, *sysconfig.get_paths().values(), *places}
+        own = {*prefixes, str(Path(os.__file__).parent), *places}
         self._places = [Path(each).resolve() for each in own]
         user_base = getattr(sys.modules.get("site"), "USER_BASE", None)  # in a home, also if that is in a prefix
         self._private = [Path(each).resolve() for each in (*private, *([user_base] if user_base else []))]
@@ -424,7 +431,7 @@ class TrustedPlaces:
 
 
 def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+    with open("/proc/self/statm", encoding="utf-8") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
@@ -432,7 +439,7 @@ def _children() -> set[int]:
     """The children of this process."""
     pid = os.getpid()
     try:
-        with open(f"/proc/self/task/{pid}/children", encoding="ascii") as file:  # noqa: PTH123
+        with open(f"/proc/self/task/{pid}/children", encoding="utf-8") as file:  # noqa: PTH123
             return set(map(int, file.read().split()))
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return process_reaper.children_of(pid, process_reaper.read_processes())
