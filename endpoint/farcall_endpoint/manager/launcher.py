@@ -274,8 +274,8 @@ class FreshProcessLauncher:
         outer, settings = self._environment, self._settings
         if submitter:
             outer, settings, prefix = self._of_submitter(submitter)
-        environment = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
-        environment |= settings.to_variables()
+        variables = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
+        variables |= settings.to_variables()
         # -P: files in the working directory must not be imported as modules
         command = [
             sys.executable,
@@ -292,7 +292,7 @@ class FreshProcessLauncher:
             stderr=output[1],
             pass_fds=(worker_end.fileno(), claims.fileno()),
             cwd=self._working_dir,
-            env=environment,
+            env=variables,
             start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
         )
         claims.close()
