@@ -62,7 +62,7 @@ def variables() -> dict[str, str]:
 
 def libraries() -> tuple[str, str, str, bool]:
     import msgspec
-    import only_here
+    import only_here  # type: ignore[import-not-found]
 
     from farcall_endpoint.worker.channel import Order
 

@@ -10,6 +10,7 @@ import pytest
 
 from farcall_endpoint.environments.preparation import Cache, CommandError, Commands
 from farcall_endpoint.process_reaper import read_process
+from tests.waiting import wait_until
 
 
 def make(cache: Cache, name: str, size_bytes: int, *, used_at: float = 0.0) -> None:
@@ -83,13 +84,14 @@ def test_a_command_that_takes_too_long_is_killed_as_a_whole(tmp_path: Path) -> N
     with pytest.raises(CommandError) as raised:
         Commands().run(["sh", "-c", f"setsid sleep 1000 & echo $! > {pid}; wait"], limit_s=2.0)
     assert raised.value.code is None
-    assert not pid.exists() or has_ended(pid)
+    if pid.exists():
+        wait_until(lambda: has_ended(pid))
 
 
 def test_what_a_command_leaves_behind_is_killed(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     Commands().run(["sh", "-c", f"setsid sleep 1000 >/dev/null 2>&1 & echo $! > {pid}"], limit_s=60.0)
-    assert has_ended(pid)
+    wait_until(lambda: has_ended(pid))
 
 
 def test_output_of_a_command_is_bounded_and_kept(tmp_path: Path) -> None:
