@@ -13,6 +13,7 @@ import pytest
 from farcall_common.environments import Environment
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.manager.events import EnvironmentReady
 from farcall_endpoint.manager.launcher import Confinement
@@ -62,7 +63,7 @@ def variables() -> dict[str, str]:
 
 def libraries() -> tuple[str, str, str, bool]:
     import msgspec
-    import only_here
+    import only_here  # type: ignore[import-not-found]
 
     from farcall_endpoint.worker.channel import Order
 
@@ -74,20 +75,20 @@ def libraries() -> tuple[str, str, str, bool]:
     )
 
 
-def descendants(node: Node) -> set[int]:
+def descendants() -> set[int]:
     """All processes that descend from this one."""
     return process_reaper.descendants({os.getpid()}, process_reaper.read_processes())
 
 
 def test_a_worker_in_a_tree(node: Node) -> None:
-    before = descendants(node)
+    before = descendants()
     worker = node.ready(tree())
     executable, directory, root = node.run(worker, place)
     assert executable == "/usr/bin/python3.11"
     assert directory == str(node.directory / "work")
     assert "root" not in os.listdir("/") or set(root) != set(os.listdir("/"))
     assert node.kill(worker) == "killed by SIGKILL"
-    wait_until(lambda: descendants(node) - before <= node.launcher.children)
+    wait_until(lambda: descendants() - before <= node.launcher.children)
 
 
 def test_variables_of_the_node_stay_out_of_an_image(tmp_path: Path) -> None:
@@ -171,10 +172,10 @@ def test_a_worker_that_dies_before_it_is_ready(node: Node, tmp_path: Path) -> No
 
 def test_a_container_that_is_killed_while_it_starts(node: Node) -> None:
     node.kill(node.ready(tree()))
-    before = descendants(node)
+    before = descendants()
     for _ in range(5):
         node.kill(node.launch(tree()))
-    wait_until(lambda: descendants(node) <= before)
+    wait_until(lambda: descendants() <= before)
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(node: Node) -> None:
@@ -186,11 +187,11 @@ def test_a_worker_that_ignores_sigterm_is_killed(node: Node) -> None:
             signal.signal(number, signal.SIG_IGN)
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
-    before = descendants(node)
+    before = descendants()
     worker = node.ready(tree())
     node.run(worker, ignore)
     assert node.kill(worker) == "killed by SIGKILL"
-    wait_until(lambda: descendants(node) - before <= node.launcher.children)
+    wait_until(lambda: descendants() - before <= node.launcher.children)
 
 
 def test_memory_is_measured_in_process_namespaces(node: Node) -> None:
@@ -264,7 +265,7 @@ def forkable(node: Node, environment: Environment) -> None:
 @pytest.mark.parametrize("type_", ["bubblewrap", "charliecloud"])
 def test_workers_are_forks_of_a_template_in_the_same_environment(tmp_path: Path, type_: str) -> None:
     environment = Environment(type=type_, location=str(images.image(images.DEBIAN)), preload=("decimal",))
-    before = set(process_reaper.descendants({os.getpid()}, process_reaper.read_processes()))
+    before = descendants()
 
     def loaded() -> tuple[bool, str, str]:
         import os
@@ -283,7 +284,7 @@ def test_workers_are_forks_of_a_template_in_the_same_environment(tmp_path: Path,
             assert node.run(fork, loaded) == (True, node.run(fresh, place)[0], str(number))
         assert node.kill(forks[0]) == "killed by SIGKILL"
         assert node.run(forks[1], loaded)[2] == "2"
-    wait_until(lambda: descendants(node) <= before)
+    wait_until(lambda: descendants() <= before)
 
 
 def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) -> None:
@@ -307,3 +308,27 @@ def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) ->
         worker = node.launch(environment)
         assert worker.container is not None
         assert node.packet(worker).pid
+
+
+@pytest.mark.parametrize("submitter", ["", SUBMITTER])
+def test_one_shot_workers_of_the_endpoints_own_python_are_forks(tmp_path: Path, submitter: str) -> None:
+    confined = not bubblewrap.missing()
+    confinement = Confinement((), [], landlock=not landlock.missing(), bubblewrap=True) if confined else None
+    before = descendants()
+
+    def places() -> tuple[str, str]:
+        import os
+
+        return os.getcwd(), os.environ["FARCALL_WORKER_ID"]
+
+    settings = EnvironmentSettings(tasks_per_worker=1)
+    with running_node(tmp_path, settings, confinement=confinement) as node:
+        first = node.ready(None, submitter=submitter)
+        directory = node.run(first, places, submitter=submitter)[0]
+        fork = first
+        while not isinstance(fork.process, ForkedProcess):  # until the template serves
+            node.kill(fork)
+            fork = node.ready(None, submitter=submitter)
+        assert node.run(fork, places, submitter=submitter) == (directory, str(len(node.workers) - 1))
+        assert node.kill(fork) == "killed by SIGKILL"
+    wait_until(lambda: descendants() <= before)

@@ -32,7 +32,7 @@ _PODMAN_HPC: Final = OciRunner("podman-hpc", python="PYTHON")
 _DOCKER: Final = OciRunner("docker", user="1001:100")
 _SHIFTER: Final = ShifterRunner()
 
-_COMMANDS: Final = {
+_COMMANDS: Final[dict[str, tuple[Runner, Start, str]]] = {
     "apptainer": (
         _APPTAINER,
         _START,
@@ -144,7 +144,8 @@ def test_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, start, expected = _COMMANDS[name]
     command = runner.command(start)
     if "-c" in command[:4]:
-        assert "PR_SET" not in command[4] and "execvp" in command[4]
+        assert "PR_SET" not in command[4]
+        assert "execvp" in command[4]
         command[4] = "ADOPT"
     assert command == shlex.split(expected)
 
@@ -189,7 +190,8 @@ def test_preparation(runner: Runner, location: str, image: str, programs: list[s
     assert (found.image, found.what) == (image, what)
     assert len(found.commands) == bool(programs)
     for command in found.commands:
-        assert command[:2] == ("sh", "-c") and set(programs) <= set(command[3:])
+        assert command[:2] == ("sh", "-c")
+        assert set(programs) <= set(command[3:])
         assert location.removeprefix("docker://") not in command[2], "what users wrote is no part of a script"
 
 

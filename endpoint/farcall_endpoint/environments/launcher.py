@@ -48,7 +48,7 @@ from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
-from farcall_endpoint.environments.templates import ForkedProcess, template_key
+from farcall_endpoint.environments.templates import ForkedProcess, start_template, template_key
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -266,6 +266,7 @@ class EnvironmentLauncher:
         self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS))
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
         self._templates: set[Container] = set()
+        self._own: dict[str, subprocess.Popen[bytes]] = {}
         self._ends: dict[str, int] = {}  # descriptors of the processes of templates, by name
 
     def fileno(self) -> int:
@@ -275,7 +276,7 @@ class EnvironmentLauncher:
     @property
     def children(self) -> set[int]:
         """Process ids of this process's children that are no workers."""
-        templates = {container.pid for container in self._templates}
+        templates = {process.pid for process in (*self._templates, *self._own.values())}
         return templates if self._process is None else {*templates, self._process.pid}
 
     def next_deadline(self) -> float:
@@ -532,6 +533,38 @@ class EnvironmentLauncher:
 
     # -- templates -----------------------------------------------------------------------------------------------------
 
+    def fork_own(self, key: str, boot: Boot, descriptors: Descriptors) -> ForkedProcess | None:
+        """A worker of the endpoint's own Python; None if it must be started afresh."""
+        return self._pool.fork(key, boot, descriptors)
+
+    def start_own_template(self, key: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start a template of the endpoint's own Python, if there should be one.
+
+        :param command: what to write before its command.
+        :param variables: as its workers have them.
+        """
+        modules = self._pool.wanted(key, "", None, now=time.monotonic())
+        if modules is None:
+            return
+        try:
+            process, connection = start_template(command, variables=variables)
+        except OSError as error:
+            self._pool.not_started(key, str(error), now=time.monotonic())
+            return
+        name = f"farcall-{uuid.uuid4().hex[:12]}"
+        self._own[name] = process
+        self._kill_if_manager_is_killed(name, process.pid)
+        self._pool.add(key, "", connection, modules, stop=lambda: self._end_own(name), now=time.monotonic())
+
+    def _end_own(self, name: str) -> None:
+        process = self._own.pop(name)
+        process_reaper.kill_trees({process.pid})
+        process.wait()
+        self._order(preparation.Ended(name, stops=False))
+
+    def _kill_if_manager_is_killed(self, name: str, group: int) -> None:
+        self._order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
+
     def _start_template(self, container: Container) -> None:
         """A worker has begun afresh: start a template for the next ones like it, if there should be one."""
         if container.origin is None:
@@ -548,8 +581,8 @@ class EnvironmentLauncher:
         self._starts.pop(template.name)
         template.modules, template.template_key, template.origin = modules, key, container.origin
         self._templates.add(template)
-        if not template.has_stop:  # kill its group, if this manager is killed
-            self._order(preparation.Started(template.name, ("kill", "-KILL", "--", f"-{template.pid}")))
+        if not template.has_stop:
+            self._kill_if_manager_is_killed(template.name, template.pid)
         end = os.pidfd_open(template.pid)
         self._ends[template.name] = end
         self._containers[end] = template
@@ -594,7 +627,7 @@ class EnvironmentLauncher:
         self.ended(template)
 
     def _serve_templates(self) -> list[TemplateChange]:
-        return self._pool.serve(now=time.monotonic())
+        return [change for change in self._pool.serve(now=time.monotonic()) if change.environment_key]
 
     def _start_of(
         self,

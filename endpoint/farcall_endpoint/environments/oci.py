@@ -31,7 +31,7 @@ _LOAD: Final = 'id=$("$1" pull --quiet "$2") && exec "$1" tag "$id" "$3"'
 
 # Podman 4 takes two tries for a container whose monitor was killed: the first finds out that it does not run.
 _REMOVE: Final = 'for _ in 1 2 3; do "$@" && exit; done; exit 1'
-# Docker's daemon may just be about to create what its client had asked for before that was killed. $1: program, $2: name.
+# Docker's daemon may be about to create what its client asked for before it was killed. $1: the program, $2: the name.
 _AWAIT: Final = r"""
 for _ in 1 2 3 4 5; do
     found=$("$1" ps --all --quiet --filter "name=^/$2\$") || exit
@@ -42,19 +42,17 @@ done
 
 # Podman's monitor of a container leaves its parent, and the container with it. As the adopter of orphans, the process
 # that runs Podman stays the ancestor of both: who kills it with its descendants, kills the container.
-_ADOPT: Final = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-)
+_ADOPT: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 class OciRunner:
     """Runs ``podman run``, ``podman-hpc run`` or ``docker run``.
 
     The location is a reference to an image; for both Podmans also the directory of a root file system, and for
-    ``podman`` ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:`` with a path. The root file system of the container is read-only, but for
-    ``/tmp``, ``/run`` and ``/var/tmp`` in memory. In it, the endpoint's user has their own id with Docker, and is root
-    without capabilities with the others: there, that is the endpoint's user on the node. Docker's containers are no
-    descendants of the process that starts them.
+    ``podman`` ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:`` with a path. The root file system of the
+    container is read-only, but for ``/tmp``, ``/run`` and ``/var/tmp`` in memory. In it, the endpoint's user has their
+    own id with Docker, and is root without capabilities with the others: there, that is the endpoint's user on the
+    node. Docker's containers are no descendants of the process that starts them.
 
     :param python: starts Podman so that its containers are descendants of the process.
     """
@@ -69,7 +67,7 @@ class OciRunner:
         python: str = sys.executable,
         user: str = f"{os.getuid()}:{os.getgid()}",
     ) -> None:
-        self.type = type
+        self.type: str = type
         self._podman = type != "docker"
         self._python = python
         self._user = "0:0" if self._podman else user
@@ -142,7 +140,7 @@ class OciRunner:
         return [*command, start.image, *start.command[1:]]
 
     def stop(self, start: Start) -> list[str] | None:
-        """As :meth:`.Runner.stop`; it may run before Docker's daemon has heard of the container: see :meth:`leftovers`."""
+        """As :meth:`.Runner.stop`; a busy Docker may create the container even later: see :meth:`leftovers`."""
         if not start.name:
             return None
         return self.remove([start.name]) if self._podman else ["sh", "-c", _AWAIT, "sh", self.type, start.name]

@@ -32,7 +32,7 @@ from farcall_endpoint.environments.preparation import (
 )
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.template_pool import TemplateChange
-from farcall_endpoint.environments.templates import ForkedProcess
+from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_image, for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
@@ -252,6 +252,8 @@ class FreshProcessLauncher:
         self._confinement = confinement
         self._private = private
         self._environments = environments
+        #: Only then forks save more than a template costs, without environments.
+        self._one_shot = environments.settings.fork and environments.settings.tasks_per_worker == 1
         default = environments.settings.default
         self._trusted = set() if default is None else {default.key}
         self._refusals: dict[str, ErrorRecord | None] = {}
@@ -274,8 +276,17 @@ class FreshProcessLauncher:
         outer, settings = self._environment, self._settings
         if submitter:
             outer, settings, prefix = self._of_submitter(submitter)
-        environment = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
-        environment |= settings.to_variables()
+        if self._one_shot:
+            settings = msgspec.structs.replace(settings, reports_imports=True)
+        variables = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
+        variables |= settings.to_variables()
+        key = template_key(f"own-{submitter}", variables)
+        if self._one_shot:
+            boot = Boot(variables, str(self._working_dir.resolve()))
+            descriptors = Descriptors(worker_end.fileno(), claims.fileno(), *output)
+            if (fork := self._environments.fork_own(key, boot, descriptors)) is not None:
+                claims.close()
+                return WorkerProcess(fork, channel, worker_end, fork.pidfd, output, namespaced=True)
         # -P: files in the working directory must not be imported as modules
         command = [
             sys.executable,
@@ -292,10 +303,12 @@ class FreshProcessLauncher:
             stderr=output[1],
             pass_fds=(worker_end.fileno(), claims.fileno()),
             cwd=self._working_dir,
-            env=environment,
+            env=variables,
             start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
         )
         claims.close()
+        if self._one_shot:
+            self._environments.start_own_template(key, prefix, variables)
         return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output, namespaced=bool(prefix))
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:

@@ -8,15 +8,24 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shim import fail, record, root_of, run
+from tests.support.shims.shim import fail, record, root_of, run
 
 _EXEC = [
     *("bind=", "cleanenv", "contain", "containall", "env=", "fakeroot", "home=", "hostname=", "ipc", "keep-privs"),
     *("net", "network=", "no-home", "no-init", "no-mount=", "no-privs", "nv", "overlay=", "pid", "pwd=", "rocm"),
     *("scratch=", "security=", "userns", "uts", "vm", "workdir=", "writable", "writable-tmpfs"),
 ]
-_BUILD = ["disable-cache", "docker-login", "fakeroot", "fix-perms", "force", "json", "library=", "no-cleanup", "nohttps"]
+_BUILD = [
+    "disable-cache",
+    "docker-login",
+    "fakeroot",
+    "fix-perms",
+    "force",
+    "json",
+    "library=",
+    "no-cleanup",
+    "nohttps",
+]
 _NO_MOUNT = ("proc", "sys", "dev", "devpts", "home", "tmp", "hostfs", "cwd", "bind-paths")
 
 
@@ -45,13 +54,16 @@ def _parsed(command: str, arguments: list[str], short: str, long: list[str]) -> 
 
 def _exec(options: list[tuple[str, str]], rest: list[str]) -> None:
     if len(rest) < 2:
-        fail('Error for command "exec": requires at least 2 arg(s), only received %d' % len(rest), 1)
+        fail(f'Error for command "exec": requires at least 2 arg(s), only received {len(rest)}', 1)
     found, mounts = dict(options), []
     for option, value in options:
         if option in ("--bind", "-B"):
             source, target, *flags = value.split(":")
             if not Path(source).exists():
-                fail(f"FATAL:   container creation failed: mount {source}->{target} error: no such file or directory", 255)
+                fail(
+                    f"FATAL:   container creation failed: mount {source}->{target} error: no such file or directory",
+                    255,
+                )
             mounts.append((source, target, flags != ["ro"]))
         elif option == "--no-mount" and (unknown := [each for each in value.split(",") if each not in _NO_MOUNT]):
             print(f"WARNING: Ignoring unknown mount type '{unknown[0]}'", file=sys.stderr)
@@ -60,7 +72,9 @@ def _exec(options: list[tuple[str, str]], rest: list[str]) -> None:
     image = Path(rest[0])
     if not image.exists():
         path = rest[0]
-        words = f"could not open image {path}: failed to retrieve path for {path}: lstat {path}: no such file or directory"
+        words = (
+            f"could not open image {path}: failed to retrieve path for {path}: lstat {path}: no such file or directory"
+        )
         fail(f"FATAL:   {words}", 255)
     root = image if image.is_dir() else Path(image.read_text())
     given = {
@@ -92,7 +106,7 @@ def _build(options: list[tuple[str, str]], rest: list[str]) -> None:
         words = f"conveyor failed to get: reading manifest in {reference}: manifest unknown: manifest unknown"
         fail(f"FATAL:   While performing build: {words}", 255)
     if any(option in ("--sandbox", "-s") for option, _ in options):
-        os.symlink(root, target)
+        Path(target).symlink_to(root)
     else:
         Path(target).write_text(str(root))
     print("INFO:    Build complete: " + target, file=sys.stderr)
