@@ -44,6 +44,7 @@ from farcall_endpoint.config import (
     write_config,
 )
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
+from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
@@ -225,6 +226,27 @@ def status(
 
 
 @app.command()
+def prewarm(
+    context: typer.Context,
+    name: Name,
+    environment: Annotated[
+        str, typer.Argument(help="Its name or key, as `status` or a task named it; or TYPE:LOCATION.")
+    ],
+    count: Annotated[int, typer.Option(min=0, help="Workers to keep warm, on all nodes together; 0 ends it.")] = 1,
+    node: Annotated[str, typer.Option(help="Only on the node with this host name.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until they are warm.")] = 600.0,
+) -> None:
+    """Keep workers of an environment warm, spread over the nodes, until further notice. Waits until they are."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        found = daemon.find_environment(directory, environment)
+        request = PrewarmRequest(environment=found, count=count, node=node, requested_at=time.time())
+        outcome = daemon.prewarm(directory, request, timeout_s=timeout, echo=lambda text: _err.print(escape(text)))
+        _out.print(f"[bold]{escape(found.label)}[/]: {escape(outcome)}", soft_wrap=True)
+
+
+@app.command()
 def diagnose(
     context: typer.Context,
     name: Name = "default",
@@ -232,14 +254,24 @@ def diagnose(
         Path | None, typer.Option("--output", "-o", help="A new .tar.gz file, or a new directory for single files.")
     ] = None,
     network: Annotated[bool, typer.Option(help="Check the connections to the API and the forwarder.")] = True,
+    environments: Annotated[
+        bool, typer.Option(help="Try what tasks can run in: each container technology, namespaces, uv.")
+    ] = True,
 ) -> None:
-    """Collect data for a bug report, without secrets: versions, configuration, logs, machine, spool, network."""
+    """Collect data for a bug report, without secrets: versions, configuration, logs, machine, spool, network, container
+    technologies."""
     from farcall_endpoint.diagnose import gather  # here, because an HTTP client would slow every other command down
 
     with _errors():
         directory = _directory(context, name)
         directory.require()
-        report = gather(directory, home=_options(context).home, environ=os.environ, with_network=network)
+        report = gather(
+            directory,
+            home=_options(context).home,
+            environ=os.environ,
+            with_network=network,
+            with_environments=environments,
+        )
         path = output or Path(f"farcall-diagnose-{name}-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")
         marks = {True: "[green]good[/]", False: "[red]BAD[/] ", None: "  - "}
         for finding in report.findings:

@@ -16,6 +16,7 @@
         logs/               logs of the managers, and output of crashed processes
         daemon.pid          the running agent; locked for as long as it lives
         status.json         its last status
+        prewarm.json        environments of which the owner wants workers warm
         events-*.jsonl      its last events, for bug reports
         tasks_working_dir/  where tasks run
 
@@ -38,15 +39,17 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import psutil
 
 from farcall_common.credentials import Credentials, from_environment, read_settings
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
 from farcall_common.files import write_whole
+from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _START_TOLERANCE_S: Final = 2.0
+_prewarms: Final = msgspec.json.Decoder(tuple[PrewarmRequest, ...])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,6 +312,23 @@ class EndpointDirectory:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             _overwrite(path, text)
+
+    def read_prewarms(self) -> Sequence[PrewarmRequest]:
+        """What the owner wants warm; nothing if the file is missing or cannot be read."""
+        try:
+            return _prewarms.decode((self.path / "prewarm.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return ()
+
+    def write_prewarms(self, requests: Sequence[PrewarmRequest]) -> None:
+        """Replace what the owner wants warm.
+
+        :raises ConfigurationError: if that is not possible.
+        """
+        try:
+            write_whole(self.path / "prewarm.json", msgspec.json.encode(requests), mode=0o600)
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be written to: {error.strerror}.") from error
 
     def events_file(self, name: str) -> Path:
         """The agent's event log of this name: ``tasks`` or ``connection``."""

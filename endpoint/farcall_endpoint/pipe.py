@@ -88,6 +88,7 @@ class Pipe:
         """The next message; None if the other end is closed. Large frames are views of shared memory.
 
         :raises BlockingIOError: if there is none now.
+        :raises ValueError: for a packet that is none.
         """
         frames = self.receive_shared()
         if frames is None:
@@ -102,7 +103,11 @@ class Pipe:
             return None
         if size == 0:
             return None
-        return _unpack(self._buffer[:size], descriptors_of(received))
+        memories = descriptors_of(received)
+        try:
+            return _unpack(self._buffer[:size], memories)
+        except (struct.error, IndexError) as error:
+            raise ValueError(f"a packet is malformed: {error}") from error
 
     def close(self, *, linger_s: float = 0.0) -> None:
         """Close the socket, after waiting messages were sent or ``linger_s`` has passed."""

@@ -20,8 +20,8 @@ class PrefetchPolicy:
     """
 
     def __init__(self, *, horizon_s: float, limit: int, unseen: int = 0) -> None:
-        self._horizon_s = horizon_s
-        self._limit = limit
+        self.horizon_s = horizon_s
+        self.limit = limit
         self._unseen = min(unseen, limit)
         self._mean_s: float | None = None
 
@@ -41,4 +41,4 @@ class PrefetchPolicy:
         """Tasks to keep ready behind each running one."""
         if self._mean_s is None:
             return self._unseen
-        return min(self._limit, int(self._horizon_s / self._mean_s))
+        return min(self.limit, int(self.horizon_s / self._mean_s))

@@ -114,6 +114,19 @@ class Prewarm(_Message, frozen=True):
     count: int
 
 
+class PrewarmRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """In a file of the endpoint, for its agent: so many workers of an environment are to be warm, busy ones counted.
+
+    :param node: the host name of the only node for them; empty: they are spread over all.
+    :param requested_at: epoch second.
+    """
+
+    environment: Environment
+    count: int
+    node: str = ""
+    requested_at: float = 0.0
+
+
 class Ping(_Message, frozen=True):
     """Heartbeat of the agent. A manager without messages for too long stops."""
 
@@ -282,10 +295,24 @@ def decode_from_agent(frames: Sequence[Frame]) -> tuple[FromAgent, list[Frame]]:
 def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Bytes]]:
     """Read a message of a manager: header and bodies.
 
-    :raises msgspec.DecodeError: if it is none.
+    :raises ValueError: if it is none (msgspec.DecodeError is one), or names bodies that it does not have.
     """
-    bodies = [bytes_of(body) for body in _bodies(frames)]
-    return _from_manager.decode(memoryview(frames[0])[_NUMBER_BYTES:]), bodies
+    try:
+        bodies = [bytes_of(body) for body in _bodies(frames)]
+        message = _from_manager.decode(memoryview(frames[0])[_NUMBER_BYTES:])
+    except (IndexError, TypeError) as error:
+        raise ValueError(f"frames are missing: {error}") from error
+    if type(message) is Progress and message.finished:
+        _check_bodies(message.finished, len(bodies))
+    return message, bodies
+
+
+def _check_bodies(finished: Sequence[Finished], count: int) -> None:
+    for each in finished:
+        if each.result is not None and not 0 <= each.result < count:
+            raise ValueError(f"there is no body {each.result}")
+        if each.output is not None and not 0 <= each.output < count:
+            raise ValueError(f"there is no body {each.output}")
 
 
 def number_of(frames: Sequence[Frame]) -> int:

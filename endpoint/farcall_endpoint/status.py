@@ -23,7 +23,7 @@ from farcall_common.exit_codes import FAILED, UNHEALTHY
 from farcall_endpoint.daemon import State
 
 _OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "started_at", "reported_at", "note")
-_HIDDEN: Final = ("connected", "connection_problem", "problem", "blocked", "at")
+_HIDDEN: Final = ("connected", "connection_problem", "problem", "blocked", "known_environments", "at")
 _AGES: Final = ("up_s", "reported_at")
 """Facts that change with the time alone."""
 _NOT_WRITTEN: Final = ("up_s",)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
 from farcall_endpoint.agent.tasks import Kept, Task
 
@@ -62,6 +63,14 @@ class CancelTasks(Action, frozen=True):
 
     manager_id: str
     task_ids: Sequence[str]
+
+
+class Prewarm(Action, frozen=True):
+    """Let a manager keep so many workers of an environment warm."""
+
+    manager_id: str
+    environment: Environment
+    count: int
 
 
 # -- to the log --------------------------------------------------------------------------------------------------------

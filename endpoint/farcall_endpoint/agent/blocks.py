@@ -9,13 +9,16 @@ fails too, the next pause is twice as long.
 A scaling policy is a pure class that turns numbers into a decision. In the paper's words (HPDC 2020, section 4.4): a
 monitor says how many workers are busy and how many tasks wait, and a strategy turns that into a number of blocks, as
 aggressively as its ``parallelism`` says.
+
+Where a block is a pod, it runs one image: that of the tasks of one environment, or the endpoint's own. Each image then
+has its own demand and its own blocks, within the limits of all together.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from farcall_common.backoff import Backoff
@@ -24,28 +27,36 @@ from farcall_common.backoff import Backoff
 @dataclasses.dataclass(frozen=True)
 class BlockLoad:
     """A block as a policy sees it. ``slots``: 0 while none of its managers is there. ``idle_s``: seconds without a
-    task; None while it has one, or has no manager yet."""
+    task; None while it has one, or has no manager yet. ``image``: the key of its environment, or empty for its own.
+    ``age_s``: since its last manager came; None before the first."""
 
     block_id: str
     slots: int
     idle_s: float | None = None
+    image: str = ""
+    age_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """Input of a policy. ``tasks``: that wait or run. ``slots_per_block``: to expect of a block without managers."""
+    """Input of a policy. ``tasks``: that wait or run. ``slots_per_block``: to expect of a block without managers.
+    ``images``: the tasks of each image, by its key; None where a block runs all tasks."""
 
     tasks: int
     slots_per_block: int
     blocks: Sequence[BlockLoad] = ()
+    images: Mapping[str, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """The decision of a policy: so many blocks more, and these released."""
+    """The decision of a policy: so many blocks more, and these released. ``images``: those of the new ones, where
+    blocks have images. ``drain``: these get no new tasks, and can be released when they have none."""
 
     more: int = 0
     release: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    drain: tuple[str, ...] = ()
 
 
 class ScalingPolicy(Protocol):
@@ -73,6 +84,8 @@ class SimpleScaling:
     def scale(self, monitor: Monitor) -> Scaling:
         """As :meth:`ScalingPolicy.scale`. A block that has a task, or is still starting, is never released; one that is
         idle for long though tasks wait is useless to them: they need more time than it has left."""
+        if monitor.images is not None:
+            return self._scale_images(monitor, monitor.images)
         have = len(monitor.blocks)
         slots = sum(block.slots or monitor.slots_per_block for block in monitor.blocks)
         missing = monitor.tasks * self._parallelism - slots
@@ -84,7 +97,54 @@ class SimpleScaling:
         idle.sort(key=lambda block: -(block.idle_s or 0.0))
         return Scaling(release=tuple(block.block_id for block in idle[: max(0, have - self._min_blocks)]))
 
+    def _scale_images(self, monitor: Monitor, tasks: Mapping[str, int]) -> Scaling:
+        """Each image by its own tasks. New blocks go to the image with the fewest of them; when there are as many as
+        may be, one that is idle, or else one of the image with the most, makes room for an image that has too few."""
+        by_image: dict[str, list[BlockLoad]] = {image: [] for image in ("", *tasks)}
+        for block in monitor.blocks:
+            by_image.setdefault(block.image, []).append(block)
+        missing = {image: self._missing(tasks.get(image, 0), blocks, monitor) for image, blocks in by_image.items()}
+        total, new = len(monitor.blocks), list[str]()
+        have = {image: len(blocks) for image, blocks in by_image.items()}
+        missing[""] = max(missing[""], self._min_blocks - total - sum(missing.values()) + missing[""])
+        while total + len(new) < self._max_blocks and (lacking := [each for each in missing if missing[each] > 0]):
+            image = min(lacking, key=lambda each: have[each])
+            new.append(image)
+            have[image] += 1
+            missing[image] -= 1
+        if new:
+            return Scaling(more=len(new), images=tuple(new))
+        lacking = [image for image, count in missing.items() if count > 0]
+        idle = sorted(
+            (block for block in monitor.blocks if block.idle_s is not None and not tasks.get(block.image)),
+            key=lambda block: -(block.idle_s or 0.0),
+        )
+        if not lacking:
+            long = [block for block in idle if (block.idle_s or 0.0) >= self._idle_release_s]
+            return Scaling(release=tuple(block.block_id for block in long[: max(0, total - self._min_blocks)]))
+        if idle:
+            return Scaling(release=tuple(block.block_id for block in idle[: len(lacking)]))
+        return self._drain_one(by_image, min(lacking, key=lambda each: have[each]))
 
+    def _missing(self, tasks: int, blocks: Sequence[BlockLoad], monitor: Monitor) -> int:
+        """How many blocks an image with so many tasks lacks."""
+        slots = sum(block.slots or monitor.slots_per_block for block in blocks)
+        return max(0, math.ceil((tasks * self._parallelism - slots) / max(1, monitor.slots_per_block)))
+
+    def _drain_one(self, by_image: Mapping[str, Sequence[BlockLoad]], lacking: str) -> Scaling:
+        """One block of the image that has the most gets no new tasks, and is released when it has none; not before it
+        has worked for a while, so that two images do not take it from each other all the time."""
+        most = max(by_image.values(), key=len)
+        old = [block for block in most if block.age_s is not None and block.age_s >= _DRAIN_AFTER_S]
+        if not old or (by_image[lacking] and len(most) < len(by_image[lacking]) + 2):
+            return Scaling()
+        block = min(old, key=lambda each: (each.idle_s is None, each.block_id))
+        is_free = block.idle_s is not None
+        return Scaling(release=(block.block_id,) if is_free else (), drain=() if is_free else (block.block_id,))
+
+
+_DRAIN_AFTER_S: Final = 60.0
+"""A block works for so long before it makes room for one of another image."""
 _HASTY_S: Final = 1.0
 """A block whose managers last no longer than this is not replaced at once."""
 _MAX_BACKOFF_S: Final = 30.0
@@ -94,10 +154,13 @@ _MAX_PAUSE_S: Final = 1800.0
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """Block ids to start, and blocks to release."""
+    """Block ids to start, and blocks to release. ``images``: the keys of those that start with another image than the
+    endpoint's own. ``drain``: see :class:`Scaling`."""
 
     start: tuple[str, ...] = ()
     release: tuple[str, ...] = ()
+    images: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    drain: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -108,6 +171,7 @@ class _Block:
     working: bool = False
     failed: bool = False
     idle_since: float | None = None
+    image: str = ""
 
 
 class Blocks:
@@ -197,11 +261,14 @@ class Blocks:
         what = "could not start workers" if block.failed else "ended before they brought a manager"
         self._refusal = f"{failures} blocks in a row {what}; the last one: {reason}"
 
-    def decide(self, *, tasks: int, busy: Collection[str], now: float) -> Orders:
+    def decide(
+        self, *, tasks: int, busy: Collection[str], now: float, images: Mapping[str, int] | None = None
+    ) -> Orders:
         """What to do now.
 
         :param tasks: that wait or run.
         :param busy: blocks that have a task.
+        :param images: the tasks of each image, where a block runs one.
         """
         for block_id, block in self._blocks.items():
             if block_id in busy:
@@ -214,10 +281,12 @@ class Blocks:
                 block_id,
                 sum(block.slots.values()),
                 None if block.idle_since is None or not block.slots else now - block.idle_since,
+                block.image,
+                None if block.joined_at is None else now - block.joined_at,
             )
             for block_id, block in standing.items()
         ]
-        scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads))
+        scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads, images))
         started: tuple[str, ...] = ()
         if now >= self._not_before:
             self._refusal = ""
@@ -225,8 +294,11 @@ class Blocks:
             more = min(more, 1) if self._backoff.failures else more  # one to try
             started = tuple(self._new_block_id() for _ in range(more))
             self._first_blocks = 0
+        of_block = dict(zip(started, scaling.images, strict=False))
         for block_id in started:
-            self._blocks[block_id] = _Block()
+            self._blocks[block_id] = _Block(image=of_block.get(block_id, ""))
         for block_id in scaling.release:
             self._blocks[block_id].released = True
-        return Orders(started, scaling.release)
+        return Orders(
+            started, scaling.release, {each: image for each, image in of_block.items() if image}, scaling.drain
+        )

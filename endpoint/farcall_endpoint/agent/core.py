@@ -6,11 +6,13 @@ seconds.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.wire import (
@@ -27,10 +29,13 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
+from farcall_endpoint.agent.environments import EnvironmentsSeen, image_of, report_environments, waiting_reasons
 from farcall_endpoint.agent.events import Event
+from farcall_endpoint.agent.managers import Managers, TaskQueue
+from farcall_endpoint.agent.prewarm import Change, Prewarming
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry, with_retries
-from farcall_endpoint.agent.scheduling import Lifetime, Managers, SchedulingPolicy, TaskQueue
+from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import (
     Demand,
@@ -58,6 +63,8 @@ _SHARED_LOSSES: Final = 5
 """Managers with which a task may be lost, together with tasks of others, before that counts: it may be the cause."""
 
 
+_LOOK_AGAIN_S: Final = 0.1
+"""While tasks of an environment wait, the policy is asked so often: time alone may change what is best."""
 _MOST_ASIDE: Final = 1000
 """So many tasks that wait for a retry do not count as held, so that the workers get others meanwhile."""
 
@@ -81,6 +88,7 @@ class _Turn:
     # to managers
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    prewarms: list[Change] = dataclasses.field(default_factory=list)
     # to the blob store
     fetches: list[Task] = dataclasses.field(default_factory=list)
     uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
@@ -119,6 +127,7 @@ class _Turn:
     def other_actions(self) -> list[Action]:
         """The actions that wait for the spool."""
         actions: list[Action] = [do.RunTasks(manager_id, tuple(tasks)) for manager_id, tasks in self.orders.items()]
+        actions += [do.Prewarm(each.manager_id, each.environment, each.count) for each in self.prewarms]
         if self.fetches:
             actions.append(do.FetchPayloads(tuple(self.fetches)))
         if self.uploads:
@@ -154,6 +163,9 @@ class AgentCore:
     :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
     :param signatures: which functions have a signature that counts; None: functions need none.
     :param seal: returns the result of a task as it leaves the endpoint.
+    :param image_check: where a block runs the image of one environment: why a task may not have its own, empty if it
+        may. None where blocks run all tasks.
+    :param default_environment: of tasks that name none; the managers know it, too.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
     """
 
@@ -175,6 +187,8 @@ class AgentCore:
         allowed_functions: Collection[str] | None = None,
         signatures: SignatureCheck | None = None,
         seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
+        image_check: Callable[[TaskSpec], str] | None = None,
+        default_environment: Environment | None = None,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._seal = seal
@@ -198,6 +212,14 @@ class AgentCore:
         self._queue = TaskQueue(self.weights)
         self._functions: set[str] = set()
         self._managers = Managers()
+        self._environments = EnvironmentsSeen(
+            horizon_s=prefetch.horizon_s, limit=prefetch.limit, default=default_environment
+        )
+        self._image_check = image_check
+        self._prewarming = Prewarming()
+        self._look_again_at: float | None = None
+        #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
+        self._has_changed = True
         self._held_results = 0
         #: Results since the start, of any state.
         self.finished_tasks = 0
@@ -236,7 +258,7 @@ class AgentCore:
         if self._space.retry_at is not None:
             return self._space.retry_at
         parts = (self._transitions, self._uploads, self._retries)
-        deadlines = (part.next_deadline() for part in parts)
+        deadlines = (self._look_again_at, *(part.next_deadline() for part in parts))
         return min((at for at in deadlines if at is not None), default=None)
 
     @property
@@ -263,22 +285,57 @@ class AgentCore:
 
     def demand(self) -> Demand:
         """Unfinished tasks, and the managers that have some."""
-        return Demand(len(self._tasks) - self._held_results, self._managers.busy)
+        unfinished = len(self._tasks) - self._held_results
+        if self._image_check is None:
+            return Demand(unfinished, self._managers.busy)
+        images = collections.Counter(
+            task.environment_key
+            for task in self._tasks.values()
+            if task.result is None and task.environment_key and self.image_of(task.environment_key)
+        )
+        images[""] = unfinished - images.total()
+        return Demand(unfinished, self._managers.busy, images)
+
+    def image_of(self, key: str) -> str:
+        """The image of an environment's pods; empty if it has none."""
+        environment = self._environments.get(key)
+        return "" if environment is None else image_of(environment)
 
     def report(self) -> EndpointReport:
         """The numbers for a heartbeat."""
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = len(self._tasks) - self._held_results
+        environments = self.environments() if self._managers.has_environments else []
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
             idle_workers=self._managers.idle_workers,
             pending_tasks=max(0, unfinished - self._managers.outstanding),
             outstanding_tasks=unfinished,
-            detail={"problem": problem} if problem else {},
+            detail={
+                **({"problem": problem} if problem else {}),
+                **({"environments": environments} if environments else {}),
+            },
         )
 
+    def environments(self) -> list[dict[str, Any]]:
+        """The environments of the nodes, the interesting ones first."""
+        return report_environments(self._managers.members.values())
+
+    def known_environments(self) -> list[Environment]:
+        """Those of tasks that came lately, the latest first, behind the default."""
+        return self._environments.known()
+
+    def prewarmed(self) -> list[dict[str, object]]:
+        """What the owner wants warm, and how far that is."""
+        return self._prewarming.describe(self._managers)
+
+    def waiting_reasons(self, now: float) -> list[dict[str, object]]:
+        """Why tasks of environments wait."""
+        return list(waiting_reasons(self._queue, self._managers, self._environments, now=now))
+
     def _apply(self, event: Event, now: float) -> None:
+        self._has_changed = self._has_changed or not isinstance(event, ev.SpoolWritten)
         match event:
             case ev.ManagerProgress():
                 self._on_progress(event, now)
@@ -309,7 +366,21 @@ class AgentCore:
             case ev.ManagerRegistered():
                 ends_at = event.ends_at
                 lifetime = None if ends_at is None else Lifetime(ends_at, self._drain_s, self._max_walltime_s)
-                self._managers.add(event.manager_id, slots=event.slots, lifetime=lifetime)
+                self._managers.add(
+                    event.manager_id,
+                    slots=event.slots,
+                    lifetime=lifetime,
+                    node=event.node,
+                    types=event.types,
+                    image=event.image,
+                )
+                self._prewarming.managers_changed()
+            case ev.ManagersDraining(manager_ids=manager_ids):
+                self._managers.drain(manager_ids)
+            case ev.PrewarmRequested(requests=requests):
+                for each in requests:
+                    self._environments.add(each.environment, each.environment.key)
+                self._prewarming.request(requests)
             case ev.ManagerLost():
                 self._on_manager_lost(event, now)
             case ev.SessionOpened(forget=refs):
@@ -335,6 +406,7 @@ class AgentCore:
             self._dispatch(now)
             self._give_credit()
         turn = self._turn
+        turn.prewarms += self._prewarming.changes(self._managers)
         turn.transitions += self._transitions.due(now=now, connected=self._is_connected)
         for task in self._uploads.due(now=now):
             if self._is_connected and task.result is not None and task.result.needs_upload:
@@ -370,6 +442,7 @@ class AgentCore:
                 self._held_results -= 1  # recorded and delivered again before the spool forgot it
                 self._turn.forgotten.append(former.seq)
             self._tasks[task.task_id] = task
+            self._note_environment(task)
             if task.result is not None:
                 self._held_results += 1
             elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec, now)):
@@ -452,6 +525,8 @@ class AgentCore:
                 continue  # recorded meanwhile
             self._held_results -= task.result is not None
             task.stage = Stage.FORGOTTEN
+            if task.environment_key:
+                self._queue.left(task)
         turn.accepted.clear()
         turn.finished = [task for task in turn.finished if task.seq not in unwritten]
         turn.fetches = [task for task in turn.fetches if task.seq not in unwritten]
@@ -480,6 +555,7 @@ class AgentCore:
         answer_key = opened.answer_key if opened else b""
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
         self._tasks[task.task_id] = task
+        self._note_environment(task)
         turn.accepted.append(task)
         turn.acknowledged.append(task)
         if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
@@ -491,6 +567,11 @@ class AgentCore:
             turn.fetches.append(task)
         self._transitions.monitor(task, now)
 
+    def _note_environment(self, task: Task) -> None:
+        environment = task.spec.options.environment
+        if environment is not None:
+            self._environments.add(environment, task.environment_key)
+
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:
         """Whether the function has a signature that counts, at an endpoint that asks for one."""
         principals = "" if self._signatures is None else self._signatures.add(function, now=now)
@@ -499,6 +580,9 @@ class AgentCore:
         return bool(principals)
 
     def _refusal(self, spec: TaskSpec, now: float) -> ErrorRecord | None:
+        environment = spec.options.environment
+        if environment is not None and self._image_check is not None and (reason := self._image_check(spec)):
+            return outcomes.environment_unsupported(environment.label, reason)
         return refusal(
             spec,
             allowed_functions=self._allowed_functions,
@@ -549,6 +633,8 @@ class AgentCore:
                 if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                     self._turn.cancels.setdefault(task.manager_id, []).append(task.task_id)
             task.stage = Stage.FORGOTTEN
+            if task.environment_key:
+                self._queue.left(task)
 
     # -- blobs ---------------------------------------------------------------------------------------------------------
 
@@ -616,11 +702,16 @@ class AgentCore:
         self._managers.note(
             manager_id, workers=progress.workers, idle_workers=progress.idle_workers, problem=progress.problem
         )
+        if progress.environments is not None:
+            self._managers.note_environments(manager_id, progress.environments)
+            self._prewarming.managers_changed()
         bodies = event.results.bodies
         for finished in progress.finished:
             task = self._release(manager_id, finished.task_id)
             if task is None:
                 continue
+            if task.environment_key:
+                self._environments.finished(task.environment_key, _duration_s(finished), now=now)
             if finished.printed is not None and finished.output is not None:
                 self._keep_output(task, finished.printed, bodies[finished.output])
             if finished.is_retried and may_retry(task, manager_id):
@@ -637,6 +728,7 @@ class AgentCore:
 
     def _on_manager_lost(self, event: ev.ManagerLost, now: float) -> None:
         manager = self._managers.remove(event.manager_id)
+        self._prewarming.managers_changed()
         if manager is not None:
             suspects = 0 if event.expected or event.unstarted else manager.slots
             for task in manager.outstanding.values():
@@ -647,9 +739,19 @@ class AgentCore:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
+        if self._look_again_at is not None and now < self._look_again_at and not self._has_changed:
+            return
+        self._look_again_at, self._has_changed = None, False
         if not (self._queue and self._managers):
             return
-        placed = self._queue.place(self._policy, self._managers.loads, depth=self._prefetch.depth, now=now)
+        if self._queue.waiting:
+            self._refuse_unsupported()
+        environments = self._environments.demand(self._queue, self._managers, own=self._prefetch, now=now)
+        placed = self._queue.place(
+            self._policy, self._managers.loads, depth=self._prefetch.depth, now=now, environments=environments
+        )
+        if self._queue.waiting:
+            self._look_again_at = now + _LOOK_AGAIN_S
         for task, manager_id in placed:
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
@@ -657,6 +759,17 @@ class AgentCore:
             self._turn.starts.append(task)
             self._turn.orders.setdefault(manager_id, []).append(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
+
+    def _refuse_unsupported(self) -> None:
+        """Tasks fail whose environment no present manager can run."""
+        for key in list(self._queue.waiting):
+            environment = self._environments.get(key)
+            if self._image_check is not None and self.image_of(key):
+                continue  # it gets a block of its own
+            if environment is not None and (reason := self._managers.refusal(environment)):
+                record = outcomes.environment_unsupported(environment.label, reason)
+                for task in sorted(self._queue.waiting[key], key=lambda each: each.seq):
+                    self._finish(task, self._results.failed(task, record))
 
     def _retry(self, task: Task, finished: Finished, now: float) -> None:
         """The function raised, and its task runs again after a while."""
@@ -667,6 +780,7 @@ class AgentCore:
 
     def _queue_again(self, tasks: Sequence[Task]) -> None:
         """The back-off of these is over: they are next, as their turn had come before."""
+        self._has_changed = True
         for task in tasks:
             task.stage = Stage.QUEUED
             if self._no_nodes:
@@ -682,7 +796,7 @@ class AgentCore:
 
     def _observe(self, finished: Sequence[Finished]) -> None:
         """Learn the duration of tasks."""
-        durations = [f.ended_at - f.started_at for f in finished if f.started_at is not None and f.ended_at is not None]
+        durations = [each for each in map(_duration_s, finished) if each is not None]
         if durations:
             mean_s = sum(durations) / len(durations)
             self._prefetch.observe(mean_s, count=len(durations))
@@ -752,6 +866,8 @@ class AgentCore:
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _finish(self, task: Task, result: TaskResult) -> None:
+        if task.environment_key:
+            self._queue.left(task)
         if task.retries_used:
             result = with_retries(task, result)
             self._turn.retried.append(task)
@@ -769,6 +885,12 @@ class AgentCore:
             self._turn.upload_requests.append(task)
         else:
             self._turn.results.append(task)
+
+
+def _duration_s(finished: Finished) -> float | None:
+    if finished.started_at is None or finished.ended_at is None:
+        return None
+    return finished.ended_at - finished.started_at
 
 
 def _refused(opened: OpenedCall | None) -> ErrorRecord | None:

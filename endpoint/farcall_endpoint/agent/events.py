@@ -9,8 +9,9 @@ import msgspec
 
 from farcall_common.event_log import UserBytes, without_texts
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskRef, TaskSpec
+from farcall_endpoint.agent.environments import without_credentials, without_secrets
 from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask
-from farcall_endpoint.protocol import Progress
+from farcall_endpoint.protocol import EnvironmentStatus, PrewarmRequest, Progress
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -124,11 +125,28 @@ class NodesChanged(Event, frozen=True):
 
 
 class ManagerRegistered(Event, frozen=True):
-    """``ends_at``: epoch second at which the manager's time is over; None if it has no limit."""
+    """``ends_at``: epoch second at which the manager's time is over; None if it has no limit. ``node``: its host name.
+    ``types``: the technologies that it was asked for, each with why it does not work there. ``image``: the key of the
+    only environment that it runs."""
 
     manager_id: str
     slots: int
     ends_at: float | None = None
+    node: str = ""
+    types: Mapping[str, str] = {}
+    image: str = ""
+
+
+class ManagersDraining(Event, frozen=True):
+    """From now on these managers get no task, and all others do: their blocks are wanted for another image."""
+
+    manager_ids: Sequence[str]
+
+
+class PrewarmRequested(Event, frozen=True):
+    """Workers that the owner wants warm: these, and no others."""
+
+    requests: Sequence[PrewarmRequest]
 
 
 class ManagerProgress(Event, frozen=True):
@@ -192,6 +210,8 @@ def for_log(event: Event) -> tuple[Event, int]:
         case ManagerProgress(progress=progress):
             if any(f.error is not None or f.details is not None for f in progress.finished) or progress.died:
                 progress = _without_texts(progress)
+            if progress.environments:
+                progress = msgspec.structs.replace(progress, environments=tuple(map(_quiet, progress.environments)))
             logged_progress = ManagerProgress(event.manager_id, progress, event.results.without_bytes())
             return logged_progress, len(progress.finished) + len(progress.died) + len(progress.started)
         case BlobGranted(grant=grant):
@@ -207,12 +227,27 @@ def for_log(event: Event) -> tuple[Event, int]:
             return event, len(refs)
         case CancelRequested(task_ids=task_ids):
             return event, len(task_ids)
+        case PrewarmRequested(requests=requests):
+            hidden = [
+                msgspec.structs.replace(each, environment=without_credentials(each.environment)) for each in requests
+            ]
+            return PrewarmRequested(hidden), 0
         case _:
             return event, 0
 
 
 def _without_key(opened: OpenedCall | None) -> OpenedCall | None:
     return opened and msgspec.structs.replace(opened, answer_key=b"")
+
+
+def _quiet(status: EnvironmentStatus) -> EnvironmentStatus:
+    """An environment of a node without the words of its runner."""
+    return msgspec.structs.replace(
+        status,
+        label=without_secrets(status.label),
+        text="x" if status.text else "",
+        problem="x" if status.problem else "",
+    )
 
 
 def _masked(spec: TaskSpec) -> TaskSpec:
@@ -226,6 +261,9 @@ def _masked(spec: TaskSpec) -> TaskSpec:
             resource_specification=without_texts(options.resource_specification),
             user_endpoint_config=without_texts(options.user_endpoint_config),
         )
+        spec = msgspec.structs.replace(spec, options=options)
+    if options.environment is not None:
+        options = msgspec.structs.replace(options, environment=without_credentials(options.environment))
         spec = msgspec.structs.replace(spec, options=options)
     return spec
 

@@ -11,10 +11,11 @@ from typing import Final, TypeVar
 import msgspec
 import zmq
 
+from farcall_common.environments import Environment
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks
-from farcall_endpoint.agent.links import Gap, Links, Network
+from farcall_endpoint.agent.links import Gap, Links, Malformed, Network
 from farcall_endpoint.agent.tasks import Demand, Task
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.providers import Block, Phase, Provider
@@ -82,6 +83,7 @@ class _Block:
     handle: Block
     started_at: float
     managers: set[str] = dataclasses.field(default_factory=set)
+    image: str = ""
     running_since: float | None = None
     ended_at: float | None = None
     kill_at: float | None = None
@@ -112,6 +114,7 @@ class Fleet:
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
     :param demand: returns how many tasks there are, and which managers are busy.
+    :param image_of: returns the image of an environment, by its key, where blocks have images.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class Fleet:
         function_body: Callable[[str], bytes],
         payload: Callable[[Task], Frame],
         demand: Callable[[], Demand],
+        image_of: Callable[[str], str] = lambda _: "",
         network: Network | None = None,
         address: str | None = None,
         variables: Mapping[str, str] | None = None,
@@ -145,6 +149,8 @@ class Fleet:
         self._function_body = function_body
         self._payload = payload
         self._demand = demand
+        self._image_of = image_of
+        self._draining: tuple[str, ...] = ()
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
         self._limits = None if limits == NO_LIMITS else limits
@@ -197,6 +203,16 @@ class Fleet:
         return [manager.registered for manager in self._managers.values()]
 
     @property
+    def draining(self) -> tuple[str, ...]:
+        """Managers that should get no task: their blocks are wanted for another image."""
+        return tuple(
+            manager_id
+            for block_id in self._draining
+            if block_id in self._here
+            for manager_id in sorted(self._here[block_id].managers)
+        )
+
+    @property
     def pending_blocks(self) -> int:
         """How many blocks wait or start: they have no manager yet."""
         return sum(not block.managers and block.kill_at is None for block in self._here.values())
@@ -236,6 +252,7 @@ class Fleet:
                 "since": round(block.started_at + offset_s, 3),
                 "managers": len(block.managers),
                 "workers": sum(self._managers[manager_id].registered.slots for manager_id in block.managers),
+                **({"image": self._image_of(block.image)} if block.image else {}),
                 "scheduler": block.handle.status().text,
             }
             for block_id, block in self._here.items()
@@ -321,24 +338,27 @@ class Fleet:
     def _rescale(self, now: float) -> None:
         demand, here = self._demand(), self._managers
         busy = {here[manager_id].registered.block_id for manager_id in demand.busy if manager_id in here}
-        orders = self._blocks.decide(tasks=demand.tasks, busy=busy, now=now)
+        orders = self._blocks.decide(tasks=demand.tasks, busy=busy, now=now, images=demand.images)
+        self._draining = orders.drain
         for block_id in orders.start:
-            self._start(block_id, now)
+            self._start(block_id, now, image=orders.images.get(block_id, ""))
         for block_id in orders.release:
             _logger.info("block %s has nothing to do and is given back", block_id)
             for manager_id in list(self._here[block_id].managers):
                 self._links.send(manager_id, protocol.Stop(0.0))
                 self._lose(manager_id, "its block was given back", now, expected=True)
 
-    def _start(self, block_id: str, now: float) -> None:
+    def _start(self, block_id: str, now: float, *, image: str) -> None:
         command = [sys.executable, "-P", "-m", "farcall_endpoint.manager", *self._options, "--block-id", block_id]
         try:
-            handle = self._provider.start(command, block_id=block_id, environment=self._variables)
+            handle = self._provider.start(
+                command, block_id=block_id, environment=self._variables, image=self._image_of(image) if image else ""
+            )
         except OSError as error:
             _logger.exception("cannot start a block")
             self._blocks.ended(block_id, str(error), now=now)
         else:
-            self._here[block_id] = _Block(handle, now)
+            self._here[block_id] = _Block(handle, now, image=image)
             if handle.pipe is not None:
                 self._links.attach(handle.pipe)
 
@@ -380,6 +400,7 @@ class Fleet:
             manager = self._managers.get(manager_id)
             if manager is None and isinstance(message, protocol.Registered):
                 manager = self._register(manager_id, message, now)
+                message = message if manager is None else manager.registered
             if manager is None:
                 self._links.send(manager_id, protocol.Stop(0.0))
                 continue
@@ -393,6 +414,10 @@ class Fleet:
                     _logger.error("messages of manager %s were lost on the way; giving it up", manager_id)
                     self._links.send(manager_id, protocol.Stop(0.0))
                     self._lose(manager_id, "the connection to its manager broke, and messages were lost", now)
+                case Malformed(reason=reason):
+                    _logger.error("manager %s sent what is no message (%s); giving it up", manager_id, reason)
+                    self._links.send(manager_id, protocol.Stop(0.0))
+                    self._lose(manager_id, f"its manager sent what is no message ({reason})", now)
                 case protocol.Leaving(reason=reason, failed=True):
                     block_id = manager.registered.block_id
                     self._blocks.failed(block_id)
@@ -428,12 +453,14 @@ class Fleet:
         forget = len(manager.functions) > _MAX_KNOWN_FUNCTIONS
         if forget:
             manager.functions.clear()
-        limits = self._limits
+        limits, is_image = self._limits, bool(manager.registered.image)
         bodies: list[Frame] = []
         functions: list[tuple[str, int]] = []
         orders: list[protocol.TaskOrder] = []
         for task in tasks:
-            spec = task.spec
+            spec, options = task.spec, task.spec.options
+            if is_image:  # the node itself is the container
+                options = msgspec.structs.replace(options, environment=None, container=None)
             if spec.function_hash not in manager.functions:
                 manager.functions.add(spec.function_hash)
                 functions.append((spec.function_hash, len(bodies)))
@@ -444,7 +471,7 @@ class Fleet:
                     task.attempt,
                     spec.function_hash,
                     len(bodies),
-                    spec.options if limits is None else limits.applied_to(spec.options),
+                    options if limits is None else limits.applied_to(options),
                     spec.traceparent,
                     "" if spec.submitter == self.owner_id else spec.submitter,
                     spec.data_only,
@@ -453,6 +480,10 @@ class Fleet:
             )
             bodies.append(self._payload(task))
         self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
+
+    def prewarm(self, manager_id: str, environment: Environment, count: int) -> None:
+        """Let a manager keep so many workers of an environment warm."""
+        self._links.send(manager_id, protocol.Prewarm(environment, count))
 
     def read_output(self, manager_id: str, request: protocol.ReadOutput) -> None:
         """Request output of running tasks from a manager."""
@@ -478,6 +509,7 @@ class Fleet:
             return None
         if message.refusal:
             _logger.warning("%s refuses tasks of other submitters than the owner: %s", manager_id, message.refusal)
+        message = msgspec.structs.replace(message, image=block.image)  # what the agent ordered, not what a node claims
         manager = _Manager(message, LivenessTimer(limit_s=self._silence_limit_s, now=now), now)
         self._managers[manager_id] = manager
         self.slots += message.slots

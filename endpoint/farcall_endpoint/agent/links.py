@@ -45,7 +45,14 @@ class Gap:
     """In place of a message: some messages of a manager were lost."""
 
 
-ManagerMessage = tuple[str, protocol.FromManager | Gap, list[Bytes]]
+@dataclasses.dataclass(frozen=True)
+class Malformed:
+    """In place of a message: bytes that are none."""
+
+    reason: str
+
+
+ManagerMessage = tuple[str, protocol.FromManager | Gap | Malformed, list[Bytes]]
 
 
 class Links:
@@ -164,11 +171,13 @@ class Links:
                 identity, *frames = receive_frames(socket)
             except zmq.Again:
                 return
-            manager_id = bytes(identity).decode()
-            if self._has_gap(manager_id, protocol.number_of(frames)):
+            manager_id = bytes(identity).decode(errors="replace")
+            if not frames:
+                yield manager_id, Malformed("it is empty"), []
+            elif self._has_gap(manager_id, protocol.number_of(frames)):
                 yield manager_id, Gap(), []
             else:
-                yield manager_id, *protocol.decode_from_manager(frames)
+                yield manager_id, *_decoded(frames)
 
     def _has_gap(self, manager_id: str, number: int) -> bool:
         if self._received_numbers is None:
@@ -187,14 +196,17 @@ class Links:
                 frames = pipe.receive()
             except BlockingIOError:
                 return
+            except ValueError as error:
+                yield self._names.get(descriptor, ""), Malformed(str(error)), []
+                continue
             if frames is None:
                 self._detach(descriptor)
                 return
-            message, bodies = protocol.decode_from_manager(frames)
+            message, bodies = _decoded(frames)
             if isinstance(message, protocol.Registered):
                 self._names[descriptor] = message.manager_id
                 self._by_name[message.manager_id] = pipe
-            yield self._names[descriptor], message, bodies
+            yield self._names.get(descriptor, ""), message, bodies
 
     def _detach(self, descriptor: int) -> None:
         self._poller.unregister(descriptor)
@@ -208,6 +220,13 @@ class Links:
         if descriptor in self._pipes and pipe.is_congested != (descriptor in self._congested):
             self._congested.symmetric_difference_update({descriptor})
             self._poller.modify(descriptor, zmq.POLLIN | zmq.POLLOUT if pipe.is_congested else zmq.POLLIN)
+
+
+def _decoded(frames: Sequence[Bytes]) -> tuple[protocol.FromManager | Malformed, list[Bytes]]:
+    try:
+        return protocol.decode_from_manager(frames)
+    except ValueError as error:
+        return Malformed(str(error)), []
 
 
 class Uplink:

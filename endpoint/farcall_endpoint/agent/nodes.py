@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-from farcall_common.wire import new_id
+from farcall_common.wire import TaskSpec, new_id
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
+from farcall_endpoint.agent.environments import image_of
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation.environment import SECRETS
 from farcall_endpoint.manager.node import discover_node
 from farcall_endpoint.manager.slots import Sharing, partition
@@ -35,6 +38,31 @@ def own_addresses(given: str | None) -> Sequence[str]:
         if address.family is socket.AF_INET and not address.address.startswith("127.")
     ]
     return [socket.gethostname(), *addresses]
+
+
+def image_check(settings: EnvironmentSettings | None, *, owner_id: Callable[[], str]) -> Callable[[TaskSpec], str]:
+    """Why a task may not have its image run in a pod; empty if it may, or names none.
+
+    :param settings: the technologies and locations that are allowed.
+    """
+    rules = settings or EnvironmentSettings()
+
+    def check(spec: TaskSpec) -> str:
+        environment = spec.options.environment
+        if environment is None or not image_of(environment):
+            return ""
+        if rules.types is not None and environment.type not in rules.types:
+            return f"the endpoint's settings do not allow {environment.type}"
+        is_foreign = spec.submitter not in ("", owner_id())
+        if (
+            is_foreign
+            and rules.locations
+            and not any(fnmatch.fnmatch(environment.location, each) for each in rules.locations)
+        ):
+            return "the endpoint's settings do not allow its location to other users than the owner"
+        return ""
+
+    return check
 
 
 _LOCAL_BACKOFF_S: Final = 0.2

@@ -1,58 +1,53 @@
-"""Scheduling: the managers and their loads, the queue of tasks, and the policies that place tasks on managers.
+"""Scheduling policies: they place tasks on managers.
 
-A policy is a pure class: it reads loads and tasks, and returns pairs of task and manager.
+A policy is a pure class: it reads the loads of managers, tasks and what is known of their environments, and returns
+pairs of task and manager. A policy of the user's own is named in the configuration (``scheduling:
+"package.module:Class"``, see :func:`load_policy`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
+import itertools
+import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from farcall_common.fairness import FairQueue
-from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_common.errors import ConfigurationError, did_you_mean
+from farcall_endpoint.agent.loads import (
+    MOST_OVERTAKEN,
+    NO_ENVIRONMENTS,
+    EnvironmentDemand,
+    EnvironmentLoad,
+    Lifetime,
+    ManagerLoad,
+    Placed,
+    place_each,
+)
+from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.agent.warming import WarmingAwarePolicy
 
-_MOST_OVERTAKEN: Final = 1000
-"""So that a long queue is not read to its end in every turn."""
+__all__ = [
+    "DEFAULT_POLICY",
+    "NO_ENVIRONMENTS",
+    "POLICIES",
+    "BinPackingPolicy",
+    "EnvironmentDemand",
+    "EnvironmentLoad",
+    "Lifetime",
+    "ManagerLoad",
+    "OwnPolicy",
+    "Placed",
+    "RandomPolicy",
+    "RoundRobinPolicy",
+    "SchedulingPolicy",
+    "load_policy",
+]
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lifetime:
-    """When a manager's block is over, in epoch seconds.
-
-    :param drain_s: so much of it is kept free of tasks of unknown length.
-    :param limit_s: what any task may run at most, whatever its own limit; None is no limit.
-    """
-
-    ends_at: float
-    drain_s: float = 0.0
-    limit_s: float | None = None
-
-    def fits(self, walltime_s: float | None, *, now: float) -> bool:
-        """Whether a task with such a limit can end before the block does."""
-        known = [limit for limit in (walltime_s, self.limit_s) if limit is not None]
-        left_s = self.ends_at - now
-        return left_s >= min(known) if known else left_s > self.drain_s
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class ManagerLoad:
-    """A manager as a policy sees it. ``free``: slots without a task; below 0 by as many tasks as wait behind others.
-    ``lifetime``: None if there is no limit, or it is unknown."""
-
-    manager_id: str
-    slots: int
-    free: int
-    lifetime: Lifetime | None = None
-
-    def room(self, depth: int) -> int:
-        """What it takes, if so many tasks may wait behind each running one."""
-        return self.free + self.slots * depth
-
-    def lasts(self, walltime_s: float | None, *, now: float) -> bool:
-        """Whether a task with such a limit can end here."""
-        return self.lifetime is None or self.lifetime.fits(walltime_s, now=now)
+_logger = logging.getLogger(__name__)
 
 
 _Choice = Callable[[Sequence[ManagerLoad]], ManagerLoad]
@@ -62,13 +57,21 @@ class SchedulingPolicy(Protocol):
     """Places tasks on managers."""
 
     def place(
-        self, tasks: Iterable[Task], managers: Sequence[ManagerLoad], *, depth: int, now: float
-    ) -> list[tuple[Task, str]]:
-        """Pairs of task and manager id, in the order of ``tasks``. Loads are counted down in place. A task overtakes
-        another only if that one could not end in any manager's time.
+        self,
+        tasks: Iterable[Task],
+        managers: Sequence[ManagerLoad],
+        *,
+        depth: int,
+        now: float,
+        environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,
+    ) -> Placed:
+        """Pairs of task and manager id, in the order of ``tasks``. ``free`` of the loads is counted down in place. A
+        task overtakes another only if that one cannot run anywhere now.
 
         :param depth: tasks that may wait behind each running one. As many as a single worker would be given, a manager
             with that many free slots is given in a row: they share a message, and all of them start at once.
+        :param now: in epoch seconds.
+        :param environments: by key, those with tasks; empty while there are none but the endpoint's own Python.
         """
 
 
@@ -79,10 +82,16 @@ class RandomPolicy:
         self._rng = rng
 
     def place(
-        self, tasks: Iterable[Task], managers: Sequence[ManagerLoad], *, depth: int, now: float
-    ) -> list[tuple[Task, str]]:
+        self,
+        tasks: Iterable[Task],
+        managers: Sequence[ManagerLoad],
+        *,
+        depth: int,
+        now: float,
+        environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
+    ) -> Placed:
         """As :meth:`SchedulingPolicy.place`."""
-        return _place(tasks, managers, depth, now, self._rng.choice)
+        return place_each(tasks, managers, depth, now, self._rng.choice)
 
 
 class RoundRobinPolicy:
@@ -92,221 +101,153 @@ class RoundRobinPolicy:
         self._turn = 0
 
     def place(
-        self, tasks: Iterable[Task], managers: Sequence[ManagerLoad], *, depth: int, now: float
-    ) -> list[tuple[Task, str]]:
+        self,
+        tasks: Iterable[Task],
+        managers: Sequence[ManagerLoad],
+        *,
+        depth: int,
+        now: float,
+        environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
+    ) -> Placed:
         """As :meth:`SchedulingPolicy.place`."""
-        return _place(tasks, managers, depth, now, self._next)
+        return place_each(tasks, managers, depth, now, self._next)
 
     def _next(self, candidates: Sequence[ManagerLoad]) -> ManagerLoad:
         self._turn += 1
         return candidates[self._turn % len(candidates)]
 
 
-def _place(
-    tasks: Iterable[Task], managers: Sequence[ManagerLoad], depth: int, now: float, choose: _Choice
-) -> list[tuple[Task, str]]:
-    placed: list[tuple[Task, str]] = []
-    candidates = [manager for manager in managers if manager.free > 0]
-    behind = 0  # tasks that may wait behind each running one: none while a slot is free
-    hopeless: set[float | None] = set()  # limits for which no candidate has the time
-    manager: ManagerLoad | None = None
-    run = overtaken = 0
-    for task in tasks:
-        if not candidates and not behind:
-            behind = depth
-            candidates = [manager for manager in managers if manager.room(depth) > 0]
-            hopeless.clear()
-        # One that may not run twice never waits behind another: should the manager die, it would be lost without ever
-        # having been started.
-        if not candidates or overtaken > _MOST_OVERTAKEN or (behind and not task.spec.options.idempotent):
-            break
-        walltime_s = task.spec.options.walltime_s
-        if manager is None or not run or not manager.lasts(walltime_s, now=now):
-            manager = None if walltime_s in hopeless else _choose(candidates, walltime_s, now, choose)
-            if manager is None:
-                hopeless.add(walltime_s)
-                overtaken += 1
-                continue
-            run = 1 if behind else min(1 + depth, manager.free)
-        run -= 1
-        manager.free -= 1
-        placed.append((task, manager.manager_id))
-        if manager.room(behind) <= 0:
-            candidates.remove(manager)
-    return placed
+class BinPackingPolicy:
+    """A manager is filled before the next gets a task, so that idle blocks can be given back."""
+
+    def place(
+        self,
+        tasks: Iterable[Task],
+        managers: Sequence[ManagerLoad],
+        *,
+        depth: int,
+        now: float,
+        environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
+    ) -> Placed:
+        """As :meth:`SchedulingPolicy.place`."""
+        return place_each(tasks, managers, depth, now, _fullest)
 
 
-def _choose(
-    candidates: Sequence[ManagerLoad], walltime_s: float | None, now: float, choose: _Choice
-) -> ManagerLoad | None:
-    """A manager that has the time; most have, so one is tried before all are looked at."""
-    manager = candidates[0] if len(candidates) == 1 else choose(candidates)
-    if manager.lasts(walltime_s, now=now):
-        return manager
-    lasting = [manager for manager in candidates if manager.lasts(walltime_s, now=now)]
-    return choose(lasting) if lasting else None
+def _fullest(candidates: Sequence[ManagerLoad]) -> ManagerLoad:
+    return min(candidates, key=lambda each: each.free)
 
 
+class OwnPolicy:
+    """A policy of the user's own. It gets copies of the loads, and lists instead of iterators. When it raises or
+    returns what cannot be, that is logged once, and the turn is the default policy's.
+
+    :param own: has a method ``place`` as :class:`SchedulingPolicy`; its result alone counts.
+    :param default: takes its place.
+    """
+
+    def __init__(self, own: SchedulingPolicy, default: SchedulingPolicy, *, name: str) -> None:
+        self._own = own
+        self._default = default
+        self._name = name
+        #: What went wrong first; empty if nothing has.
+        self.problem = ""
+
+    def place(
+        self,
+        tasks: Iterable[Task],
+        managers: Sequence[ManagerLoad],
+        *,
+        depth: int,
+        now: float,
+        environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,
+    ) -> Placed:
+        """As :meth:`SchedulingPolicy.place`."""
+        room = sum(max(0, manager.room(depth)) for manager in managers)
+        given = list(itertools.islice(tasks, room + MOST_OVERTAKEN)) if room else []
+        if not given:
+            return []
+        try:
+            placed = self._own.place(
+                list(given), [_copy(each) for each in managers], depth=depth, now=now, environments=dict(environments)
+            )
+            placed = list(_checked(placed, given, managers, depth=depth, now=now))
+        except Exception as error:  # noqa: BLE001 - it is the user's code
+            if not self.problem:
+                self.problem = f"{type(error).__name__}: {error}"
+                _logger.error("scheduling policy %s: %s; its turn is the default policy's", self._name, self.problem)
+            return self._default.place(given, managers, depth=depth, now=now, environments=environments)
+        by_id = {each.manager_id: each for each in managers}
+        for _, manager_id in placed:
+            by_id[manager_id].free -= 1
+        return placed
+
+
+def _copy(load: ManagerLoad) -> ManagerLoad:
+    here = {key: dataclasses.replace(each) for key, each in load.environments.items()}
+    return dataclasses.replace(load, environments=here)
+
+
+def _checked(
+    placed: Iterable[Any], tasks: Sequence[Task], managers: Sequence[ManagerLoad], *, depth: int, now: float
+) -> Iterator[tuple[Task, str]]:
+    """The pairs of a policy.
+
+    :raises ValueError: for one that cannot be.
+    """
+    waiting = set(tasks)
+    by_id = {each.manager_id: each for each in managers}
+    room = {each.manager_id: each.room(depth) for each in managers}
+    for task, manager_id in placed:
+        if task not in waiting:
+            raise ValueError("it placed a task twice, or one that it was not given")
+        if manager_id not in by_id:
+            raise ValueError(f"there is no manager {manager_id!r}")
+        if not by_id[manager_id].takes(task, now=now):
+            raise ValueError(f"manager {manager_id} cannot run task {task.task_id}")
+        if room[manager_id] <= 0:
+            raise ValueError(f"manager {manager_id} has no room for task {task.task_id}")
+        waiting.discard(task)
+        room[manager_id] -= 1
+        yield task, manager_id
+
+
+DEFAULT_POLICY: Final = "warming-aware"
 POLICIES: Final[Mapping[str, Callable[[random.Random], SchedulingPolicy]]] = {
+    DEFAULT_POLICY: WarmingAwarePolicy,
     "random": RandomPolicy,
     "round-robin": lambda _: RoundRobinPolicy(),
+    "bin-packing": lambda _: BinPackingPolicy(),
 }
 
 
-@dataclasses.dataclass(slots=True)
-class ManagerEntry:
-    """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
-    its tasks in the order in which it got them."""
+def load_policy(spec: str, rng: random.Random) -> SchedulingPolicy:
+    """A policy by its name, or one of the user's own: ``package.module:Class``. The class is called with ``rng``.
 
-    slots: int
-    load: ManagerLoad
-    outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)
-    workers: int = 0
-    idle_workers: int = 0
-
-
-class Managers:
-    """All managers of an agent."""
-
-    def __init__(self) -> None:
-        self._members: dict[str, ManagerEntry] = {}
-        self._problems: dict[str, str] = {}
-        #: Sums over all managers.
-        self.slots = self.workers = self.idle_workers = self.outstanding = 0
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @property
-    def loads(self) -> Sequence[ManagerLoad]:
-        """The input of a policy, which counts them down; :meth:`assign` does not."""
-        return [member.load for member in self._members.values()]
-
-    @property
-    def busy(self) -> Collection[str]:
-        """The ids of managers that have tasks."""
-        return [manager_id for manager_id, member in self._members.items() if member.outstanding]
-
-    @property
-    def problem(self) -> str:
-        """The problem of one of them; empty if none has one."""
-        return next(iter(self._problems.values()), "")
-
-    def add(self, manager_id: str, *, slots: int, lifetime: Lifetime | None) -> None:
-        """A manager has registered; its workers are not ready yet."""
-        self._members[manager_id] = ManagerEntry(slots, ManagerLoad(manager_id, 0, 0, lifetime))
-        self.slots += slots
-
-    def remove(self, manager_id: str) -> ManagerEntry | None:
-        """A manager is lost; its last entry."""
-        self.note(manager_id, workers=0, idle_workers=0, problem="")
-        member = self._members.pop(manager_id, None)
-        if member is not None:
-            self.slots -= member.slots
-            self.outstanding -= len(member.outstanding)
-        return member
-
-    def note(self, manager_id: str, *, workers: int, idle_workers: int, problem: str) -> None:
-        """The numbers that a manager reports. It gets tasks for present workers only."""
-        member = self._members.get(manager_id)
-        if member is None:
-            return
-        load = member.load
-        load.free += workers - load.slots
-        load.slots = workers
-        self.workers += workers - member.workers
-        self.idle_workers += idle_workers - member.idle_workers
-        member.workers, member.idle_workers = workers, idle_workers
-        if problem:
-            self._problems[manager_id] = problem
-        else:
-            self._problems.pop(manager_id, None)
-
-    def assign(self, manager_id: str, task: Task) -> None:
-        """A manager gets a task for which its load was counted down."""
-        self._members[manager_id].outstanding[task.task_id] = task
-        self.outstanding += 1
-
-    def release(self, manager_id: str, task_id: str) -> Task | None:
-        """A manager does not have a task any more; None if it did not have it."""
-        member = self._members.get(manager_id)
-        task = member.outstanding.pop(task_id, None) if member is not None else None
-        if member is not None and task is not None:
-            member.load.free += 1
-            self.outstanding -= 1
-        return task
-
-
-class TaskQueue:
-    """A queue, fair between submitters and oldest first for each of them. Tasks that finished while they waited are
-    skipped, and removed at the front.
-
-    :param weights: by submitter, as :class:`FairQueue` takes them.
+    :raises ConfigurationError: if there is none, or it has not the methods of one.
     """
-
-    def __init__(self, weights: Mapping[str, int] | None = None) -> None:
-        self._tasks: FairQueue[Task] = FairQueue(weights)
-
-    def __bool__(self) -> bool:
-        """Whether any task waits."""
-        for task in self._following([]):
-            self._tasks.undo(*task)
-            return True
-        return False
-
-    def add(self, task: Task) -> None:
-        """Put a task behind the others of its submitter."""
-        self._tasks.add(task.spec.submitter, task)
-
-    def put_back(self, tasks: Sequence[Task]) -> None:
-        """Put tasks before the others, in their order."""
-        for task in reversed(tasks):
-            self._tasks.put_back(task.spec.submitter, task)
-
-    def done(self, task: Task) -> None:
-        """A manager does not have a task any more that it got from here."""
-        self._tasks.done(task.spec.submitter)
-
-    def place(
-        self, policy: SchedulingPolicy, managers: Sequence[ManagerLoad], *, depth: int, now: float
-    ) -> list[tuple[Task, str]]:
-        """Take out tasks for which the policy has managers, each with its manager, in the order in which they leave.
-        Others that they overtake keep their places."""
-        seen: list[tuple[str, Task, int]] = []
-        placed = policy.place((task for _, task, _ in self._following(seen)), managers, depth=depth, now=now)
-        if len(placed) < len(seen):
-            leaving = {task for task, _ in placed}
-            for found in reversed(seen):
-                if found[1] not in leaving:
-                    self._tasks.undo(*found)
-        return [*placed, *self._squeeze_in(managers, now=now)]
-
-    def _squeeze_in(self, managers: Sequence[ManagerLoad], *, now: float) -> Iterator[tuple[Task, str]]:
-        """Where more tasks wait at managers than should, since short ones were expected: a manager takes turns too, so
-        that a submitter that has nothing there need not wait until all of those have run."""
-        full = [manager for manager in managers if manager.free < 0]
-        while full and (found := self._tasks.take(new_submitters_only=True)) is not None:
-            task = found[1]
-            lasting = [manager for manager in full if manager.lasts(task.spec.options.walltime_s, now=now)]
-            if task.stage is not Stage.QUEUED:
-                self._tasks.done(found[0])
-            elif not lasting or not task.spec.options.idempotent:
-                self._tasks.undo(*found)
-                return
-            else:
-                manager = max(lasting, key=lambda each: each.free)
-                manager.free -= 1
-                yield task, manager.manager_id
-
-    def clear(self) -> list[Task]:
-        """Take out all that wait."""
-        return [task for task in self._tasks.clear() if task.stage is Stage.QUEUED]
-
-    def _following(self, seen: list[tuple[str, Task, int]]) -> Iterator[tuple[str, Task, int]]:
-        """Take tasks one after the other, and note them down."""
-        while (found := self._tasks.take()) is not None:
-            if found[1].stage is Stage.QUEUED:
-                seen.append(found)
-                yield found
-            else:
-                self._tasks.done(found[0])
+    if spec in POLICIES:
+        return POLICIES[spec](rng)
+    module_name, colon, class_name = spec.partition(":")
+    if not colon:
+        raise ConfigurationError(
+            f"scheduling: there is no policy {spec!r}.",
+            hint=did_you_mean(spec, POLICIES) or f"Use {', '.join(POLICIES)}, or package.module:Class.",
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"scheduling: {module_name} cannot be imported: {type(error).__name__}: {error}.",
+            hint="Install it where the endpoint is installed.",
+        ) from error
+    if not callable(made := getattr(module, class_name, None)):
+        raise ConfigurationError(f"scheduling: {module_name} has no class {class_name!r}.")
+    try:
+        own = made(rng)
+        inspect.signature(own.place).bind([], [], depth=0, now=0.0, environments={})
+    except Exception as error:
+        raise ConfigurationError(
+            f"scheduling: {spec} is no policy: {type(error).__name__}: {error}.",
+            hint="It takes a random.Random, and has place(tasks, managers, *, depth, now, environments).",
+        ) from error
+    return OwnPolicy(own, WarmingAwarePolicy(rng), name=spec)

@@ -46,6 +46,7 @@ from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.environments import state_of
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.agent.output import OutputAnswers
@@ -56,6 +57,7 @@ from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
+from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.shared_memory import Frame, bytes_of
 
 _logger = logging.getLogger(__name__)
@@ -115,6 +117,7 @@ class Agent:
     :param on_status: called at most once a second with numbers and problems.
     :param on_events: called every ten seconds at most, and at the end, with the name and the JSON of a log that has
         grown.
+    :param read_prewarms: returns what the owner wants warm.
     :param seed: of the cores' random numbers, for the logs.
     """
 
@@ -143,6 +146,7 @@ class Agent:
         on_status: Callable[[dict[str, object]], None],
         on_events: Callable[[str, bytes], None],
         seed: int,
+        read_prewarms: Callable[[], Sequence[PrewarmRequest]] = tuple,
     ) -> None:
         self._endpoint_id = endpoint_id
         self._heartbeat_s = heartbeat_s
@@ -177,6 +181,7 @@ class Agent:
         self._forwarder = ""
         self._waking = WakeNotices()
         self._on_status = on_status
+        self._read_prewarms = read_prewarms
         self._on_events = on_events
         self._core_log = EventLog[ev.Event, float](ev.for_log, about={"slots": core.slots_hint, "seed": seed})
         self._connection_log = EventLog[c.Event, float](c.for_log, about={"heartbeat_s": heartbeat_s, "seed": seed})
@@ -187,6 +192,8 @@ class Agent:
         self._status_reports = StatusReports()
         self._has_unreported_events = False
         self._nodes = ev.NodesChanged("", "")
+        self._draining: tuple[str, ...] = ()
+        self._prewarms: Sequence[PrewarmRequest] = ()
         self._measured = ev.SpoolMeasured(None)
         self._has_spool_problem = False
         self._status_at = 0.0
@@ -248,6 +255,9 @@ class Agent:
             _logger.log(logging.INFO if expected else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
             self._events.append(ev.ManagerLost(lost.manager_id, reason, expected, lost.unstarted))
+        if self._fleet.draining != self._draining:
+            self._draining = self._fleet.draining
+            self._events.append(ev.ManagersDraining(self._draining))
         nodes = ev.NodesChanged(self._fleet.refusal, self._fleet.problem)
         if nodes != self._nodes:
             self._nodes = nodes
@@ -265,6 +275,10 @@ class Agent:
         if now >= self._status_at:
             self._status_at = now + _STATUS_PERIOD_S
             self._spool.give_back()
+            if (prewarms := self._read_prewarms()) != self._prewarms:
+                self._prewarms = prewarms
+                self._events.append(ev.PrewarmRequested(prewarms))
+                self._handle(now)
             self._measure_spool(now)
             self._report_spool_problem()
             try:
@@ -339,10 +353,34 @@ class Agent:
             "forwarder": self._forwarder,
             "blocks": self._fleet.describe(offset_s=self._clock.epoch() - self._clock.monotonic()),
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
+            **self._about_environments(),
             "problem": str(report.detail.get("problem", "")),
             "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.wall(),
         }
+
+    def _about_environments(self) -> dict[str, object]:
+        """Tables of environments, if there are any, and those that ``prewarm`` knows by name."""
+        rows = [
+            {
+                "environment": row["label"],
+                "node": row["node"],
+                "state": state_of(row),
+                "warm": row["warm"],
+                "busy": row["busy"],
+                "starting": row["starting"],
+                "since": row["since"] or None,
+                "what": row["problem"] or row["text"],
+            }
+            for row in self._core.environments()
+        ]
+        tables = {
+            "environments": rows,
+            "waiting": self._core.waiting_reasons(self._clock.epoch()),
+            "prewarm": self._core.prewarmed(),
+            "known_environments": [msgspec.to_builtins(each) for each in self._core.known_environments()],
+        }
+        return {name: table for name, table in tables.items() if table}
 
     # -- connection ----------------------------------------------------------------------------------------------------
 
@@ -498,7 +536,16 @@ class Agent:
                     _logger.info(
                         "%s on %s, pid %d: %d slots", manager_id, registered.hostname, registered.pid, registered.slots
                     )
-                    self._events.append(ev.ManagerRegistered(manager_id, registered.slots, registered.ends_at))
+                    self._events.append(
+                        ev.ManagerRegistered(
+                            manager_id,
+                            registered.slots,
+                            registered.ends_at,
+                            registered.hostname,
+                            registered.environments,
+                            registered.image,
+                        )
+                    )
                 case protocol.Progress() as progress:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
@@ -552,6 +599,8 @@ class Agent:
                     self._fleet.order(manager_id, tasks)
                 case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
                     self._fleet.cancel(manager_id, task_ids)
+                case do.Prewarm(manager_id=manager_id, environment=environment, count=count):
+                    self._fleet.prewarm(manager_id, environment, count)
                 case do.FetchPayloads(tasks=tasks):
                     for task in tasks:
                         self._blobs.fetch(task)

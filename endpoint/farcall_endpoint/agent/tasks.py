@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -93,6 +93,8 @@ class Task:
     ``retries_used`` counts the runs whose function raised and that are followed by another one; ``starts`` leaves them
     out. The next one waits until ``retry_at`` (epoch seconds). It has not started while there are only the
     ``starts_at_retry`` starts of other reasons. Those runs took ``earlier_run_s`` seconds together.
+
+    ``environment_key`` is that of its environment; empty for the endpoint's own Python.
     """
 
     seq: int
@@ -115,6 +117,11 @@ class Task:
     retry_at: float = 0.0
     starts_at_retry: int = 0
     earlier_run_s: float = 0.0
+    environment_key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.spec.options.environment is not None:
+            self.environment_key = self.spec.options.environment.key
 
     @property
     def task_id(self) -> str:
@@ -151,10 +158,12 @@ def attempt_of(task: Task) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """Tasks that wait or run, and the managers that have some."""
+    """Tasks that wait or run, and the managers that have some. ``images``: by the key of their environment, where a
+    block runs the image of one; empty: the endpoint's own. None where it runs all."""
 
     tasks: int
     busy: Collection[str]
+    images: Mapping[str, int] | None = None
 
 
 class RetryState(NamedTuple):
@@ -275,7 +284,7 @@ def refusal(
     if not_signed is not None:
         return not_signed
     options = spec.options
-    if options.container is not None and options.environment is None:
+    if options.container is not None and options.environment is None:  # the API has not resolved it
         return outcomes.containers_unsupported(options.container)
     if options.environment is not None:
         if is_restricted:

@@ -5,29 +5,45 @@ that short tasks do not wait for a round trip each. Tasks that a worker has not 
 :mod:`farcall_endpoint.worker.channel`), so that no task waits behind a long one, and exactly one task was running when
 a worker died.
 
-A worker serves one submitter. It keeps its submitter while others need no worker, and at least for a turn; then it is
-ended, and another one is started in its place.
+A worker serves one submitter in one environment. It keeps them while others need no worker, and at least for a turn;
+then it is ended, and another one is started in its place (see :mod:`farcall_endpoint.manager.placement`). Before the
+first worker is started in an environment, that is prepared (:mod:`farcall_endpoint.manager.environment_states`).
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from farcall_common.backoff import Backoff
+from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
-from farcall_common.fairness import FairQueue
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
+from farcall_endpoint.manager.actions import (
+    Action,
+    Kill,
+    Launch,
+    Leave,
+    Prepare,
+    ReadStreams,
+    Recall,
+    Release,
+    Send,
+)
+from farcall_endpoint.manager.environment_states import EnvironmentState, EnvironmentStates, State
 from farcall_endpoint.manager.events import (
     AgentLost,
+    EnvironmentFailed,
+    EnvironmentProgress,
+    EnvironmentReady,
     Event,
     Instant,
     Job,
@@ -39,14 +55,18 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.output import Printed, split
+from farcall_endpoint.manager.placement import Placement
+from farcall_endpoint.manager.reports import Reports
+from farcall_endpoint.manager.task_queue import TaskQueue
+from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings
+from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, StopReason, Worker
+from farcall_endpoint.output import split
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
-    FIRST_WINDOW_BYTES,
     CancelTasks,
     Died,
-    Finished,
-    Progress,
+    EnvironmentStatus,
+    Prewarm,
     ReadOutput,
     ResultsTaken,
     Started,
@@ -57,20 +77,19 @@ from farcall_endpoint.protocol import (
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run, Synced
 
+__all__ = ["STARTED_AFTER_S", "TURN_S", "ManagerCore", "breach", "capped", "has_limits"]
+
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; a shorter one only by its result."""
 _UNSEEN_S: Final = 0.1
 """A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
 _OVERDUE_S: Final = 0.01
 """When a task runs for so long, the tasks behind it are recalled."""
-_REPORT_PERIOD_S: Final = 1.0
-"""Longest time between two reports; a local agent also sees the manager die."""
 _FIRST_START_WAIT_S: Final = 0.2
 _MAX_START_WAIT_S: Final = 10.0
-TURN_S: Final = 1.0
-"""A worker with tasks keeps its submitter for so long, so that fairness does not cost a process start each time."""
 _MAX_START_FAILURES: Final = 6
-"""After so many failed rounds of worker starts in a row, and with no running worker, the manager ends."""
+"""After so many failed rounds of starts of the endpoint's own Python in a row, and with no running worker, the manager
+ends."""
 _MAX_KNOWN_FUNCTIONS: Final = 256
 _MAX_PACKET_TASKS: Final = 64
 _MAX_PACKET_BYTES: Final = 32 * 1024
@@ -80,54 +99,23 @@ _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
 _PACKET_BYTES: Final = 1024
 """Overhead of a packet in a socket's buffer, and so of a task that is sent alone."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _StopReason:
-    """How a task ends that must be stopped, if it is running."""
-
-    state: TaskState
-    record: ErrorRecord
-    is_retried: bool = False
-
-
-@dataclasses.dataclass(slots=True)
-class _Worker:
-    worker_id: int
-    slot: int
-    submitter: str
-    since: float  # start of the launch, later of the task at the head of ``jobs``
-    turn_began: float = 0.0
-    yields_to: str | None = None  # the submitter that gets its place, after the task that runs
-    is_ready: bool = False
-    jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque)
-    unread_bytes: int = 0  # upper limit of the jobs' bytes in the socket's buffer
-    head_reported: bool = False
-    overdue: bool = False
-    functions: set[str] = dataclasses.field(default_factory=set)
-    stops: dict[str, _StopReason] = dataclasses.field(default_factory=dict)
-    begun: Begun | None = None  # of the running task, if its memory is limited
-    recalling: bool = False
-    syncing: bool = False
-    killed: bool = False
-
-    @property
-    def accepts_tasks(self) -> bool:
-        return self.is_ready and self.yields_to is None and not (self.killed or self.recalling or self.syncing)
-
-    def runs(self, task_id: str) -> bool:
-        return bool(self.jobs) and self.jobs[0].order.task_id == task_id
+_GUESSED_OWN_START_S: Final = 0.3
+"""How long a start of the endpoint's own Python takes."""
 
 
 class ManagerCore:
     """All decisions of one manager.
 
-    :param slots: number of workers; each runs one task at a time.
+    :param slots: number of workers with a place; each runs one task at a time.
     :param prefetch: how many tasks to queue behind the running one.
     :param batching: whether several tasks may share a packet.
     :param start_limit_s: a worker that is not ready after so long is replaced.
     :param shared_workers: whether a worker serves all submitters.
     :param refusal: why tasks of other submitters than the owner are refused; empty if they are not.
+    :param default_environment: of tasks that name none; None: the endpoint's own Python.
+    :param environment_start_limit_s: longest preparation of an environment, and longest start of a worker in it.
+    :param warm: how long workers of environments stay without a task.
+    :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
     """
 
     def __init__(
@@ -139,21 +127,44 @@ class ManagerCore:
         start_limit_s: float = 60.0,
         shared_workers: bool = False,
         refusal: str = "",
+        default_environment: Environment | None = None,
+        environment_start_limit_s: float = 600.0,
+        warm: WarmPoolSettings | None = None,
+        tasks_per_worker: int = 0,
     ) -> None:
         self._slots = slots
         self._start_limit_s = start_limit_s
+        self._environment_start_limit_s = environment_start_limit_s
         self._prefetch = prefetch
         self._max_packet_tasks = _MAX_PACKET_TASKS if batching else 1
-        #: Each with the submitter that gets it, if that still has waiting tasks.
-        self._free_slots = collections.deque((slot, "") for slot in range(slots))
-        self._queue: FairQueue[Job] = FairQueue()
-        self._workers: dict[int, _Worker] = {}
         self._shared_workers = shared_workers
         self._refusal = refusal
+        self._default = default_environment
+        self._default_key = "" if default_environment is None else default_environment.key
+        self._tasks_per_worker = tasks_per_worker
+        #: Each with the pair that gets it, if tasks still wait for that.
+        self._free_slots = collections.deque((slot, OWN) for slot in range(slots))
+        self._queue = TaskQueue(shared=shared_workers, key_of=self._key_of)
+        self._workers: dict[int, Worker] = {}
         self._next_worker_id = 0
-        self._yield_at: float | None = None  # when a turn ends that another submitter waits for
+        self._environments = EnvironmentStates()
+        self._environments_at = 0.0  # when something is due for one of them
+        self._expiry_at = 0.0  # when the time of an idle worker is over
+        self._warm = WarmPoolSettings() if warm is None else warm
+        self._pool = WarmPool(self._warm, start_s=self._start_s, memory_of=self._memory_of)
+        self._placement = Placement(
+            workers=self._workers,
+            queue=self._queue,
+            environments=self._environments,
+            pool=self._pool,
+            prefetch=prefetch,
+            idle=Pair("", self._default_key),
+            unlimited=not tasks_per_worker,
+        )
+        if default_environment is not None:
+            self._environments.of(default_environment).is_default = True
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
-        self._launch_at = 0.0
+        self._launch_at = 0.0  # for the endpoint's own Python
         self._stop_at: float | None = None
         self._stop_reason = "the agent stopped it"
         self._failure = ""
@@ -161,15 +172,7 @@ class ManagerCore:
         self._agent_lost = False
         self._left = False
         self._actions: list[Action] = []
-        self._report_at = 0.0
-        self._changed = False  # the number of workers, since the last report
-        self._finished: list[Finished] = []
-        self._results: list[Frame] = []
-        self._result_bytes = 0  # of those
-        self._untaken_bytes = 0  # of sent results that the agent has not taken yet
-        self._window_bytes = FIRST_WINDOW_BYTES
-        self._died: list[Died] = []
-        self._started: list[Started] = []
+        self._reports = Reports()
         self._reads: list[ReadOutput] = []
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
@@ -179,7 +182,7 @@ class ManagerCore:
         for event in events:
             self._handle(event, now)
         self._handle_deadlines(now)
-        self._report(now.mono)
+        self._report(now)
         # Behind the report: the agent has the output of tasks that have ended before it hears that they do not run.
         self._actions += map(self._read_output, self._reads)
         self._reads = []
@@ -192,13 +195,16 @@ class ManagerCore:
 
     def next_deadline(self) -> float:
         """The monotonic second at which :meth:`handle` is due without an event."""
-        deadline = self._report_at
+        deadline = self._reports.due_at
         if self._stop_at is not None:
             deadline = min(deadline, self._stop_at)
-        elif len(self._workers) < self._slots:
-            deadline = min(deadline, self._launch_at)
-        if self._yield_at is not None:
-            deadline = min(deadline, self._yield_at)
+        else:
+            if self._free_slots:
+                deadline = min(deadline, self._placement.idle_launch_at(self._launch_at))
+            if self._environments:
+                deadline = min(deadline, self._environments_at, self._expiry_at)
+        if self._placement.review_at is not None:
+            deadline = min(deadline, self._placement.review_at)
         due = [self._deadline(worker) for worker in self._workers.values() if not worker.killed]
         return min([deadline, *[each for each in due if each is not None]])
 
@@ -236,17 +242,16 @@ class ManagerCore:
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
                     for job in jobs:
-                        if self._refusal and job.order.submitter:
-                            self._finish(job, TaskState.FAILED, outcomes.isolation_missing(self._refusal).to_json())
-                        else:
-                            self._queue.add(job.order.submitter, job)
+                        self._task_received(job, instant)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
-                self._untaken_bytes -= size_bytes
-                self._window_bytes = window_bytes
+                self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
                 self._recalled(self._workers[worker_id], revoked)
             case WorkerDied():
-                self._worker_died(event, now)
+                self._worker_died(event, instant)
+            case EnvironmentProgress() | EnvironmentReady() | EnvironmentFailed() | Prewarm():
+                if self._stop_at is None:
+                    self._environment_event(event, instant)
             case CancelTasks(task_ids=task_ids):
                 self._cancel(set(task_ids))
             case ReadOutput():
@@ -254,7 +259,7 @@ class ManagerCore:
             case LimitExceeded(worker_id=worker_id, task_id=task_id, record=record):
                 exceeding = self._workers.get(worker_id)
                 if exceeding is not None and exceeding.runs(task_id):
-                    self._stop_task(exceeding, task_id, _StopReason(TaskState.FAILED, record))
+                    self._stop_task(exceeding, task_id, StopReason(TaskState.FAILED, record))
             case MalformedReceived(worker_id=worker_id, reason=reason):
                 self._kill(self._workers[worker_id], reason)
             case Stop(grace_s=grace_s):
@@ -266,17 +271,47 @@ class ManagerCore:
                 self._agent_lost = True
                 self._stop(0.0, now)
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def _key_of(self, job: Job) -> str:
+        environment = job.order.options.environment
+        return self._default_key if environment is None else environment.key
+
+    def _task_received(self, job: Job, now: Instant) -> None:
+        if self._refusal and job.order.submitter:
+            self._fail(job, outcomes.isolation_missing(self._refusal))
+            return
+        if job.refusal is not None:
+            self._fail(job, job.refusal)
+            return
+        environment = job.order.options.environment or self._default
+        if environment is None:
+            self._queue.add(job)
+            return
+        state = self._environments.of(environment)
+        if (record := state.needed(now)) is not None:
+            self._fail(job, record)
+        elif state.state is State.READY:
+            self._queue.add(job)
+        else:
+            state.waiting.append(job)
+            if state.state is State.COLD:
+                self._prepare(state, now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
+        record = outcomes.cancelled(running=False).to_json()
         for job in [job for job in self._queue.items() if job.order.task_id in task_ids]:
-            self._queue.remove(job.order.submitter, job)
-            self._finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
+            self._queue.remove(job)
+            self._reports.finish(job, TaskState.CANCELLED, record)
+        for state in self._environments:
+            for job in [job for job in state.waiting if job.order.task_id in task_ids]:
+                state.waiting.remove(job)
+                self._reports.finish(job, TaskState.CANCELLED, record)
         for worker in self._workers.values():
             for job in worker.jobs:
                 if job.order.task_id in task_ids:
-                    stop = _StopReason(TaskState.CANCELLED, outcomes.cancelled(running=True))
+                    stop = StopReason(TaskState.CANCELLED, outcomes.cancelled(running=True))
                     self._stop_task(worker, job.order.task_id, stop)
 
     def _read_output(self, request: ReadOutput) -> Action:
@@ -293,24 +328,7 @@ class ManagerCore:
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
         return ReadStreams(request.request_id, request.max_bytes, found)
 
-    def _stop(self, grace_s: float, now: float) -> None:
-        """Accept no more tasks, let running ones finish within ``grace_s`` seconds, then kill all workers."""
-        self._stop_at = now + grace_s if self._stop_at is None else min(self._stop_at, now + grace_s)
-        self._queue.clear()
-        for worker in self._workers.values():
-            if worker.is_ready:
-                self._recall(worker)
-            else:
-                self._kill(worker)
-
-    def _worker_ready(self, worker: _Worker, now: float) -> None:
-        worker.is_ready = True
-        worker.turn_began = now
-        self._changed = True
-        self._start_backoff.reset()
-        self._problem = ""
-
-    def _task_done(self, worker: _Worker, done: Done, result: Frame, now: Instant) -> None:
+    def _task_done(self, worker: Worker, done: Done, result: Frame, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
             self._kill(worker, "the result of a task that it does not run")
             return
@@ -321,11 +339,11 @@ class ManagerCore:
             self._kill(worker, "an output with lengths that cannot be")
             return
         result_bytes = len(result) - (0 if done.printed is None else done.printed.tail_bytes)
-        if worker.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
+        if worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
             self._kill(worker, f"a result of {result_bytes} bytes")
             return
         job = worker.jobs.popleft()
-        self._queue.done(job.order.submitter)
+        self._queue.done(job)
         worker.unread_bytes -= _unread_bytes(job)
         output = None
         if done.printed is not None:
@@ -338,10 +356,11 @@ class ManagerCore:
         if worker.stops:
             worker.stops.pop(done.task_id, None)
         self._prefetch.observe(ended_at - started_at)
-        state = TaskState.SUCCESS if done.error is None else TaskState.FAILED
-        self._finish(
+        if (state := self._environments.get(worker.pair.key)) is not None:
+            state.task_ended(measured_s)
+        self._reports.finish(
             job,
-            state,
+            TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
             result=result,
             started_at=started_at,
@@ -350,41 +369,174 @@ class ManagerCore:
             is_retried=done.is_retried,
             output=output,
         )
-        if self._stop_at is not None and not worker.recalling:
+        is_last = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
+        if is_last and not worker.recalling:
             self._kill(worker)
 
-    def _recalled(self, worker: _Worker, revoked: int) -> None:
+    def _fail(self, job: Job, record: ErrorRecord) -> None:
+        self._reports.finish(job, TaskState.FAILED, record.to_json())
+
+    def _stop_task(self, worker: Worker, task_id: str, stop: StopReason) -> None:
+        worker.stops[task_id] = stop
+        self._recall(worker)
+
+    # -- environments --------------------------------------------------------------------------------------------------
+
+    def _environment_event(
+        self, event: EnvironmentProgress | EnvironmentReady | EnvironmentFailed | Prewarm, now: Instant
+    ) -> None:
+        self._environments_at = 0.0
+        if isinstance(event, Prewarm):
+            if event.count or self._environments.get(event.environment.key) is not None:
+                state = self._environments.of(event.environment)
+                state.prewarm = min(event.count, self._slots + self._warm.extra_workers)
+                if state.prewarm and state.needed(now) is None and state.state is State.COLD:
+                    self._prepare(state, now)
+            return
+        if (found := self._environments.get(event.key)) is None:
+            return
+        state = found
+        match event:
+            case EnvironmentProgress(text=text):
+                state.progress(text, now)
+            case EnvironmentReady(forkable=forkable, memory_bytes=memory_bytes):
+                state.ready(now, forkable=forkable, memory_bytes=memory_bytes)
+                while state.waiting:
+                    self._queue.add(state.waiting.popleft())
+            case EnvironmentFailed(record=record):
+                if state.state is State.PREPARING:
+                    state.preparation_failed(record, now)
+                    self._fail_tasks_of(state)
+
+    def _prepare(self, state: EnvironmentState, now: Instant) -> None:
+        self._actions.append(Prepare(state.environment))
+        state.preparing(now, limit_s=self._environment_start_limit_s)
+        self._environments_at = 0.0
+
+    def _fail_tasks_of(self, state: EnvironmentState) -> None:
+        """Fail the tasks that wait for an environment, if it has failed."""
+        if state.state is not State.FAILED or state.record is None:
+            return
+        for job in itertools.chain(state.waiting, self._queue.remove_all(state.key)):
+            self._fail(job, state.record)
+        state.waiting.clear()
+
+    def _check_environments(self, now: Instant) -> None:
+        """Prepare what is needed, give up what takes too long, and release what is not used any more."""
+        if now.mono < self._environments_at:
+            return
+        due: list[float] = [now.mono + self._warm.idle_s]
+        in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
+        for state in self._environments:
+            if state.is_wanted and state.needed(now) is None and state.state is State.COLD:
+                self._prepare(state, now)
+            if state.due_at is not None and now.mono >= state.due_at:
+                if state.prepares_again:
+                    self._prepare(state, now)
+                else:
+                    limit_s = self._environment_start_limit_s
+                    words = f"its preparation has taken longer than {limit_s:g} s; at the end {state.text}"
+                    record = outcomes.environment_start_failed(state.environment.label, words)
+                    state.preparation_failed(record, now)
+                    self._fail_tasks_of(state)
+            if state.state is State.READY and state.key not in in_use and not state.is_wanted:
+                if now.mono >= state.used_at + self._warm.idle_s:
+                    self._actions.append(Release(state.key))
+                    state.released(now)
+                else:
+                    due.append(state.used_at + self._warm.idle_s)
+            due += [at for at in (state.due_at, state.retry_at if state.is_wanted else None) if at is not None]
+        self._environments_at = min(due)
+
+    def _start_s(self, key: str) -> float:
+        """How long a start takes in an environment."""
+        state = self._environments.get(key)
+        return _GUESSED_OWN_START_S if state is None else state.expected_start_s
+
+    def _memory_of(self, key: str) -> int | None:
+        state = self._environments.get(key)
+        return None if state is None else state.memory_bytes
+
+    # -- warm workers --------------------------------------------------------------------------------------------------
+
+    def _idle_workers(self) -> list[Worker]:
+        """The workers of environments that have nothing to do, and all without a place."""
+        kept = Pair("", self._default_key)
+        return [
+            worker
+            for worker in self._workers.values()
+            if worker.is_idle and (worker.parked or (worker.pair.key and worker.pair != kept))
+        ]
+
+    def _end_idle_workers(self, now: float) -> None:
+        """End those whose time is over, and those for which there is no memory."""
+        idle, protected = self._idle_workers(), self._placement.protected()
+        for worker in self._pool.expired(idle, protected, now=now):
+            self._evict(worker)
+        self._expiry_at = self._pool.next_expiry([worker for worker in idle if not worker.killed], protected)
+
+    def _evict(self, worker: Worker) -> None:
+        """End an idle worker whose memory or place is needed, or whose time is over."""
+        self._pool.evicted(worker)
+        self._kill(worker)
+
+    def _vacate(self, worker: Worker) -> None:
+        """Free the place of an idle worker: it stays warm without one if it may, else it is ended."""
+        place = worker.place
+        if not self._warm.extra_workers or worker.tasks_left is not None:
+            self._evict(worker)
+            return
+        worker.yields_to, worker.parked = None, True
+        self._free_slots.append((worker.slot, place))
+        parked = [each for each in self._workers.values() if each.parked and not each.killed]
+        gets_place = any(each.pair == place for each in parked)
+        if len(parked) - gets_place > self._warm.extra_workers:
+            protected = self._placement.protected()
+            least = self._pool.in_order([each for each in parked if each.pair != place])
+            self._evict(next((each for each in least if each.worker_id not in protected), least[0]))
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _worker_ready(self, worker: Worker, now: float) -> None:
+        worker.is_ready = True
+        worker.turn_began = now
+        if (state := self._environments.get(worker.pair.key)) is not None:
+            state.worker_started(now - worker.since)
+        worker.since = now
+        self._reports.changed = True
+        if not worker.pair.key:
+            self._start_backoff.reset()
+            self._problem = ""
+
+    def _recalled(self, worker: Worker, revoked: int) -> None:
         worker.recalling = False
         worker.syncing = revoked > 0
         self._requeue(worker, revoked)
         worker.overdue = worker.overdue and bool(worker.jobs)
-        is_idle_at_stop = self._stop_at is not None and not worker.jobs
-        if is_idle_at_stop or any(job.order.task_id in worker.stops for job in worker.jobs):
+        is_over = not worker.jobs and (self._stop_at is not None or worker.tasks_left == 0)
+        if is_over or any(job.order.task_id in worker.stops for job in worker.jobs):
             self._kill(worker)
         else:
             worker.stops.clear()
 
-    def _worker_died(self, event: WorkerDied, now: float) -> None:
+    def _worker_died(self, event: WorkerDied, now: Instant) -> None:
         worker = self._workers.pop(event.worker_id)
-        self._changed = True
+        self._reports.changed = True
         # It may have sent an invalid message and ended at once: it is not there any more to be killed or recalled.
         self._actions = [
             action
             for action in self._actions
             if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
         ]
-        self._free_slots.append((worker.slot, worker.submitter if worker.yields_to is None else worker.yields_to))
+        if not worker.parked:
+            self._free_slots.append((worker.slot, worker.place))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
         output = event.output if event.output is not None and event.output[1] else None
         if not worker.is_ready and self._stop_at is None:
-            if now >= self._launch_at:  # workers that were started together fail as one round
-                self._launch_at = now + self._start_backoff.next_s()
-            lines = stderr_tail.strip().splitlines()
-            last_line = lines[-1] if lines else "no output on standard error"
-            self._problem = f"a worker did not start: {event.reason}; {last_line}"
+            self._start_failed(worker, event, now)
         for job in worker.jobs:
-            self._queue.done(job.order.submitter)
+            self._queue.done(job)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
             if not job.order.options.output_bytes:
@@ -395,10 +547,67 @@ class ManagerCore:
                     record = dataclasses.replace(
                         record, stdout_tail=stdout_tail or None, stderr_tail=stderr_tail or None
                     )
-                self._finish(job, stop.state, record.to_json(), is_retried=stop.is_retried, output=output)
+                self._reports.finish(job, stop.state, record.to_json(), is_retried=stop.is_retried, output=output)
             elif self._stop_at is None:
-                self._died.append(Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
+                self._reports.died(Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
             # else: it stopped with the endpoint, and the agent knows which manager had it
+        if (state := self._environments.get(worker.pair.key)) is not None:
+            state.used_at = now.mono
+            self._environments_at = 0.0
+
+    def _start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:
+        """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager."""
+        lines = event.stderr_tail.strip().splitlines()
+        last_line = lines[-1] if lines else "no output on standard error"
+        words = f"{event.reason}; {last_line}"
+        if worker.environment is None:
+            if now.mono >= self._launch_at:  # workers that were started together fail as one round
+                self._launch_at = now.mono + self._start_backoff.next_s()
+            self._problem = f"a worker did not start: {words}"
+            return
+        if worker.killed and now.mono - worker.since >= self._environment_start_limit_s:
+            words = f"it was not ready within {self._environment_start_limit_s:g} s; {last_line}"
+        state = self._environments.of(worker.environment)
+        key = worker.pair.key
+        has_workers = any(each.pair.key == key and each.is_ready for each in self._workers.values())
+        state.worker_not_started(words, event.stderr_tail, now, has_workers=has_workers)
+        self._fail_tasks_of(state)
+
+    def _stop(self, grace_s: float, now: float) -> None:
+        """Accept no more tasks, let running ones finish within ``grace_s`` seconds, then kill all workers."""
+        self._stop_at = now + grace_s if self._stop_at is None else min(self._stop_at, now + grace_s)
+        self._queue.clear()
+        for state in self._environments:
+            state.waiting.clear()
+        for worker in self._workers.values():
+            if worker.is_ready:
+                self._recall(worker)
+            else:
+                self._kill(worker)
+
+    def _requeue(self, worker: Worker, count: int) -> None:
+        """Return the last jobs of a worker, which it did not start, to the head of the queue; cancelled ones finish."""
+        for _ in range(count):
+            job = worker.jobs.pop()
+            self._queue.done(job)
+            worker.unread_bytes -= _unread_bytes(job)
+            if worker.tasks_left is not None:
+                worker.tasks_left += 1
+            stop = worker.stops.pop(job.order.task_id, None)
+            if stop is not None and stop.state is TaskState.CANCELLED:
+                self._reports.finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
+            elif self._stop_at is None:
+                self._queue.put_back(job)
+
+    def _recall(self, worker: Worker) -> None:
+        if not (worker.recalling or worker.killed):
+            worker.recalling = True
+            self._actions.append(Recall(worker.worker_id))
+
+    def _kill(self, worker: Worker, reason: str = "") -> None:
+        if not worker.killed:
+            worker.killed = True
+            self._actions.append(Kill(worker.worker_id, reason))
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -415,37 +624,45 @@ class ManagerCore:
         for worker in self._workers.values():
             self._check_worker(worker, now)
         if self._stop_at is None:
+            if self._environments:
+                self._check_environments(now)
+                self._end_idle_workers(now.mono)
+            self._placement.review_at = None
             self._launch(now.mono)
             self._assign(now.mono)
+            if self._free_slots and self._warm.extra_workers:  # of workers that stay warm without a place
+                self._launch(now.mono)
+                self._assign(now.mono)
 
-    def _check_worker(self, worker: _Worker, now: Instant) -> None:
+    def _check_worker(self, worker: Worker, now: Instant) -> None:
         if worker.killed:
             return
         age_s = now.mono - worker.since
         if not worker.is_ready:
-            if age_s >= self._start_limit_s:
+            if age_s >= self._start_limit(worker):
                 self._kill(worker)
             return
         if not worker.jobs:
             if worker.yields_to is not None:
-                self._kill(worker)
+                self._vacate(worker)
             return
         head = worker.jobs[0].order
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
-            self._started.append(Started(head.task_id, now.epoch - age_s))
-        if not worker.overdue and (age_s >= _OVERDUE_S or self._is_window_full) and len(worker.jobs) > 1:
+            self._reports.started(Started(head.task_id, now.epoch - age_s))
+        is_window_full = self._reports.is_window_full
+        if not worker.overdue and (age_s >= _OVERDUE_S or is_window_full) and len(worker.jobs) > 1:
             worker.overdue = True
             self._recall(worker)
         walltime_s = head.options.walltime_s
         if walltime_s is not None and age_s >= walltime_s and head.task_id not in worker.stops:
             is_retried = WALLTIME_NAME in head.options.retry_on
-            stop = _StopReason(TaskState.FAILED, outcomes.walltime_exceeded(walltime_s), is_retried)
+            stop = StopReason(TaskState.FAILED, outcomes.walltime_exceeded(walltime_s), is_retried)
             self._stop_task(worker, head.task_id, stop)
 
-    def _deadline(self, worker: _Worker) -> float | None:
+    def _deadline(self, worker: Worker) -> float | None:
         if not worker.is_ready:
-            return worker.since + self._start_limit_s
+            return worker.since + self._start_limit(worker)
         if not worker.jobs:
             return None
         head = worker.jobs[0].order
@@ -456,204 +673,117 @@ class ManagerCore:
             delays.append(head.options.walltime_s)
         return worker.since + min(delays) if delays else None
 
-    # -- reports -------------------------------------------------------------------------------------------------------
+    def _start_limit(self, worker: Worker) -> float:
+        return self._start_limit_s if worker.environment is None else self._environment_start_limit_s
 
-    def _report(self, now: float) -> None:
-        """Report changes at once, and the number of workers each second.
-
-        Results for which the agent has no room stay here, and while some do, no task is started; unless the manager
-        stops.
-        """
-        count, results = len(self._finished), self._results
-        if self._is_window_full and self._stop_at is None:
-            count, results = self._results_within_window()
-        if not (count or self._died or self._started or self._changed or now >= self._report_at):
-            return
-        self._report_at = now + _REPORT_PERIOD_S
-        self._changed = False
-        ready = [worker for worker in self._workers.values() if worker.is_ready]
-        progress = Progress(
-            finished=tuple(self._finished[:count]),
-            died=tuple(self._died),
-            started=tuple(self._started),
-            workers=len(ready),
-            idle_workers=sum(not worker.jobs for worker in ready),
-            problem=self._problem,
-        )
-        size_bytes = sum(map(len, results))
-        self._untaken_bytes += size_bytes
-        self._result_bytes -= size_bytes
-        sent = len(results)
-        self._results = self._results[sent:]
-        self._finished = [_moved(each, sent) for each in self._finished[count:]]
-        self._died, self._started = [], []
-        self._actions.append(Report(progress, results))
-
-    def _results_within_window(self) -> tuple[int, list[Frame]]:
-        """How many finished tasks may be reported, and their results; the last one may exceed the window."""
-        results: list[Frame] = []
-        room_bytes = self._window_bytes - self._untaken_bytes
-        for count, each in enumerate(self._finished):
-            bodies = [self._results[body] for body in (each.result, each.output) if body is not None]
-            if bodies and room_bytes <= 0:
-                return count, results
-            results += bodies
-            room_bytes -= sum(map(len, bodies))
-        return len(self._finished), results
-
-    @property
-    def _is_window_full(self) -> bool:
-        """Whether the results fill the room that the agent has for them."""
-        return self._untaken_bytes + self._result_bytes >= self._window_bytes
-
-    # -- workers -------------------------------------------------------------------------------------------------------
+    # -- launches and orders -------------------------------------------------------------------------------------------
 
     def _launch(self, now: float) -> None:
-        while len(self._workers) < self._slots and now >= self._launch_at:
-            slot, submitter = self._free_slots.popleft()
-            if not self._queue.of(submitter):
-                submitter = next((each for each, _ in self._in_need()), "")
-            worker = _Worker(self._next_worker_id, slot, submitter, now)
+        """Give free slots to workers: to one that is warm without a place, or to a new one."""
+        for _ in range(len(self._free_slots)):
+            slot, hint = self._free_slots.popleft()
+            pair = self._placement.pair_for_slot(hint, now, can_start_own=now >= self._launch_at)
+            if pair is None:
+                self._free_slots.append((slot, hint))
+                continue
+            if self._queue:
+                self._queue.got_place(pair)
+            parked = [each for each in self._workers.values() if each.parked and each.is_idle and each.pair == pair]
+            if parked:
+                parked[0].parked, parked[0].slot, parked[0].turn_began = False, slot, now
+                continue
+            state = self._environments.get(pair.key)
+            environment = None if state is None else state.environment
+            tasks_left = self._tasks_per_worker or None
+            worker = Worker(self._next_worker_id, slot, pair, now, environment, tasks_left)
             self._next_worker_id += 1
             self._workers[worker.worker_id] = worker
-            self._actions.append(Launch(worker.worker_id, worker.slot, submitter))
+            self._actions.append(Launch(worker.worker_id, worker.slot, pair.submitter, environment))
 
     def _assign(self, now: float) -> None:
         """Share the queue among workers that are idle or soon will be; others wait, so that packets are few."""
-        self._yield_at = None
-        if not self._queue or self._is_window_full:
-            return
-        depth = self._prefetch.depth
-        if not self._shared_workers:
-            self._move_yields(now)
-        workers = [
-            worker
-            for worker in self._workers.values()
-            if worker.accepts_tasks and not worker.overdue and len(worker.jobs) <= (depth + 1) // 2
-        ]
-        workers.sort(key=lambda worker: len(worker.jobs))
-        if self._shared_workers:
-            self._share(None, workers, now)
-            return
-        is_starved = False  # whether a submitter before has no worker
-        for submitter in self._queue.in_turn():
-            own = [worker for worker in workers if worker.submitter == submitter]
-            if is_starved:
-                own = [worker for worker in own if worker.jobs or not self._would_overrun(worker, now)]
-            self._share(submitter, own, now)
-            has_place = any(submitter in (each.submitter, each.yields_to) for each in self._workers.values())
-            is_starved = is_starved or not (has_place or len(self._workers) < self._slots)
-        if self._queue:
-            self._yield_workers(now)
+        if not self._reports.is_window_full and self._queue:
+            for worker in self._placement.moved_yields(now):
+                self._vacate(worker)
+            depth = self._prefetch.depth
+            workers = [
+                worker
+                for worker in self._workers.values()
+                if worker.accepts_tasks and not worker.overdue and len(worker.jobs) <= (depth + 1) // 2
+            ]
+            workers.sort(key=lambda worker: len(worker.jobs))
+            is_starved = False  # whether a submitter before has no worker
+            for pair in self._queue.in_turn():
+                own = [worker for worker in workers if worker.pair == pair]
+                if is_starved:
+                    own = [worker for worker in own if worker.jobs or not self._placement.would_overrun(worker, now)]
+                self._share(pair, own, now)
+                is_starved = is_starved or not (self._free_slots or self._placement.has_place(pair.submitter))
+            if self._queue:
+                self._yield_workers(now)
+        if self._environments and not self._free_slots:
+            self._yield_to_prewarmed(now)
 
-    def _share(self, submitter: str | None, workers: Sequence[_Worker], now: float) -> None:
-        """Share the tasks of one submitter, or of all, among workers."""
+    def _share(self, pair: Pair, workers: Sequence[Worker], now: float) -> None:
+        """Share the tasks of a pair among its workers."""
         queue = self._queue
         depth = self._prefetch.depth
         for index, worker in enumerate(workers):
-            waiting = len(queue) if submitter is None else len(queue.of(submitter))
-            share = -(-waiting // (len(workers) - index))
+            share = -(-queue.waiting(pair) // (len(workers) - index))
+            most = min(share, 1 + depth - len(worker.jobs))
+            if worker.tasks_left is not None:
+                most = min(most, worker.tasks_left)
             jobs: list[Job] = []
             unread_bytes = worker.unread_bytes
-            for _ in range(min(share, 1 + depth - len(worker.jobs))):
+            for _ in range(most):
                 if unread_bytes > _MAX_UNREAD_BYTES:
                     break
-                if (found := queue.take(submitter=submitter)) is None:
+                if (job := queue.take(pair)) is None:
                     break
-                unread_bytes += _unread_bytes(found[1])
-                jobs.append(found[1])
+                unread_bytes += _unread_bytes(job)
+                jobs.append(job)
             self._send_jobs(worker, jobs, now)
 
-    def _in_need(self) -> Iterator[tuple[str, int]]:
-        """Submitters with more waiting tasks than workers that start for them, the next one first; how many more."""
-        if self._shared_workers or not self._queue:
-            return
-        coming = collections.Counter(
-            worker.submitter if worker.yields_to is None else worker.yields_to
-            for worker in self._workers.values()
-            if not worker.is_ready or worker.yields_to is not None
-        )
-        for submitter in self._queue.in_turn():
-            missing = len(self._queue.of(submitter)) - coming[submitter]
-            if missing > 0:
-                yield submitter, missing
-
     def _yield_workers(self, now: float) -> None:
-        """End workers of submitters that have nothing to do, or more workers than others that need some."""
-        if len(self._workers) < self._slots:  # no worker can be started now
+        """End workers of those that have nothing to do, or more workers than others that need some."""
+        if self._free_slots:  # no worker can be started now
             return
-        counts = collections.Counter(
-            worker.submitter if worker.yields_to is None else worker.yields_to for worker in self._workers.values()
-        )
-        if len(counts.keys() | self._queue.waiting()) == 1:
+        places = {worker.place for worker in self._workers.values() if not worker.parked}
+        if len(places | self._queue.pairs()) == 1:
             return
-        for submitter, missing in list(self._in_need()):
+        stuck: set[Pair] = set()
+        while pair := next((each for each, _ in self._placement.needs(now) if each not in stuck), None):
+            worker = self._placement.place_for(pair, now)
+            if worker is None:
+                stuck.add(pair)
+            else:
+                self._yield(worker, pair)
+
+    def _yield_to_prewarmed(self, now: float) -> None:
+        for pair, missing in list(self._placement.prewarm_needs(now)):
             for _ in range(missing):
-                if (worker := self._worker_for(submitter, counts, now)) is None:
-                    break
-                counts[worker.submitter] -= 1
-                counts[submitter] += 1
-                worker.yields_to = submitter
-                if worker.jobs:
-                    self._recall(worker)
-                else:
-                    self._kill(worker)
+                if (worker := self._placement.place_to_prewarm(pair)) is not None:
+                    self._yield(worker, pair)
 
-    def _move_yields(self, now: float) -> None:
-        """Of the workers of a submitter, the first that is idle yields. None does if nothing waits for it any more."""
-        busy = [worker for worker in self._workers.values() if worker.yields_to is not None and worker.jobs]
-        for worker in busy:
-            if worker.yields_to is None or worker.killed:
-                continue
-            if not self._queue.of(worker.yields_to):
-                worker.yields_to = None
-                continue
-            for other in self._workers.values():
-                is_idle = other.accepts_tasks and not other.jobs
-                if is_idle and other.submitter == worker.submitter and now >= other.turn_began + TURN_S:
-                    other.yields_to, worker.yields_to = worker.yields_to, None
-                    self._kill(other)
-                    break
+    def _yield(self, worker: Worker, pair: Pair) -> None:
+        worker.yields_to = pair
+        if worker.jobs:
+            self._recall(worker)
+        else:
+            self._vacate(worker)
 
-    def _worker_for(self, submitter: str, counts: Mapping[str, int], now: float) -> _Worker | None:
-        """The worker whose place a submitter gets; None if there is none now."""
-        others = [
-            worker
-            for worker in self._workers.values()
-            if worker.is_ready and not worker.killed and worker.yields_to is None and worker.submitter != submitter
-        ]
-        for worker in others:
-            if not worker.jobs and not self._queue.of(worker.submitter):
-                return worker
-            if not worker.jobs and not counts[submitter] and self._would_overrun(worker, now):
-                return worker
-        richest = max((counts[each.submitter] for each in others), default=0)
-        if richest <= counts[submitter]:
-            return None
-        worker = min((each for each in others if counts[each.submitter] == richest), key=lambda each: each.turn_began)
-        ends = worker.turn_began + TURN_S
-        if richest == counts[submitter] + 1 > 1:  # the odd worker changes sides, once in a turn
-            of_both = [each for each in self._workers.values() if each.submitter in (submitter, worker.submitter)]
-            if not all(each.is_ready and each.yields_to is None for each in of_both):
-                return None
-            ends = max(each.turn_began for each in of_both) + TURN_S
-        if now >= ends:
-            return worker
-        self._yield_at = ends if self._yield_at is None else min(self._yield_at, ends)
-        return None
-
-    def _would_overrun(self, worker: _Worker, now: float) -> bool:
-        """Whether a task of average length would end after the worker's turn."""
-        return now + (self._prefetch.mean_s or 0.0) > worker.turn_began + TURN_S
-
-    def _send_jobs(self, worker: _Worker, jobs: Sequence[Job], now: float) -> None:
+    def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""
         if not jobs:
             return
         if not worker.jobs:
             worker.since, worker.head_reported, worker.overdue = now, False, False
-            if len(self._queue.waiting()) <= 1 and now >= worker.turn_began + TURN_S:
+            if now >= worker.turn_began + TURN_S and len(self._queue.pairs()) <= 1:
                 worker.turn_began = now
+        if worker.tasks_left is not None:
+            worker.tasks_left -= len(jobs)
+        if self._environments:
+            self._pool.used(worker, len(jobs), now)
         worker.jobs.extend(jobs)
         start, size = 0, 0
         for index, job in enumerate(jobs):
@@ -664,7 +794,7 @@ class ManagerCore:
                 start, size = index, len(job.payload)
         self._send_packet(worker, jobs[start:])
 
-    def _send_packet(self, worker: _Worker, jobs: Sequence[Job]) -> None:
+    def _send_packet(self, worker: Worker, jobs: Sequence[Job]) -> None:
         known = worker.functions
         new = {job.order.function_hash: job.function for job in jobs if job.order.function_hash not in known}
         forget = bool(new) and len(known) + len(new) > _MAX_KNOWN_FUNCTIONS
@@ -693,67 +823,41 @@ class ManagerCore:
         body = (*new.values(), *[job.payload for job in jobs])
         self._actions.append(Send(worker.worker_id, Run(orders, functions, forget), body))
 
-    def _requeue(self, worker: _Worker, count: int) -> None:
-        """Return the last jobs of a worker, which it did not start, to the head of the queue; cancelled ones finish."""
-        for _ in range(count):
-            job = worker.jobs.pop()
-            self._queue.done(job.order.submitter)
-            worker.unread_bytes -= _unread_bytes(job)
-            stop = worker.stops.pop(job.order.task_id, None)
-            if stop is not None and stop.state is TaskState.CANCELLED:
-                self._finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
-            elif self._stop_at is None:
-                self._queue.put_back(job.order.submitter, job)
+    # -- reports -------------------------------------------------------------------------------------------------------
 
-    def _stop_task(self, worker: _Worker, task_id: str, stop: _StopReason) -> None:
-        worker.stops[task_id] = stop
-        self._recall(worker)
+    def _report(self, now: Instant) -> None:
+        """Report changes at once, and the number of workers each second.
 
-    def _recall(self, worker: _Worker) -> None:
-        if not (worker.recalling or worker.killed):
-            worker.recalling = True
-            self._actions.append(Recall(worker.worker_id))
-
-    def _kill(self, worker: _Worker, reason: str = "") -> None:
-        if not worker.killed:
-            worker.killed = True
-            self._actions.append(Kill(worker.worker_id, reason))
-
-    def _finish(
-        self,
-        job: Job,
-        state: TaskState,
-        error: Mapping[str, Any] | None,
-        *,
-        result: Frame = b"",
-        started_at: float | None = None,
-        ended_at: float | None = None,
-        details: dict[str, Any] | None = None,
-        is_retried: bool = False,
-        output: tuple[Printed, bytes] | None = None,
-    ) -> None:
-        frame = None
-        if state is TaskState.SUCCESS or result:
-            frame = self._add_body(result)
-        record = dict(error) if error is not None else None
-        finished = Finished(
-            job.order.task_id, state, frame, record, started_at, ended_at, details, is_retried=is_retried
+        Results for which the agent has no room stay here, and while some do, no task is started; unless the manager
+        stops.
+        """
+        everything = self._stop_at is not None
+        if self._environments:
+            self._reports.environments(self._statuses, now)
+        if not self._reports.is_due(now.mono, everything=everything):
+            return
+        ready = [worker for worker in self._workers.values() if worker.is_ready and not worker.parked]
+        self._actions.append(
+            self._reports.make(
+                now.mono,
+                workers=len(ready),
+                idle_workers=sum(not worker.jobs for worker in ready),
+                problem=self._problem or self._problem_of_default(),
+                everything=everything,
+            )
         )
-        if output is not None:
-            finished = msgspec.structs.replace(finished, printed=output[0], output=self._add_body(output[1]))
-        self._finished.append(finished)
 
-    def _add_body(self, body: Frame) -> int:
-        """Add a body of the next report; returns its index."""
-        self._results.append(body)
-        self._result_bytes += len(body)
-        return len(self._results) - 1
+    def _problem_of_default(self) -> str:
+        """Why tasks that name no environment cannot run, if they have one."""
+        state = None if self._default is None else self._environments.get(self._default_key)
+        return "" if state is None or state.record is None else state.record.message
 
-
-def _moved(finished: Finished, sent: int) -> Finished:
-    """A report whose bodies have moved, because so many before them were sent."""
-    result, output = (None if body is None else body - sent for body in (finished.result, finished.output))
-    return msgspec.structs.replace(finished, result=result, output=output)
+    def _statuses(self) -> tuple[EnvironmentStatus, ...]:
+        """The environments that are not cold, or have something to say."""
+        by_key: dict[str, list[Worker]] = collections.defaultdict(list)
+        for worker in self._workers.values():
+            by_key[worker.pair.key].append(worker)
+        return tuple(state.status(by_key[state.key]) for state in self._environments if state.state is not State.COLD)
 
 
 def has_limits(order: TaskOrder) -> bool:

@@ -55,8 +55,10 @@ class Provider(Protocol):
     def changed(self) -> None:
         """The caller has read the status of all blocks; called whenever the descriptor is readable."""
 
-    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> Block:
+    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str], image: str = "") -> Block:
         """Start a block whose nodes each run ``command``, with these variables in addition to those of the site.
+
+        :param image: of the block's pod, instead of the configured one; empty where blocks are no pods.
 
         :raises OSError: if that is not possible now.
         """

@@ -50,9 +50,10 @@ class Scheduler(Protocol):
     #: Whether the nodes see the agent's files; if not, a job's command must be self-contained.
     shares_files: bool
 
-    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None, image: str = "") -> str:
         """Submit a job that runs a shell command on each of its nodes; its id. ``secrets``: variables of its
-        environment that the job's description must not show; only where files are not shared."""
+        environment that the job's description must not show; only where files are not shared. ``image``: of its pod,
+        instead of the configured one."""
 
     def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
         """The statuses of jobs; unknown jobs are left out."""
@@ -69,6 +70,7 @@ class BatchBlock:
     provider: BatchProvider
     command: str
     secrets: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    image: str = ""
     job_id: str | None = None
     latest: BlockStatus = BlockStatus(Phase.WAITING, "being submitted")  # noqa: RUF009 - frozen
     unwanted: bool = False
@@ -143,7 +145,9 @@ class BatchProvider:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._changes)
 
-    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> BatchBlock:
+    def start(
+        self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str], image: str = ""
+    ) -> BatchBlock:
         """As :meth:`Provider.start`. The scheduler's answer is in the block's status."""
         secrets: Mapping[str, str] = {}
         if not self._scheduler.shares_files:
@@ -157,7 +161,7 @@ class BatchProvider:
             path.touch(0o700)
             path.write_text(script)
             script = f"/bin/bash {shlex.quote(str(path))}"
-        block = BatchBlock(block_id, self, script, secrets)
+        block = BatchBlock(block_id, self, script, secrets, image)
         self._new.put(block)
         self.wake()
         return block
@@ -221,7 +225,7 @@ class BatchProvider:
             return
         try:
             block.job_id = self._scheduler.submit(
-                block.command, name=self._job_name(block.block_id), secrets=block.secrets
+                block.command, name=self._job_name(block.block_id), secrets=block.secrets, image=block.image
             )
         except SchedulerError as error:
             _logger.error("the scheduler refused a block: %s", error)

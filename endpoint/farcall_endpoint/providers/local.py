@@ -37,8 +37,10 @@ class LocalProvider:
         *,
         block_id: str,  # noqa: ARG002 - for schedulers, which show it
         environment: Mapping[str, str],
+        image: str = "",
     ) -> LocalBlock:
         """As :meth:`Provider.start`."""
+        assert not image, "no pod"
         pipe, there = pipe_pair()
         with there:
             arguments = [*command, "--agent-fd", str(there.fileno()), "--agent-pid", str(os.getpid())]

@@ -78,9 +78,10 @@ class ParslScheduler:
         """Write a script as Parsl does, whose job has the given name: Parsl adds the time of the submit."""
         write(_JOB_NAME.sub(lambda found: found[1] + self._job_name, template), *arguments)
 
-    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None, image: str = "") -> str:
         """As :meth:`Scheduler.submit`."""
         assert not secrets, "these are in a file"
+        assert not image, "its jobs are no pods"
         self._job_name = name
         with _ErrorLog() as errors:
             try:
@@ -154,10 +155,12 @@ class KubernetesScheduler(ParslScheduler):
     def __init__(self, provider: Any) -> None:
         super().__init__(provider)
         self._pods = provider.kube_client = _PodsWithSecrets(provider.kube_client)
+        self._image = provider.image
 
-    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None, image: str = "") -> str:
         """As :meth:`Scheduler.submit`."""
         self._pods.secrets = secrets or {}
+        self._provider.image = image or self._image
         return super().submit(command, name=name)
 
 

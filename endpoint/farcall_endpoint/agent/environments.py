@@ -1,0 +1,228 @@
+"""Environments of an agent's tasks: what is known of them, how long their tasks run, and what is reported of them.
+
+Pure. Instants are epoch seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from farcall_common.environments import Environment
+from farcall_endpoint.agent.loads import EnvironmentDemand
+from farcall_endpoint.agent.managers import ManagerEntry, Managers, TaskQueue
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import EnvironmentStatus
+
+MOST_REPORTED: Final = 20
+"""Environments of nodes in a report to the cloud."""
+_MOST_KNOWN: Final = 100
+_REGISTRY_IMAGES: Final = ("docker", "podman", "podman-hpc", "shifter")
+_USER_OF_URL: Final = re.compile(r"://[^/@]+@")
+
+
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    """``running_since``: since when a worker has had tasks without one that finished."""
+
+    environment: Environment
+    durations: PrefetchPolicy
+    since: float | None = None
+    running_since: float | None = None
+
+
+class EnvironmentsSeen:
+    """The environments of tasks that came lately, and the durations of their tasks.
+
+    :param horizon_s, limit: of :class:`PrefetchPolicy`, for each environment.
+    :param default: the environment of tasks that name none, which the managers know.
+    """
+
+    def __init__(self, *, horizon_s: float, limit: int, default: Environment | None = None) -> None:
+        self._horizon_s = horizon_s
+        self._limit = limit
+        self._seen: dict[str, _Seen] = {}
+        self._default = default
+
+    def __bool__(self) -> bool:
+        return bool(self._seen)
+
+    def add(self, environment: Environment, key: str) -> None:
+        """A task in an environment has come; of many, those without tasks for longest are forgotten."""
+        seen = self._seen.pop(key, None)
+        if seen is None:
+            seen = _Seen(environment, PrefetchPolicy(horizon_s=self._horizon_s, limit=self._limit))
+        elif environment.name:
+            seen.environment = environment
+        self._seen[key] = seen
+        if len(self._seen) > _MOST_KNOWN:
+            idle = next((each for each, other in self._seen.items() if other.since is None), None)
+            if idle is not None and idle != key:
+                del self._seen[idle]
+
+    def known(self) -> list[Environment]:
+        """All that are known, the latest first."""
+        found = [seen.environment for seen in reversed(self._seen.values())]
+        return [*([] if self._default is None else [self._default]), *found]
+
+    def get(self, key: str) -> Environment | None:
+        """An environment by its key."""
+        seen = self._seen.get(key)
+        return None if seen is None else seen.environment
+
+    def finished(self, key: str, duration_s: float | None, *, now: float) -> None:
+        """A task of an environment has finished."""
+        seen = self._seen.get(key)
+        if seen is not None:
+            if duration_s is not None:
+                seen.durations.observe(duration_s)
+            if seen.running_since is not None:
+                seen.running_since = now
+
+    def demand(
+        self, queue: TaskQueue, managers: Managers, *, own: PrefetchPolicy, now: float
+    ) -> dict[str, EnvironmentDemand]:
+        """The tasks by environment; empty while all are of the endpoint's own Python, and so are all workers.
+
+        :param own: knows the durations of the others.
+        """
+        if not (queue.waiting or managers.has_environments):
+            return {}
+        demands: dict[str, EnvironmentDemand] = {}
+        waiting = sent = 0
+        for key, seen in self._seen.items():
+            waits, has = len(queue.waiting.get(key, ())), managers.sent.get(key, 0)
+            if not (waits or has):
+                seen.since = seen.running_since = None
+                continue
+            waiting, sent = waiting + waits, sent + has
+            seen.since = now if seen.since is None else seen.since
+            self._note_running(key, seen, managers, has=has, now=now)
+            demands[key] = EnvironmentDemand(
+                seen.environment, waits, has, seen.since, _run_s(seen, now), seen.durations.depth
+            )
+        others = max(0, len(queue) - waiting), managers.outstanding - sent
+        if any(others):
+            demands[""] = EnvironmentDemand(None, *others, run_s=own.mean_s, depth=own.depth)
+        return demands
+
+    def _note_running(self, key: str, seen: _Seen, managers: Managers, *, has: int, now: float) -> None:
+        is_running = has > 0 and any(
+            load.sent and (load.ready or member.load.image)
+            for member in managers.members.values()
+            if (load := member.load.environments.get(key)) is not None
+        )
+        if not is_running:
+            seen.running_since = None
+        elif seen.running_since is None:
+            seen.running_since = now
+
+
+def _run_s(seen: _Seen, now: float) -> float | None:
+    """How long a task runs: the mean, or at least as long as no worker has finished one."""
+    if seen.running_since is None:
+        return seen.durations.mean_s
+    return max(seen.durations.mean_s or 0.0, now - seen.running_since)
+
+
+def image_of(environment: Environment) -> str:
+    """The image of a pod that runs the tasks of an environment; empty if that is no image from a registry."""
+    location = environment.location
+    if environment.type in _REGISTRY_IMAGES:
+        return location.removeprefix("docker://") if not location.startswith(("/", ".")) else ""
+    return location.removeprefix("docker://") if location.startswith("docker://") else ""
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def report_environments(members: Collection[ManagerEntry], *, most: int = MOST_REPORTED) -> list[dict[str, Any]]:
+    """The environments of all nodes for a report: those with a problem first, then those that start, then those with
+    the most workers. Of what has never been in use, and has no problem, nothing."""
+    rows = [(_interest(status), member.node, status) for member in members for status in member.environments]
+    rows.sort(key=lambda row: (*row[0], row[2].label, row[1]))
+    return [_row(node, status) for _, node, status in rows[:most]]
+
+
+def _interest(status: EnvironmentStatus) -> tuple[int, int]:
+    rank = 0 if status.problem else 1 if status.starting or status.text else 2 if status.warm + status.busy else 3
+    return rank, -(status.warm + status.busy)
+
+
+def _row(node: str, status: EnvironmentStatus) -> dict[str, Any]:
+    return {
+        "key": status.key,
+        "label": without_secrets(status.label),
+        "type": status.type,
+        "node": node,
+        "warm": status.warm,
+        "busy": status.busy,
+        "starting": status.starting,
+        "forkable": status.forkable,
+        "text": without_secrets(status.text),
+        "since": status.since,
+        "problem": without_secrets(status.problem),
+    }
+
+
+def state_of(row: Mapping[str, Any]) -> str:
+    """The state of an environment on a node, in a word."""
+    if row["problem"]:
+        return "failed"
+    if row["warm"] or row["busy"]:
+        return "warm"
+    if row["starting"] or row["text"]:
+        return "starting"
+    return "forkable" if row["forkable"] else "cold"
+
+
+def waiting_reasons(
+    queue: TaskQueue, managers: Managers, seen: EnvironmentsSeen, *, now: float
+) -> Iterator[dict[str, object]]:
+    """Why tasks of environments wait, one sentence for each environment."""
+    for key, tasks in queue.waiting.items():
+        environment = seen.get(key)
+        if environment is None:
+            continue
+        label = without_secrets(environment.label)
+        yield {"environment": label, "waiting_tasks": len(tasks), "why": _why(key, label, managers, now)}
+
+
+def _why(key: str, label: str, managers: Managers, now: float) -> str:
+    here = [(member.node, each) for member in managers.members.values() for each in member.environments]
+    of_it = [(node, status) for node, status in here if status.key == key]
+    for node, status in of_it:
+        if status.text or (status.starting and not status.warm + status.busy):
+            what = status.text or "a worker starts"
+            since = f", {now - status.since:.0f} s so far" if status.since else ""
+            return f"waits for environment {label} to start on node {node}: {without_secrets(what)}{since}"
+    for node, status in of_it:
+        if status.problem:
+            return f"environment {label} cannot be started on node {node}: {without_secrets(status.problem)}"
+    if not len(managers):
+        return "waits for a node"
+    if any(status.busy + status.warm for _, status in of_it):
+        return f"waits for a worker of environment {label}: all of them are busy"
+    return f"waits for a free slot to start environment {label}"
+
+
+def without_secrets(text: str) -> str:
+    """A text without the user and password of a URL."""
+    return _USER_OF_URL.sub("://", text) if "@" in text else text
+
+
+def without_credentials(environment: Environment) -> Environment:
+    """An environment without the user and password of a URL, for logs."""
+    location = without_secrets(environment.location)
+    requirements = tuple(map(without_secrets, environment.requirements))
+    if (location, requirements) == (environment.location, environment.requirements):
+        return environment
+    return Environment(
+        type=environment.type,
+        location=location,
+        requirements=requirements,
+        preload=environment.preload,
+        name=environment.name,
+    )

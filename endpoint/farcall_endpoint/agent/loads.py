@@ -1,0 +1,174 @@
+"""Loads of managers and the demand of environments, which scheduling policies read; and the plainest placement.
+
+Instants are epoch seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from farcall_common.environments import Environment
+from farcall_endpoint.agent.tasks import Task
+
+MOST_OVERTAKEN: Final = 1000
+"""So that a long queue is not read to its end in every turn."""
+_UNKNOWN_TYPE: Final = "the endpoint's nodes do not have it"
+_OTHER_IMAGE: Final = "the node runs another image"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When a manager's block is over, in epoch seconds.
+
+    :param drain_s: so much of it is kept free of tasks of unknown length.
+    :param limit_s: what any task may run at most, whatever its own limit; None is no limit.
+    """
+
+    ends_at: float
+    drain_s: float = 0.0
+    limit_s: float | None = None
+
+    def fits(self, walltime_s: float | None, *, now: float) -> bool:
+        """Whether a task with such a limit can end before the block does."""
+        known = [limit for limit in (walltime_s, self.limit_s) if limit is not None]
+        left_s = self.ends_at - now
+        return left_s >= min(known) if known else left_s > self.drain_s
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class EnvironmentLoad:
+    """An environment at a manager.
+
+    ``ready``: its workers there, idle or busy, and ``starting``: those that start, as the manager reported last.
+    ``sent``: tasks that it has from the agent. ``cold``: those of them that were sent to have a worker started.
+    ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are the manager's, too.
+    """
+
+    ready: int = 0
+    starting: int = 0
+    forkable: bool = False
+    problem: str = ""
+    start_s: float | None = None
+    sent: int = 0
+    cold: int = 0
+
+    @property
+    def workers(self) -> int:
+        """Its workers there, with those that the tasks sent there make the manager start."""
+        return max(self.ready + self.starting, min(max(self.cold, 1), self.sent))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class ManagerLoad:
+    """A manager as a policy sees it.
+
+    ``slots``: its workers, of any environment. ``free``: slots without a task; below 0 by as many tasks as wait behind
+    others. ``lifetime``: None if there is no limit, or it is unknown. ``types``: the technologies that it was asked
+    for, each with why it does not work there, empty if it does. ``image``: the key of the only environment that it
+    runs, empty if it is no such node. ``environments``: by key, those that it knows or has tasks of; the endpoint's own
+    Python, whose key is empty, may be missing.
+    """
+
+    manager_id: str
+    slots: int
+    free: int
+    lifetime: Lifetime | None = None
+    types: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    image: str = ""
+    environments: dict[str, EnvironmentLoad] = dataclasses.field(default_factory=dict)
+
+    def room(self, depth: int) -> int:
+        """What it takes, if so many tasks may wait behind each running one."""
+        return self.free + self.slots * depth
+
+    def lasts(self, walltime_s: float | None, *, now: float) -> bool:
+        """Whether a task with such a limit can end here."""
+        return self.lifetime is None or self.lifetime.fits(walltime_s, now=now)
+
+    def refusal(self, environment: Environment | None) -> str:
+        """Why it can never run tasks of an environment (None: the endpoint's own Python); empty if it can."""
+        if self.image:
+            return "" if environment is not None and environment.key == self.image else _OTHER_IMAGE
+        return "" if environment is None else self.types.get(environment.type, _UNKNOWN_TYPE)
+
+    def takes(self, task: Task, *, now: float) -> bool:
+        """Whether a task can run, and end, here. While its environment has a problem, it cannot."""
+        options = task.spec.options
+        if self.lifetime is not None and not self.lifetime.fits(options.walltime_s, now=now):
+            return False
+        if not task.environment_key:
+            return not self.image
+        here = self.environments.get(task.environment_key)
+        return not self.refusal(options.environment) and (here is None or not here.problem)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnvironmentDemand:
+    """The tasks of an environment.
+
+    :param environment: None: the endpoint's own Python.
+    :param waiting: that wait here.
+    :param sent: that managers have.
+    :param since: epoch second since when there are such tasks.
+    :param run_s: how long one runs: what was seen, or at least so long; None before anything was.
+    :param depth: of its tasks, how many may wait behind each running one.
+    """
+
+    environment: Environment | None
+    waiting: int
+    sent: int = 0
+    since: float = 0.0
+    run_s: float | None = None
+    depth: int = 0
+
+
+NO_ENVIRONMENTS: Final[Mapping[str, EnvironmentDemand]] = types.MappingProxyType({})
+Placed = list[tuple[Task, str]]
+_Choice = Callable[[Sequence[ManagerLoad]], ManagerLoad]
+
+
+def place_each(
+    tasks: Iterable[Task], managers: Sequence[ManagerLoad], depth: int, now: float, choose: _Choice
+) -> Placed:
+    """Place each task on a manager that is chosen among those with a free slot, else among those with room."""
+    placed: Placed = []
+    candidates = [manager for manager in managers if manager.free > 0]
+    behind = 0  # tasks that may wait behind each running one: none while a slot is free
+    hopeless: set[tuple[float | None, str]] = set()  # limits and environments that no candidate takes
+    manager: ManagerLoad | None = None
+    run = overtaken = 0
+    for task in tasks:
+        if not candidates and not behind:
+            behind = depth
+            candidates = [manager for manager in managers if manager.room(depth) > 0]
+            hopeless.clear()
+        # One that may not run twice never waits behind another: should the manager die, it would be lost without ever
+        # having been started.
+        if not candidates or overtaken > MOST_OVERTAKEN or (behind and not task.spec.options.idempotent):
+            break
+        if manager is None or not run or not manager.takes(task, now=now):
+            needs = (task.spec.options.walltime_s, task.environment_key)
+            manager = None if needs in hopeless else _choose(candidates, task, now, choose)
+            if manager is None:
+                hopeless.add(needs)
+                overtaken += 1
+                continue
+            run = 1 if behind else min(1 + depth, manager.free)
+        run -= 1
+        manager.free -= 1
+        placed.append((task, manager.manager_id))
+        if manager.room(behind) <= 0:
+            candidates.remove(manager)
+    return placed
+
+
+def _choose(candidates: Sequence[ManagerLoad], task: Task, now: float, choose: _Choice) -> ManagerLoad | None:
+    """A manager that takes the task; most do, so one is tried before all are looked at."""
+    manager = candidates[0] if len(candidates) == 1 else choose(candidates)
+    if manager.takes(task, now=now):
+        return manager
+    taking = [manager for manager in candidates if manager.takes(task, now=now)]
+    return choose(taking) if taking else None

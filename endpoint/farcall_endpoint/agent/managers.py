@@ -1,0 +1,291 @@
+"""Managers of an agent: their loads, tasks and environments; and the queue of tasks that wait for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from farcall_common.environments import Environment
+from farcall_common.fairness import FairQueue
+from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
+from farcall_endpoint.agent.scheduling import SchedulingPolicy
+from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_endpoint.protocol import EnvironmentStatus
+
+_NO_NODE: Final[Mapping[str, str]] = {}
+
+
+@dataclasses.dataclass(slots=True)
+class ManagerEntry:
+    """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
+    its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last."""
+
+    slots: int
+    load: ManagerLoad
+    outstanding: dict[str, Task] = dataclasses.field(default_factory=dict)
+    workers: int = 0
+    idle_workers: int = 0
+    node: str = ""
+    environments: tuple[EnvironmentStatus, ...] = ()
+
+
+class Managers:
+    """All managers of an agent."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, ManagerEntry] = {}
+        self._problems: dict[str, str] = {}
+        self._draining: frozenset[str] = frozenset()
+        #: Tasks that managers have, by the key of their environment; none of the endpoint's own Python.
+        self.sent: dict[str, int] = {}
+        #: Whether a manager has other workers than those of the endpoint's own Python, or had.
+        self.has_environments = False
+        #: Sums over all managers.
+        self.slots = self.workers = self.idle_workers = self.outstanding = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def loads(self) -> Sequence[ManagerLoad]:
+        """The input of a policy, which counts them down; :meth:`assign` does not."""
+        if self._draining:
+            return [member.load for name, member in self._members.items() if name not in self._draining]
+        return [member.load for member in self._members.values()]
+
+    def drain(self, manager_ids: Collection[str]) -> None:
+        """These get no task from now on; all others do."""
+        self._draining = frozenset(manager_ids)
+
+    @property
+    def busy(self) -> Collection[str]:
+        """The ids of managers that have tasks."""
+        return [manager_id for manager_id, member in self._members.items() if member.outstanding]
+
+    @property
+    def problem(self) -> str:
+        """The problem of one of them; empty if none has one."""
+        return next(iter(self._problems.values()), "")
+
+    @property
+    def members(self) -> Mapping[str, ManagerEntry]:
+        """All of them, by id."""
+        return self._members
+
+    def add(
+        self,
+        manager_id: str,
+        *,
+        slots: int,
+        lifetime: Lifetime | None,
+        node: str = "",
+        types: Mapping[str, str] = _NO_NODE,
+        image: str = "",
+    ) -> None:
+        """A manager has registered; its workers are not ready yet. ``types``, ``image``: see :class:`ManagerLoad`."""
+        load = ManagerLoad(manager_id, 0, 0, lifetime, types, image)
+        self._members[manager_id] = ManagerEntry(slots, load, node=node)
+        self.slots += slots
+        self.has_environments = self.has_environments or bool(image)
+
+    def remove(self, manager_id: str) -> ManagerEntry | None:
+        """A manager is lost; its last entry."""
+        self.note(manager_id, workers=0, idle_workers=0, problem="")
+        member = self._members.pop(manager_id, None)
+        if member is not None:
+            self.slots -= member.slots
+            self.outstanding -= len(member.outstanding)
+            for key, load in member.load.environments.items():
+                self._count_sent(key, -load.sent)
+        return member
+
+    def note(self, manager_id: str, *, workers: int, idle_workers: int, problem: str) -> None:
+        """The numbers that a manager reports. It gets tasks for present workers only."""
+        member = self._members.get(manager_id)
+        if member is None:
+            return
+        load = member.load
+        load.free += workers - load.slots
+        load.slots = workers
+        self.workers += workers - member.workers
+        self.idle_workers += idle_workers - member.idle_workers
+        member.workers, member.idle_workers = workers, idle_workers
+        if problem:
+            self._problems[manager_id] = problem
+        else:
+            self._problems.pop(manager_id, None)
+
+    def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
+        """The environments of a node, as its manager reports them."""
+        member = self._members.get(manager_id)
+        if member is None:
+            return
+        member.environments = environments
+        here = member.load.environments
+        reported = {each.key: each for each in environments}
+        for key in here.keys() - reported.keys():
+            load = here[key] = EnvironmentLoad(sent=here[key].sent, cold=here[key].cold)
+            if not load.sent:
+                del here[key]
+        for key, status in reported.items():
+            load = here.setdefault(key, EnvironmentLoad())
+            load.ready, load.starting = status.warm + status.busy, status.starting
+            load.forkable, load.problem, load.start_s = status.forkable, status.problem, status.start_s
+            if load.ready + load.starting >= load.cold:
+                load.cold = 0
+            self.has_environments = self.has_environments or bool(key)
+
+    def refusal(self, environment: Environment) -> str:
+        """Why no present manager can ever run tasks of an environment; empty if one can, or there is none."""
+        refusals = [member.load.refusal(environment) for member in self._members.values()]
+        return min(refusals, default="")
+
+    def problem_of(self, key: str) -> str:
+        """Why an environment cannot be started on a node, if all that know it say so."""
+        known = [load for member in self._members.values() if (load := member.load.environments.get(key)) is not None]
+        return next((load.problem for load in known), "") if all(load.problem for load in known) else ""
+
+    def _count_sent(self, key: str, change: int) -> None:
+        if left := self.sent.get(key, 0) + change:
+            self.sent[key] = left
+        else:
+            self.sent.pop(key, None)
+
+    def assign(self, manager_id: str, task: Task) -> None:
+        """A manager gets a task for which its load was counted down."""
+        member = self._members[manager_id]
+        member.outstanding[task.task_id] = task
+        self.outstanding += 1
+        if key := task.environment_key:
+            member.load.environments.setdefault(key, EnvironmentLoad()).sent += 1
+            self._count_sent(key, 1)
+            self.has_environments = True
+
+    def release(self, manager_id: str, task_id: str) -> Task | None:
+        """A manager does not have a task any more; None if it did not have it."""
+        member = self._members.get(manager_id)
+        task = member.outstanding.pop(task_id, None) if member is not None else None
+        if member is not None and task is not None:
+            member.load.free += 1
+            self.outstanding -= 1
+            if key := task.environment_key:
+                load = member.load.environments[key]
+                load.sent -= 1
+                load.cold = min(load.cold, load.sent)
+                self._count_sent(key, -1)
+        return task
+
+
+class TaskQueue:
+    """A queue, fair between submitters and oldest first for each of them. Tasks that finished while they waited are
+    skipped, and removed at the front.
+
+    :param weights: by submitter, as :class:`FairQueue` takes them.
+    """
+
+    def __init__(self, weights: Mapping[str, int] | None = None) -> None:
+        self._tasks: FairQueue[Task] = FairQueue(weights)
+        #: Those that wait for another environment than the endpoint's own Python, by its key.
+        self.waiting: dict[str, set[Task]] = {}
+
+    def __len__(self) -> int:
+        """How many wait, and perhaps some that finished meanwhile."""
+        return len(self._tasks)
+
+    def __bool__(self) -> bool:
+        """Whether any task waits."""
+        for task in self._following([]):
+            self._tasks.undo(*task)
+            return True
+        return False
+
+    def add(self, task: Task) -> None:
+        """Put a task behind the others of its submitter."""
+        self._tasks.add(task.spec.submitter, task)
+        if task.environment_key:
+            self.waiting.setdefault(task.environment_key, set()).add(task)
+
+    def put_back(self, tasks: Sequence[Task]) -> None:
+        """Put tasks before the others, in their order."""
+        for task in reversed(tasks):
+            self._tasks.put_back(task.spec.submitter, task)
+            if task.environment_key:
+                self.waiting.setdefault(task.environment_key, set()).add(task)
+
+    def left(self, task: Task) -> None:
+        """A task of an environment does not wait any more."""
+        waiting = self.waiting.get(task.environment_key)
+        if waiting is not None:
+            waiting.discard(task)
+            if not waiting:
+                del self.waiting[task.environment_key]
+
+    def done(self, task: Task) -> None:
+        """A manager does not have a task any more that it got from here."""
+        self._tasks.done(task.spec.submitter)
+
+    def place(
+        self,
+        policy: SchedulingPolicy,
+        managers: Sequence[ManagerLoad],
+        *,
+        depth: int,
+        now: float,
+        environments: Mapping[str, EnvironmentDemand],
+    ) -> Placed:
+        """Take out tasks for which the policy has managers, each with its manager, in the order in which they leave.
+        Others that they overtake keep their places."""
+        seen: list[tuple[str, Task, int]] = []
+        following = (task for _, task, _ in self._following(seen))
+        placed = policy.place(following, managers, depth=depth, now=now, environments=environments)
+        if len(placed) < len(seen):
+            leaving = {task for task, _ in placed}
+            for found in reversed(seen):
+                if found[1] not in leaving:
+                    self._tasks.undo(*found)
+        placed = [*placed, *self._squeeze_in(managers, now=now)]
+        if self.waiting:
+            for task, _ in placed:
+                if task.environment_key:
+                    self.left(task)
+        return placed
+
+    def _squeeze_in(self, managers: Sequence[ManagerLoad], *, now: float) -> Iterator[tuple[Task, str]]:
+        """Where more tasks wait at managers than should, since short ones were expected: a manager takes turns too, so
+        that a submitter that has nothing there need not wait until all of those have run."""
+        full = [manager for manager in managers if manager.free < 0]
+        while full and (found := self._tasks.take(new_submitters_only=True)) is not None:
+            task = found[1]
+            lasting = [manager for manager in full if manager.takes(task, now=now) and _has(manager, task)]
+            if task.stage is not Stage.QUEUED:
+                self._tasks.done(found[0])
+            elif not lasting or not task.spec.options.idempotent:
+                self._tasks.undo(*found)
+                return
+            else:
+                manager = max(lasting, key=lambda each: each.free)
+                manager.free -= 1
+                yield task, manager.manager_id
+
+    def clear(self) -> list[Task]:
+        """Take out all that wait."""
+        self.waiting.clear()
+        return [task for task in self._tasks.clear() if task.stage is Stage.QUEUED]
+
+    def _following(self, seen: list[tuple[str, Task, int]]) -> Iterator[tuple[str, Task, int]]:
+        """Take tasks one after the other, and note them down."""
+        while (found := self._tasks.take()) is not None:
+            if found[1].stage is Stage.QUEUED:
+                seen.append(found)
+                yield found
+            else:
+                self._tasks.done(found[0])
+
+
+def _has(manager: ManagerLoad, task: Task) -> bool:
+    """Whether a manager has workers for a task, so that it need not wait for a start behind others."""
+    if not task.environment_key or manager.image:
+        return True
+    here = manager.environments.get(task.environment_key)
+    return here is not None and here.ready > 0

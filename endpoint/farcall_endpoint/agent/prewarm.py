@@ -1,0 +1,132 @@
+"""Prewarming: workers of an environment that the endpoint's owner wants warm, spread over the managers.
+
+``farcall-endpoint prewarm`` writes a :class:`PrewarmRequest` into the endpoint's directory; the agent reads it within a
+second, and again when it starts. Pure; the number of workers is for the endpoint as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from farcall_common.environments import Environment
+from farcall_endpoint.agent.environments import without_secrets
+from farcall_endpoint.agent.managers import ManagerEntry, Managers
+from farcall_endpoint.protocol import PrewarmRequest
+
+MOST_REQUESTS: Final = 100
+
+
+def spread(request: PrewarmRequest, managers: Mapping[str, ManagerEntry]) -> dict[str, int]:
+    """Workers by manager: as evenly as the slots of those allow that can run the environment. None on a node where it
+    has a problem, unless there is no other."""
+    able = {
+        manager_id: member
+        for manager_id, member in managers.items()
+        if request.node in ("", member.node) and not member.load.refusal(request.environment) and not member.load.image
+    }
+    key = request.environment.key
+    healthy = {
+        manager_id: member
+        for manager_id, member in able.items()
+        if (here := member.load.environments.get(key)) is None or not here.problem
+    }
+    room = {manager_id: member.slots for manager_id, member in (healthy or able).items()}
+    counts = dict.fromkeys(room, 0)
+    left = request.count
+    while left and (open_ := [each for each in room if counts[each] < room[each]]):
+        share = max(1, left // len(open_))
+        for manager_id in open_[: left if share == 1 else None]:
+            more = min(share, room[manager_id] - counts[manager_id], left)
+            counts[manager_id] += more
+            left -= more
+    return {manager_id: count for manager_id, count in counts.items() if count}
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A manager is to keep so many workers of an environment warm."""
+
+    manager_id: str
+    environment: Environment
+    count: int
+
+
+class Prewarming:
+    """Which manager was asked for what. A request ends with its last entry, or one with the count 0."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, PrewarmRequest] = {}
+        self._asked: dict[tuple[str, str], Change] = {}
+        self._is_due = False
+
+    def request(self, requests: Sequence[PrewarmRequest]) -> None:
+        """These are wanted from now on, and no others."""
+        self._requests = {each.environment.key: each for each in requests[:MOST_REQUESTS] if each.count}
+        self._is_due = True
+
+    def managers_changed(self) -> None:
+        """A manager has come, has gone, or has a problem."""
+        self._is_due = self._is_due or bool(self._requests)
+
+    def changes(self, managers: Managers) -> Iterator[Change]:
+        """What to ask of managers now."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        present = managers.members
+        self._asked = {each: asked for each, asked in self._asked.items() if each[0] in present}
+        wanted: dict[tuple[str, str], Change] = {}
+        for key, request in self._requests.items():
+            for manager_id, count in spread(request, present).items():
+                wanted[manager_id, key] = Change(manager_id, request.environment, count)
+        for each, asked in list(self._asked.items()):
+            if each not in wanted:
+                del self._asked[each]
+                yield dataclasses.replace(asked, count=0)
+        for each, change in wanted.items():
+            if self._asked.get(each) != change:
+                self._asked[each] = change
+                yield change
+
+    def describe(self, managers: Managers) -> list[dict[str, object]]:
+        """The requests, and how far they are, for the status."""
+        return [self._row(key, request, managers) for key, request in self._requests.items()]
+
+    def _row(self, key: str, request: PrewarmRequest, managers: Managers) -> dict[str, object]:
+        members = [each for each in managers.members.values() if request.node in ("", each.node)]
+        placed = sum(spread(request, managers.members).values())
+        here = [status for each in members for status in each.environments if status.key == key]
+        why, is_final = _why(request, members, placed)
+        return {
+            "environment": without_secrets(request.environment.label),
+            "key": key,
+            "wanted": request.count,
+            "placed": placed,
+            "warm": sum(each.warm + each.busy for each in here),
+            "starting": sum(each.starting for each in here),
+            "node": request.node,
+            "requested_at": request.requested_at,
+            "why": without_secrets(why),
+            "failed": is_final,
+        }
+
+
+def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int) -> tuple[str, bool]:
+    """What the request waits for, or why it cannot be done in full, and whether that is final; empty if nothing is to
+    say."""
+    if not members:
+        return (f"there is no node {request.node}", True) if request.node else ("there is no node yet", False)
+    refusals = [each.load.refusal(request.environment) for each in members]
+    if all(refusals):
+        return f"no node can run it: {refusals[0]}", True
+    key = request.environment.key
+    here = [(each.node, status) for each in members for status in each.environments if status.key == key]
+    for node, status in here:
+        if status.problem:
+            return f"it cannot be started on node {node}: {status.problem}", True
+    for node, status in here:
+        if status.text:
+            return f"node {node}: {status.text}", False
+    return (f"the nodes have slots for {placed} of them" if placed < request.count else ""), False

@@ -1,0 +1,245 @@
+"""Environments of a manager's node: preparation, failures, and what was learned of each. No I/O, no clock.
+
+An environment is *cold* until its first task, then it is *preparing*, then *ready*, or *failed*. A failed one fails its
+tasks at once; after a pause, the next task is a try, and each failed try doubles the pause.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from farcall_common.backoff import Backoff
+from farcall_common.environments import Environment
+from farcall_common.errors import ErrorRecord
+from farcall_endpoint import outcomes
+from farcall_endpoint.manager.events import Instant, Job
+from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.protocol import EnvironmentStatus
+
+_FIRST_START_WAIT_S: Final = 0.2
+_MAX_START_WAIT_S: Final = 10.0
+_MAX_START_FAILURES: Final = 4
+"""After so many failed rounds of worker starts in a row, tasks fail."""
+_MAX_PREPARATIONS: Final = 3
+"""How often an environment is prepared whose failures are worth another try."""
+_FIRST_PREPARATION_WAIT_S: Final = 1.0
+_MAX_PREPARATION_WAIT_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 10.0
+_MAX_PAUSE_S: Final = 900.0
+_GUESSED_START_S: Final = 1.0
+_GUESSED_FORK_S: Final = 0.02
+_MEMORY: Final = 0.3
+"""Weight of the newest start and of the newest task: the last three or so count."""
+_MAX_KNOWN: Final = 200
+"""Environments that are remembered; submitters may name any number."""
+
+
+class State(enum.Enum):
+    """Where an environment is in its life."""
+
+    COLD = "cold"
+    PREPARING = "preparing"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class EnvironmentState:
+    """One environment.
+
+    ``waiting``: tasks until it is ready. ``prewarm``: so many idle workers are kept. ``is_default``: tasks that name no
+    environment run in it. ``start_s``, ``mean_s``: how long starts and tasks took, as moving averages; None before the
+    first. ``used_at``: when it was last needed.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.key = environment.key
+        self.state = State.COLD
+        self.waiting: collections.deque[Job] = collections.deque()
+        self.prewarm = 0
+        self.is_default = False
+        self.text = ""
+        self.since = 0.0
+        self.forkable = False
+        self.memory_bytes: int | None = None
+        self.start_s: float | None = None
+        self.last_start_s: float | None = None
+        self.mean_s: float | None = None
+        self.used_at = 0.0
+        self.launch_at = 0.0
+        self.record: ErrorRecord | None = None
+        self.due_at: float | None = None  # end of the time for a preparation, or the time of the next one
+        self.prepares_again = False  # which of the two
+        self._starts = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
+        self._preparations = Backoff(first_s=_FIRST_PREPARATION_WAIT_S, most_s=_MAX_PREPARATION_WAIT_S)
+        self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
+        self._retry_at = 0.0
+
+    @property
+    def expected_start_s(self) -> float:
+        """How long a start takes."""
+        if self.start_s is not None:
+            return self.start_s
+        return _GUESSED_FORK_S if self.forkable else _GUESSED_START_S
+
+    @property
+    def expected_task_s(self) -> float | None:
+        """How long a task takes; None if nothing is known, and it is worth to wait until something is."""
+        if self.mean_s is None and self.forkable:
+            return self.expected_start_s
+        return self.mean_s
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is kept ready without tasks."""
+        return self.is_default or self.prewarm > 0
+
+    @property
+    def retry_at(self) -> float | None:
+        """When it may be tried again; None if it has not failed."""
+        return self._retry_at if self.state is State.FAILED else None
+
+    def needed(self, now: Instant) -> ErrorRecord | None:
+        """It is needed for a task, or to be warm; the error if there is no use in waiting for it."""
+        self.used_at = now.mono
+        if self.state is State.FAILED:
+            if now.mono < self._retry_at:
+                return self.record
+            self._set(State.COLD, "", now)
+        return None
+
+    def preparing(self, now: Instant, *, limit_s: float) -> None:
+        """Its preparation begins, and may take so long."""
+        if self.state is not State.PREPARING:
+            self._set(State.PREPARING, "it is being prepared", now)
+        self.due_at, self.prepares_again = now.mono + limit_s, False
+
+    def ready(self, now: Instant, *, forkable: bool, memory_bytes: int | None) -> None:
+        """It can be started."""
+        if forkable and not self.forkable:
+            self.start_s = None  # of a start without the template
+        self.forkable = forkable
+        self.memory_bytes = memory_bytes or self.memory_bytes
+        if self.state is not State.READY:
+            self._set(State.READY, "", now)
+            self.due_at = None
+            self._preparations.reset()
+
+    def preparation_failed(self, record: ErrorRecord, now: Instant) -> None:
+        """It could not be prepared. Afterwards either :attr:`prepares_again` is true, or it has failed."""
+        wait_s = self._preparations.next_s()
+        if record.retryable and self._preparations.failures < _MAX_PREPARATIONS and not self._pause.failures:
+            self._set(State.PREPARING, f"it is prepared again in {wait_s:g} s: {record.message}", now)
+            self.due_at, self.prepares_again = now.mono + wait_s, True
+        else:
+            self._fail(record, now)
+
+    def worker_started(self, start_s: float) -> None:
+        """A worker is ready, after so long."""
+        self.last_start_s = start_s
+        self.start_s = start_s if self.start_s is None else self.start_s + _MEMORY * (start_s - self.start_s)
+        self._starts.reset()
+        self._pause.reset()
+        self.record = None
+
+    def worker_not_started(self, words: str, log: str, now: Instant, *, has_workers: bool) -> None:
+        """A worker died before it was ready, with these last words and this end of its log. The environment fails after
+        several, if it has no worker."""
+        record = outcomes.environment_start_failed(self.environment.label, words)
+        self.record = dataclasses.replace(record, stderr_tail=log or None)
+        if now.mono >= self.launch_at:  # workers that were started together fail as one round
+            self.launch_at = now.mono + self._starts.next_s()
+        is_try = self._pause.failures > 0
+        if (is_try or self._starts.failures >= _MAX_START_FAILURES) and not has_workers:
+            self._fail(self.record, now)
+
+    def task_ended(self, duration_s: float) -> None:
+        """One of its tasks took so long."""
+        duration_s = max(duration_s, 1e-6)
+        self.mean_s = duration_s if self.mean_s is None else self.mean_s + _MEMORY * (duration_s - self.mean_s)
+
+    def released(self, now: Instant) -> None:
+        """Nothing of it is running any more."""
+        self.forkable = False
+        self._set(State.COLD, "", now)
+
+    def progress(self, text: str, now: Instant) -> None:
+        """What happens while it is prepared."""
+        if self.state is State.PREPARING and text != self.text:
+            self.text, self.since = text, now.epoch
+
+    def status(self, workers: Sequence[Worker]) -> EnvironmentStatus:
+        """For the agent.
+
+        :param workers: those of this environment.
+        """
+        alive = [worker for worker in workers if not worker.killed]
+        return EnvironmentStatus(
+            self.key,
+            self.environment.label,
+            self.environment.type,
+            warm=sum(worker.is_idle for worker in alive),
+            busy=sum(bool(worker.jobs) for worker in alive),
+            starting=sum(not worker.is_ready for worker in alive),
+            forkable=self.forkable,
+            text=self.text,
+            since=self.since,
+            problem="" if self.record is None else self.record.message,
+            start_s=self.last_start_s,
+        )
+
+    def _fail(self, record: ErrorRecord, now: Instant) -> None:
+        self.record = record
+        self._retry_at = now.mono + self._pause.next_s()
+        self._starts.reset()
+        self._preparations.reset()
+        self.due_at = None
+        self.launch_at = 0.0
+        self._set(State.FAILED, "", now)
+
+    def _set(self, state: State, text: str, now: Instant) -> None:
+        self.state, self.text, self.since = state, text, now.epoch
+
+
+class EnvironmentStates:
+    """All environments that a manager has seen, by key. The least recently needed are forgotten beyond a number."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, EnvironmentState] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def __iter__(self) -> Iterator[EnvironmentState]:
+        return iter(self._states.values())
+
+    def get(self, key: str) -> EnvironmentState | None:
+        """An environment; None if it was not seen or is forgotten."""
+        return self._states.get(key)
+
+    def of(self, environment: Environment) -> EnvironmentState:
+        """An environment, which is new or was seen before."""
+        state = self._states.get(environment.key)
+        if state is None:
+            self._forget()
+            state = self._states[environment.key] = EnvironmentState(environment)
+        return state
+
+    def is_ready(self, key: str, now: float) -> bool:
+        """Whether workers can be launched in it now. Those of the endpoint's own Python always can."""
+        if not key:
+            return True
+        state = self._states.get(key)
+        return state is not None and state.state is State.READY and now >= state.launch_at
+
+    def _forget(self) -> None:
+        idle = [
+            each for each in self if each.state in (State.COLD, State.FAILED) and not (each.waiting or each.is_wanted)
+        ]
+        idle.sort(key=lambda each: each.used_at)
+        for state in idle[: max(0, len(self._states) + 1 - _MAX_KNOWN)]:
+            del self._states[state.key]

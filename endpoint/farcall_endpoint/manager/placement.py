@@ -1,0 +1,312 @@
+"""Placement: who needs a worker, and whose place it gets. No I/O, no clock.
+
+A manager has a place for each slot. Places go to submitters in equal numbers, in turns where there are fewer places
+than submitters (as :mod:`farcall_common.fairness` has it for tasks). The places of one submitter go to its environments
+in proportion to their tasks, by highest averages (A. Sainte-Lague, 1910). A start of a container costs seconds, so
+
+- a place is wanted only for tasks that no worker would begin before a start is done (CIDRE, ASPLOS 2025: wait for a
+  busy warm worker, or start another), and
+- a place that was given stays given for a multiple of that time, and the share of an environment must have changed by
+  more than a rounding (hysteresis): environments that alternate do not take one another's places all the time.
+
+Idle workers without waiting tasks give their places first, in the order of :mod:`farcall_endpoint.manager.warm_pool`.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from farcall_endpoint.manager.environment_states import EnvironmentStates, State
+from farcall_endpoint.manager.task_queue import TaskQueue
+from farcall_endpoint.manager.warm_pool import WarmPool
+from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, Worker
+from farcall_endpoint.prefetch import PrefetchPolicy
+
+_KEPT_STARTS: Final = 4.0
+"""An environment keeps a place at least for so many times what its start takes."""
+_MARGIN: Final = 1.1
+"""A place goes to another environment of a submitter only if its tasks are more by this factor."""
+_LEAST_REVIEW_S: Final = 0.02
+
+
+class Placement:
+    """Decisions about the places of the workers, which are those that the core has.
+
+    :param idle: the pair of workers that nothing is waiting for.
+    :param unlimited: whether a worker may run any number of tasks.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: Mapping[int, Worker],
+        queue: TaskQueue,
+        environments: EnvironmentStates,
+        pool: WarmPool,
+        prefetch: PrefetchPolicy,
+        idle: Pair = OWN,
+        unlimited: bool = True,
+    ) -> None:
+        self._workers = workers
+        self._queue = queue
+        self._environments = environments
+        self._pool = pool
+        self._prefetch = prefetch
+        self._idle = idle
+        self._unlimited = unlimited
+        self.review_at: float | None = None
+        """When a decision may be another without an event: a turn ends, or a task is not expected to end any more."""
+
+    def pair_for_slot(self, hint: Pair, now: float, *, can_start_own: bool) -> Pair | None:
+        """Whose worker a free slot gets; None if it stays free for now.
+
+        :param hint: whom the slot was freed for.
+        :param can_start_own: whether workers of the endpoint's own Python can be launched now.
+        """
+
+        def can_start(pair: Pair) -> bool:
+            return self._environments.is_ready(pair.key, now) and (bool(pair.key) or can_start_own)
+
+        if not hint.key and can_start_own and self._queue.waiting(hint):
+            return hint
+        needs = [pair for pair, _ in self.needs(now) if can_start(pair)]
+        if hint in needs:
+            return hint
+        if needs:
+            return needs[0]
+        wanted = next((pair for pair, _ in self.prewarm_needs(now)), self._idle)
+        return wanted if can_start(wanted) else None
+
+    def idle_launch_at(self, own_launch_at: float) -> float:
+        """When a free slot gets a worker that nothing waits for; infinite if it must be prepared first."""
+        if not self._idle.key:
+            return own_launch_at
+        state = self._environments.get(self._idle.key)
+        return math.inf if state is None or state.state is not State.READY else state.launch_at
+
+    def needs(self, now: float) -> list[tuple[Pair, int]]:
+        """Whose tasks need more workers, the first one first; how many more."""
+        if not self._queue:
+            return []
+        by_place = self._by_place()
+        needs: list[tuple[Pair, int]] = []
+        for _, pairs in itertools.groupby(self._queue.in_turn(), key=lambda pair: pair.submitter):
+            needs += [
+                (pair, missing)
+                for pair in self._by_share(list(pairs), by_place)
+                if (missing := self._missing(pair, by_place.get(pair, []), now)) > 0
+            ]
+        return needs
+
+    def prewarm_needs(self, now: float) -> Iterator[tuple[Pair, int]]:
+        """Whose workers should be there before any task."""
+        for state in self._environments:
+            if state.prewarm and self._environments.is_ready(state.key, now):
+                pair = Pair("", state.key)
+                have = sum(worker.place == pair and not (worker.jobs or worker.killed) for worker in self._all())
+                have += sum(worker.yields_to == pair for worker in self._all())
+                if have < state.prewarm:
+                    yield pair, state.prewarm - have
+
+    def protected(self) -> set[int]:
+        """The idle workers that are there because they should be."""
+        protected: set[int] = set()
+        for state in self._environments:
+            if state.prewarm:
+                pair = Pair("", state.key)
+                idle = [worker for worker in self._all() if worker.is_idle and worker.pair == pair]
+                idle.sort(key=lambda worker: -worker.since)
+                protected.update(worker.worker_id for worker in idle[: state.prewarm])
+        return protected
+
+    def place_for(self, pair: Pair, now: float) -> Worker | None:
+        """The worker whose place a pair gets; None if there is none now."""
+        others = [
+            worker
+            for worker in self._active()
+            if worker.is_ready and not worker.killed and worker.yields_to is None and worker.pair != pair
+        ]
+        counts = collections.Counter(worker.place for worker in self._active())
+        return (
+            self._unused_place(others, now, has_places=counts[pair] > 0)
+            or self._place_of_submitter(pair.submitter, others, now)
+            or self._place_of_environment(pair, others, counts, now)
+        )
+
+    def place_to_prewarm(self, pair: Pair) -> Worker | None:
+        """The idle worker whose place a pair gets without any task; None if there is none now."""
+        protected = self.protected()
+        idle = [
+            worker
+            for worker in self._active()
+            if worker.is_idle
+            and worker.pair != pair
+            and worker.worker_id not in protected
+            and not self._queue.waiting(worker.pair)
+        ]
+        return next(iter(self._pool.in_order(idle)), None)
+
+    def moved_yields(self, now: float) -> list[Worker]:
+        """Of the workers of a submitter, the first that is idle yields. None does if nothing waits for it any more.
+        The workers that now yield at once."""
+        moved: list[Worker] = []
+        for worker in self._active():
+            if worker.yields_to is None or worker.killed or not worker.jobs:
+                continue
+            if not self._queue.waiting(worker.yields_to):
+                worker.yields_to = None
+                continue
+            for other in self._active():
+                is_idle = other.accepts_tasks and not other.jobs and other.pair != worker.yields_to
+                same = other.pair.submitter == worker.pair.submitter
+                if is_idle and same and now >= other.turn_began + TURN_S:
+                    other.yields_to, worker.yields_to = worker.yields_to, None
+                    moved.append(other)
+                    break
+        return moved
+
+    def would_overrun(self, worker: Worker, now: float) -> bool:
+        """Whether a task of average length would end after the worker's turn."""
+        return now + (self._prefetch.mean_s or 0.0) > worker.turn_began + TURN_S
+
+    def has_place(self, submitter: str) -> bool:
+        """Whether a submitter has a place, or gets one."""
+        return any(submitter in (worker.pair.submitter, worker.place.submitter) for worker in self._active())
+
+    # -- needs ---------------------------------------------------------------------------------------------------------
+
+    def _missing(self, pair: Pair, places: list[Worker], now: float) -> int:
+        """How many workers more the tasks of a pair need."""
+        waiting = self._queue.waiting(pair)
+        coming = sum(worker.yields_to is not None or not worker.is_ready for worker in places)
+        if not pair.key:
+            return waiting - coming
+        state = self._environments.get(pair.key)
+        if state is None or not self._environments.is_ready(pair.key, now):
+            if state is not None and state.state is State.READY:
+                self._review(state.launch_at)
+            return 0
+        is_parked = any(worker.parked and worker.pair == pair and not worker.killed for worker in self._all())
+        within_s = 0.0 if is_parked else state.expected_start_s
+        mean_s = state.expected_task_s
+        if mean_s is None:  # as long as it has been running, at least
+            mean_s = max((now - worker.since for worker in places if worker.jobs), default=0.0) or None
+        if mean_s is None and self._unlimited:
+            missing = 0 if places else 1
+        else:
+            # The start in the place of a worker that ends will have time for one.
+            capacity = sum(
+                1
+                if worker.killed or worker.yields_to is not None
+                else worker.tasks_within(within_s, mean_s=mean_s, now=now)
+                for worker in places
+            )
+            missing = math.ceil(max(0.0, waiting - capacity))
+        if not missing:
+            self._review(now + max(_LEAST_REVIEW_S, within_s / 4))
+        return missing
+
+    def _by_share(self, pairs: list[Pair], by_place: Mapping[Pair, list[Worker]]) -> list[Pair]:
+        """The environments of a submitter: those without a place, in the order in which they came, and then by how many
+        tasks they have for each place."""
+        if len(pairs) == 1:
+            return pairs
+        without = [pair for pair in pairs if not by_place.get(pair)]
+        others = [pair for pair in pairs if by_place.get(pair)]
+        others.sort(key=lambda pair: -self._demand(pair) / (len(by_place[pair]) + 0.5))
+        return without + others
+
+    def _demand(self, pair: Pair) -> int:
+        """Tasks of a pair that wait or run."""
+        return self._queue.waiting(pair) + sum(len(worker.jobs) for worker in self._active() if worker.pair == pair)
+
+    # -- places --------------------------------------------------------------------------------------------------------
+
+    def _unused_place(self, others: list[Worker], now: float, *, has_places: bool) -> Worker | None:
+        """The least valuable worker that nothing waits for. An environment that has places already does not get that of
+        one that had a task a moment ago: another start would cost as much as it has been idle for."""
+        protected = self.protected()
+        unused = [worker for worker in others if not worker.jobs and not self._queue.waiting(worker.pair)]
+        idle = [worker for worker in unused if worker.worker_id not in protected]
+        if not idle and all(worker.worker_id in protected for worker in self._active()):
+            idle = unused  # what is kept warm keeps no task from running
+        for worker in self._pool.in_order(idle) if self._environments else idle:
+            state = self._environments.get(worker.pair.key)
+            kept_until = worker.since + (state.expected_start_s if state is not None else 0.0)
+            if not has_places or now >= kept_until:
+                return worker
+            self._review(kept_until)
+        return None
+
+    def _place_of_submitter(self, submitter: str, others: list[Worker], now: float) -> Worker | None:
+        """A worker of another submitter that has more than this one, or whose turn is over."""
+        counts = collections.Counter(worker.place.submitter for worker in self._active())
+        others = [worker for worker in others if worker.pair.submitter != submitter]
+        if not counts[submitter]:
+            for worker in others:
+                if not worker.jobs and self.would_overrun(worker, now):
+                    return worker
+        richest = max((counts[each.pair.submitter] for each in others), default=0)
+        if richest <= counts[submitter]:
+            return None
+        worker = min(
+            (each for each in others if counts[each.pair.submitter] == richest), key=lambda each: each.turn_began
+        )
+        ends = worker.turn_began + TURN_S
+        if richest == counts[submitter] + 1 > 1:  # the odd worker changes sides, once in a turn
+            both = (submitter, worker.pair.submitter)
+            of_both = [each for each in self._active() if each.pair.submitter in both]
+            if not all(each.is_ready and each.yields_to is None for each in of_both):
+                return None
+            ends = max(each.turn_began for each in of_both) + TURN_S
+        return self._at_end_of_turn(worker, ends, now)
+
+    def _place_of_environment(
+        self, pair: Pair, others: list[Worker], counts: Mapping[Pair, int], now: float
+    ) -> Worker | None:
+        """A worker of the same submitter in an environment that has more places than its share."""
+        mine = [worker for worker in others if worker.pair.submitter == pair.submitter]
+        if not mine:
+            return None
+        last_place = {each: self._demand(each) / (counts[each] - 0.5) for each in {worker.pair for worker in mine}}
+        giver = min(last_place, key=lambda each: (last_place[each], each))
+        if counts[pair]:
+            next_place = self._demand(pair) / (counts[pair] + 0.5)
+            if counts[giver] < 2 or next_place <= _MARGIN * last_place[giver]:
+                return None
+            mine = [worker for worker in mine if worker.pair == giver]
+        elif counts[giver] > 1:
+            mine = [worker for worker in mine if worker.pair == giver]
+        # else: fewer places than environments, which take turns
+        worker = min(mine, key=lambda each: each.turn_began)
+        state = self._environments.get(worker.pair.key)
+        start_s = 0.0 if state is None else state.expected_start_s
+        return self._at_end_of_turn(worker, worker.turn_began + max(TURN_S, _KEPT_STARTS * start_s), now)
+
+    def _at_end_of_turn(self, worker: Worker, ends: float, now: float) -> Worker | None:
+        if now >= ends:
+            return worker
+        self._review(ends)
+        return None
+
+    def _review(self, at: float) -> None:
+        self.review_at = at if self.review_at is None else min(self.review_at, at)
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def _active(self) -> Iterator[Worker]:
+        """The workers that have a place."""
+        return (worker for worker in self._workers.values() if not worker.parked)
+
+    def _by_place(self) -> dict[Pair, list[Worker]]:
+        by_place: dict[Pair, list[Worker]] = {}
+        for worker in self._active():
+            by_place.setdefault(worker.place, []).append(worker)
+        return by_place

@@ -1,0 +1,149 @@
+"""Reports of a manager to its agent: results within the window that the agent has room for, and other news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.wire import TaskState
+from farcall_endpoint.manager.actions import Report
+from farcall_endpoint.manager.events import Instant, Job
+from farcall_endpoint.output import Printed
+from farcall_endpoint.protocol import FIRST_WINDOW_BYTES, Died, EnvironmentStatus, Finished, Progress, Started
+from farcall_endpoint.shared_memory import Frame
+
+_REPORT_PERIOD_S: Final = 1.0
+"""Longest time between two reports; a local agent also sees the manager die."""
+_ENVIRONMENTS_PERIOD_S: Final = 0.25
+"""Shortest time between two reports of environments."""
+
+
+class Reports:
+    """What is to be reported, and the results that the agent has not taken yet.
+
+    ``due_at``: when the next report is due without news. ``changed``: the workers are others than at the last one.
+    """
+
+    def __init__(self) -> None:
+        self.due_at = 0.0
+        self.changed = False
+        self._finished: list[Finished] = []
+        self._results: list[Frame] = []
+        self._result_bytes = 0  # of those
+        self._untaken_bytes = 0  # of sent results that the agent has not taken yet
+        self._window_bytes = FIRST_WINDOW_BYTES
+        self._died: list[Died] = []
+        self._started: list[Started] = []
+        self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
+        self._known_environments: tuple[EnvironmentStatus, ...] = ()
+        self._environments_at = 0.0
+
+    def finish(
+        self,
+        job: Job,
+        state: TaskState,
+        error: Mapping[str, Any] | None,
+        *,
+        result: Frame = b"",
+        started_at: float | None = None,
+        ended_at: float | None = None,
+        details: dict[str, str] | None = None,
+        is_retried: bool = False,
+        output: tuple[Printed, bytes] | None = None,
+    ) -> None:
+        """A task has ended."""
+        frame = None
+        if state is TaskState.SUCCESS or result:
+            frame = self._add_body(result)
+        record = dict(error) if error is not None else None
+        finished = Finished(
+            job.order.task_id, state, frame, record, started_at, ended_at, details, is_retried=is_retried
+        )
+        if output is not None:
+            finished = msgspec.structs.replace(finished, printed=output[0], output=self._add_body(output[1]))
+        self._finished.append(finished)
+
+    def died(self, died: Died) -> None:
+        """A worker died with a task."""
+        self._died.append(died)
+
+    def started(self, started: Started) -> None:
+        """A task has been running for a while."""
+        self._started.append(started)
+
+    def environments(self, statuses: Callable[[], tuple[EnvironmentStatus, ...]], now: Instant) -> None:
+        """Look at the environments, a few times a second, and report them if they have changed."""
+        if now.mono >= self._environments_at:
+            self._environments_at = now.mono + _ENVIRONMENTS_PERIOD_S
+            if (found := statuses()) != self._known_environments:
+                self._environments = self._known_environments = found
+
+    def taken(self, size_bytes: int, window_bytes: int) -> None:
+        """The agent has taken results."""
+        self._untaken_bytes -= size_bytes
+        self._window_bytes = window_bytes
+
+    @property
+    def is_window_full(self) -> bool:
+        """Whether the results fill the room that the agent has for them."""
+        return self._untaken_bytes + self._result_bytes >= self._window_bytes
+
+    def is_due(self, now: float, *, everything: bool) -> bool:
+        """Whether there is something to report: changes at once, and the number of workers each second.
+
+        :param everything: as of :meth:`make`.
+        """
+        if self._died or self._started or self.changed or self._environments is not None or now >= self.due_at:
+            return True
+        return bool(self._finished) and (everything or not self.is_window_full or self._results_within_window()[0] > 0)
+
+    def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
+        """The next report. Results for which the agent has no room stay here, unless it must have ``everything``."""
+        count, results = len(self._finished), self._results
+        if self.is_window_full and not everything:
+            count, results = self._results_within_window()
+        self.due_at = now + _REPORT_PERIOD_S
+        self.changed = False
+        progress = Progress(
+            finished=tuple(self._finished[:count]),
+            died=tuple(self._died),
+            started=tuple(self._started),
+            workers=workers,
+            idle_workers=idle_workers,
+            problem=problem,
+            environments=self._environments,
+        )
+        size_bytes = sum(map(len, results))
+        self._untaken_bytes += size_bytes
+        self._result_bytes -= size_bytes
+        sent = len(results)
+        self._results = self._results[sent:]
+        self._finished = [_moved(each, sent) for each in self._finished[count:]]
+        self._died, self._started, self._environments = [], [], None
+        return Report(progress, results)
+
+    def _results_within_window(self) -> tuple[int, list[Frame]]:
+        """How many finished tasks may be reported, and their results; the last one may exceed the window."""
+        results: list[Frame] = []
+        room_bytes = self._window_bytes - self._untaken_bytes
+        for count, each in enumerate(self._finished):
+            bodies = [self._results[body] for body in (each.result, each.output) if body is not None]
+            if bodies and room_bytes <= 0:
+                return count, results
+            results += bodies
+            room_bytes -= sum(map(len, bodies))
+        return len(self._finished), results
+
+    def _add_body(self, body: Frame) -> int:
+        """Add a body of the next report; returns its index."""
+        self._results.append(body)
+        self._result_bytes += len(body)
+        return len(self._results) - 1
+
+
+def _moved(finished: Finished, sent: int) -> Finished:
+    """A report whose bodies have moved, because so many before them were sent."""
+    result, output = (None if body is None else body - sent for body in (finished.result, finished.output))
+    return msgspec.structs.replace(finished, result=result, output=output)

@@ -1,0 +1,116 @@
+"""Warm pool: which idle worker is ended first, and when. No I/O, no clock.
+
+Greedy-Dual (N. Young, "The k-server dual and loose competitiveness for paging", 1994), as FaasCache uses it for warm
+functions (A. Fuerst and P. Sharma, ASPLOS 2021, section 4): the value of a worker is *clock + frequency x start cost /
+memory*. Its clock is that of the pool when it had its last task, and the clock of the pool is the value of what was
+ended last: so what was not used for long loses against what is used now, however valuable it was.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, Literal
+
+from farcall_endpoint.manager.workers import Pair, Worker
+
+_UNKNOWN_BYTES: Final = 100 * 2**20
+"""Memory of a worker that nothing was measured of."""
+_MOST_PAIRS: Final = 4096
+_HALF_LIFE_S: Final = 3600.0
+"""After so long, a task counts half as much for the frequency of its pair. FaasCache forgets the frequency when the
+last worker is ended; remembering it spares those that come back a start."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmPoolSettings:
+    """How long workers of environments stay without a task.
+
+    :param idle_s: most seconds.
+    :param memory_bytes: most memory of all that are idle; None: no limit.
+    :param eviction: which one is ended first: the least valuable, or the one that was used last longest ago.
+    :param extra_workers: so many may be warm without a place, beyond the slots. None where slots are bound to cores or
+        accelerators: a worker without a place has none of these, and gets its next place where one is free.
+    """
+
+    idle_s: float = 600.0
+    memory_bytes: int | None = None
+    eviction: Literal["greedy-dual", "lru"] = "greedy-dual"
+    extra_workers: int = 0
+
+
+class WarmPool:
+    """The values of workers.
+
+    :param start_s: how long a start takes in an environment.
+    :param memory_of: bytes of a worker of an environment; None if they are not known.
+    """
+
+    def __init__(
+        self,
+        settings: WarmPoolSettings,
+        *,
+        start_s: Callable[[str], float],
+        memory_of: Callable[[str], int | None],
+    ) -> None:
+        self.settings = settings
+        self._start_s = start_s
+        self._memory_of = memory_of
+        self._clock = 0.0
+        #: Of each pair, and as of when.
+        self._frequency: dict[Pair, tuple[float, float]] = {}
+
+    def used(self, worker: Worker, tasks: int, now: float) -> None:
+        """A worker was sent so many tasks."""
+        worker.age = self._clock
+        frequency, at = self._frequency.pop(worker.pair, (0.0, now))  # the dictionary is in order of the last use
+        self._frequency[worker.pair] = frequency * 0.5 ** ((now - at) / _HALF_LIFE_S) + tasks, now
+        if len(self._frequency) > _MOST_PAIRS:
+            del self._frequency[next(iter(self._frequency))]
+
+    def evicted(self, worker: Worker) -> None:
+        """An idle worker is ended."""
+        self._clock = max(self._clock, self._value(worker))
+
+    def in_order(self, workers: Iterable[Worker]) -> list[Worker]:
+        """Idle workers, the one to end first first."""
+        workers = sorted(workers, key=lambda worker: worker.since)
+        if self.settings.eviction == "lru":
+            return workers
+        # The second idle worker of a pair is worth half as much as the first one, and so on.
+        ranks: collections.Counter[Pair] = collections.Counter()
+        values: dict[int, float] = {}
+        for worker in reversed(workers):
+            ranks[worker.pair] += 1
+            values[worker.worker_id] = self._value(worker, ranks[worker.pair])
+        return sorted(workers, key=lambda worker: values[worker.worker_id])
+
+    def expired(self, idle: Iterable[Worker], protected: Collection[int], *, now: float) -> list[Worker]:
+        """The idle workers whose time is over, and those beyond the memory that idle workers may have."""
+        candidates = [worker for worker in idle if worker.worker_id not in protected]
+        ended = [worker for worker in candidates if now - worker.since >= self.settings.idle_s]
+        if self.settings.memory_bytes is not None:
+            left = self.in_order(worker for worker in candidates if now - worker.since < self.settings.idle_s)
+            excess = sum(map(self.memory_bytes, idle)) - sum(map(self.memory_bytes, ended))
+            excess -= self.settings.memory_bytes
+            for worker in left:
+                if excess <= 0:
+                    break
+                excess -= self.memory_bytes(worker)
+                ended.append(worker)
+        return ended
+
+    def memory_bytes(self, worker: Worker) -> int:
+        """What a worker occupies, as far as it is known."""
+        return self._memory_of(worker.pair.key) or _UNKNOWN_BYTES
+
+    def next_expiry(self, idle: Iterable[Worker], protected: Collection[int]) -> float:
+        """When the time of the next idle worker is over."""
+        ends = [worker.since + self.settings.idle_s for worker in idle if worker.worker_id not in protected]
+        return min(ends, default=math.inf)
+
+    def _value(self, worker: Worker, rank: int = 1) -> float:
+        frequency = self._frequency.get(worker.pair, (0.0, 0.0))[0] / rank
+        return worker.age + frequency * self._start_s(worker.pair.key) / (self.memory_bytes(worker) / 2**20)

@@ -1,0 +1,112 @@
+"""Workers as the manager's core sees them: whom they serve, which tasks they have, how long those will take."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import Final, NamedTuple
+
+from farcall_common.environments import Environment
+from farcall_common.errors import ErrorRecord
+from farcall_common.wire import TaskState
+from farcall_endpoint.manager.events import Job
+from farcall_endpoint.worker.channel import Begun
+
+TURN_S: Final = 1.0
+"""A worker with tasks keeps its submitter for so long, so that fairness does not cost a process start each time."""
+
+
+class Pair(NamedTuple):
+    """Whom a worker serves: tasks of one submitter (empty: the owner's, or everybody's where workers are shared) in one
+    environment (its key; empty: the endpoint's own Python)."""
+
+    submitter: str
+    key: str
+
+
+OWN: Final = Pair("", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class StopReason:
+    """How a task ends that must be stopped, if it is running."""
+
+    state: TaskState
+    record: ErrorRecord
+    is_retried: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Worker:
+    """A worker process, from its launch to its death.
+
+    It occupies a slot, unless it is ``parked``: warm without a place. ``tasks_left``: it may be sent so many tasks
+    more; None: any number.
+    """
+
+    worker_id: int
+    slot: int
+    pair: Pair
+    since: float  # start of the launch, later of the task at the head of ``jobs``, or of idleness
+    environment: Environment | None = None
+    tasks_left: int | None = None
+    turn_began: float = 0.0
+    yields_to: Pair | None = None  # gets its place, after the task that runs
+    is_ready: bool = False
+    jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque)
+    unread_bytes: int = 0  # upper limit of the jobs' bytes in the socket's buffer
+    head_reported: bool = False
+    overdue: bool = False
+    functions: set[str] = dataclasses.field(default_factory=set)
+    stops: dict[str, StopReason] = dataclasses.field(default_factory=dict)
+    begun: Begun | None = None  # of the running task, if its memory is limited
+    recalling: bool = False
+    syncing: bool = False
+    killed: bool = False
+    parked: bool = False
+    age: float = 0.0  # clock of the warm pool at its last task
+
+    @property
+    def place(self) -> Pair:
+        """Whom its place belongs to."""
+        return self.pair if self.yields_to is None else self.yields_to
+
+    @property
+    def accepts_tasks(self) -> bool:
+        return (
+            self.is_ready
+            and self.yields_to is None
+            and self.tasks_left != 0
+            and not (self.killed or self.recalling or self.syncing or self.parked)
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is ready, has nothing to do, and stays."""
+        return self.is_ready and not self.jobs and not self.killed and self.yields_to is None
+
+    def runs(self, task_id: str) -> bool:
+        return bool(self.jobs) and self.jobs[0].order.task_id == task_id
+
+    def tasks_within(self, within_s: float, *, mean_s: float | None, now: float) -> float:
+        """How many more tasks it is expected to begin within so many seconds; infinite if nothing is known.
+
+        :param within_s: also how long its start takes, if it has not started yet.
+        :param mean_s: length of a task; None if none has ended.
+        """
+        if self.killed or self.yields_to is not None or self.tasks_left == 0:
+            return 0
+        limit = math.inf if self.tasks_left is None else self.tasks_left
+        age_s = now - self.since
+        if not self.is_ready:
+            wait_s = max(0.0, within_s - age_s)
+        elif self.jobs:
+            # One that has exceeded the mean is expected to take as long again.
+            mean_s = age_s if mean_s is None else mean_s
+            wait_s = (mean_s - age_s if age_s < mean_s else age_s) + (len(self.jobs) - 1) * mean_s
+        else:
+            wait_s = 0.0
+        if wait_s > within_s:
+            return 0
+        return min(limit, int((within_s - wait_s) / mean_s) + 1 if mean_s else math.inf)
