@@ -212,26 +212,36 @@ def test_memory_is_measured_in_process_namespaces(node: Node) -> None:
 
 
 @pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
-def test_a_submitter_in_a_tree_sees_its_own_directories_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("type_", ["bubblewrap", "charliecloud", "venv"])
+def test_a_submitter_sees_its_own_directories_and_the_environment_only(tmp_path: Path, venv: Path, type_: str) -> None:
     def look(paths: list[str]) -> dict[str, bool]:
         import os
 
         return {path: os.path.exists(path) for path in paths}
 
     (tmp_path / "secret").write_text("of the owner")
-    location = images.image(images.DEBIAN)
-    confinement = Confinement((str(location),), [], landlock=not landlock.missing(), bubblewrap=True)
-    with running_node(tmp_path, FRESH, confinement=confinement) as node:
-        worker = node.ready(tree(), submitter=SUBMITTER)
+    location = venv if type_ == "venv" else images.image(images.DEBIAN)
+    environment = Environment(type=type_, location=str(location))
+    confinement = Confinement((str(location.resolve()),), [], landlock=not landlock.missing(), bubblewrap=True)
+    with running_node(tmp_path, confinement=confinement) as node:
+        fresh = node.ready(environment, submitter=SUBMITTER)
         home = str(node.directory / "work" / "submitters" / SUBMITTER)
-        paths = [home, str(tmp_path / "secret"), str(tmp_path / "logs"), "/usr/bin/python3.11"]
-        assert node.run(worker, look, paths, submitter=SUBMITTER) == {
+        seen = {
             home: True,
             str(tmp_path / "secret"): False,
             str(tmp_path / "logs"): False,
-            "/usr/bin/python3.11": True,
+            f"/proc/{os.getpid()}": False,
         }
-        assert node.run(worker, variables, submitter=SUBMITTER)["HOME"] == home
+        forkable(node, environment)
+        fork = node.launch(environment, submitter=SUBMITTER)
+        assert fork.container is None
+        assert node.packet(fork).pid
+        for worker in (fresh, fork):
+            assert node.run(worker, look, list(seen), submitter=SUBMITTER) == seen
+            assert node.run(worker, variables, submitter=SUBMITTER)["HOME"] == home
+        of_owner = node.launch(environment)
+        assert of_owner.container is not None, "the owner's workers are no forks of a submitter's template"
+        assert node.packet(of_owner).pid
 
 
 def test_the_process_that_prepares_is_replaced_when_it_is_killed(node: Node) -> None:

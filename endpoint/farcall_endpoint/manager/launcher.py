@@ -49,6 +49,8 @@ _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 _ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
+RENUMBERED: Final = ("docker", "podman", "podman-hpc")
+"""Types whose containers have the accelerators of their worker only."""
 _MOST_REFUSALS: Final = 1000
 _SIGNALLED: Final = 128
 """As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
@@ -385,6 +387,8 @@ class FreshProcessLauncher:
         variables = {**(for_image(variables) if is_image else variables), **own}
         if not is_image:
             variables |= self._environments.prefix_variables(environment, variables.get("PATH", ""))
+        if environment.type in RENUMBERED and not self._amd:
+            variables |= renumbered(share.accelerators)
         confine, settings = None, self._settings
         if submitter and self._confinement is not None:
             confine, settings = self._confine_in(environment, outer | own, writable)
@@ -528,6 +532,15 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
         hidden = _ROCM_VARIABLES if amd else ()
     outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
     return {name: value for name, value in {**outer, **own}.items() if name not in hidden}
+
+
+def renumbered(accelerators: Sequence[str]) -> dict[str, str]:
+    """The variables for accelerators in a container that has no others: there, their numbers begin at 0."""
+    names = [name for each in accelerators for name in each.split(",")]
+    if not names or not all(name.isdecimal() for name in names):
+        return {}
+    numbers = ",".join(map(str, range(len(names))))
+    return {"FARCALL_WORKER_ACCELERATORS": numbers, **dict.fromkeys(_ACCELERATORS, numbers)}
 
 
 def _open_capture_file() -> int:
