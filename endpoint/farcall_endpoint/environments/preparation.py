@@ -238,7 +238,7 @@ def _read(process: subprocess.Popen[bytes], *, deadline: float, write: Callable[
 def _opened(log: Path | None) -> Iterator[Callable[[bytes], object]]:
     """A function that adds to a log file, which stays below its limit. A log that cannot be written is left out."""
     try:
-        file = None if log is None else open(log, "ab", buffering=0, opener=_private)  # noqa: PTH123, SIM115 - closed below
+        file = None if log is None else open(log, "ab", buffering=0, opener=_private)  # noqa: SIM115 - closed below
     except OSError:
         file = None
     if file is None:
