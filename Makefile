@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 SLURM := slurmctld slurmd slurm-client munge
+CONTAINERS := bubblewrap charliecloud mmdebstrap podman crun runc uidmap squashfs-tools fuse-overlayfs slirp4netns
+CONTAINER_PROGRAMS := bwrap ch-run mmdebstrap podman crun /usr/sbin/runc newuidmap mksquashfs fuse-overlayfs slirp4netns
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 
 export UV_SYSTEM_CERTS := true
@@ -67,6 +69,15 @@ SITE_SCRIPTS := docs/_site/browser
 	@test -e $(@D)/node_modules/iframe-worker
 	@touch $@
 
+# Root file systems for tests of containers; needs root and mmdebstrap (setup-system), and makes none without.
+IMAGES := $(or $(FARCALL_TEST_IMAGES),.tools/images)
+$(IMAGES)/.made: tests/support/images.py .venv/.synced
+	@$(RUN) tests.support.images
+
+# The same for Apptainer, in a root of its own.
+$(IMAGES)/.apptainer-made: tests/support/apptainer_root.py .venv/.synced
+	@$(RUN) tests.support.apptainer_root
+
 test-unit test-e2e test-localstack test-docs: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
@@ -74,7 +85,8 @@ setup-system:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update && apt-get install --yes python3-venv; }
 	@command -v slurmctld /usr/sbin/slurmctld >/dev/null || { apt-get update && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(SLURM); }
-	@command -v bwrap >/dev/null || { apt-get update && apt-get install --yes --no-install-recommends bubblewrap; }
+	@(for each in $(CONTAINER_PROGRAMS); do command -v $$each >/dev/null || exit 1; done) || { apt-get update && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(CONTAINERS); }
 
 # -- the main job ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +154,7 @@ test-unit: setup .venv-globus/.made
 
 # The files that take longest come first (conftest.py): without an order xdist begins with those of many tests, and ends
 # with one worker that has a LocalStack left. Four workers on two processors: each waits three quarters of its time.
-test-integration: setup .tools/cdklocal/.made
+test-integration: setup .tools/cdklocal/.made $(IMAGES)/.made $(IMAGES)/.apptainer-made
 	$(PYTEST) tests/integration -n 4 --dist loadfile --no-loadscope-reorder
 
 test-e2e: setup .venv-globus/.made

@@ -254,14 +254,24 @@ def diagnose(
         Path | None, typer.Option("--output", "-o", help="A new .tar.gz file, or a new directory for single files.")
     ] = None,
     network: Annotated[bool, typer.Option(help="Check the connections to the API and the forwarder.")] = True,
+    environments: Annotated[
+        bool, typer.Option(help="Try what tasks can run in: each container technology, namespaces, uv.")
+    ] = True,
 ) -> None:
-    """Collect data for a bug report, without secrets: versions, configuration, logs, machine, spool, network."""
+    """Collect data for a bug report, without secrets: versions, configuration, logs, machine, spool, network, container
+    technologies."""
     from farcall_endpoint.diagnose import gather  # here, because an HTTP client would slow every other command down
 
     with _errors():
         directory = _directory(context, name)
         directory.require()
-        report = gather(directory, home=_options(context).home, environ=os.environ, with_network=network)
+        report = gather(
+            directory,
+            home=_options(context).home,
+            environ=os.environ,
+            with_network=network,
+            with_environments=environments,
+        )
         path = output or Path(f"farcall-diagnose-{name}-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")
         marks = {True: "[green]good[/]", False: "[red]BAD[/] ", None: "  - "}
         for finding in report.findings:

@@ -47,6 +47,25 @@ containers_unsupported = Outcome(
     "This endpoint cannot run containers, and the task requests container {}.",
     "Submit the function without a container, or choose another endpoint.",
 )
+technology_unsupported = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "This node of the endpoint cannot run {} environments: {}.",
+    "Submit the function with an environment of another type, choose another endpoint, or ask the endpoint's owner.",
+)
+location_refused = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "Tasks of other users than the endpoint's owner may not use the environment {}: {}.",
+    "Choose an image from a registry or a directory that everybody may read, or ask the endpoint's owner to add it to "
+    "the allowed locations.",
+)
+environment_failed = Outcome(
+    "ENVIRONMENT_FAILED",
+    Fault.PEER,
+    "The environment {} cannot be started on a node of the endpoint: {}",
+    "Check the location; the endpoint's owner finds the whole output in the logs of the endpoint.",
+)
 environment_unsupported = Outcome(
     "CONTAINER_UNSUPPORTED",
     Fault.CALLER,
@@ -58,6 +77,36 @@ environment_start_failed = Outcome(
     Fault.PEER,
     "No worker could be started in environment {}: {}",
     "Correct the environment, or ask the endpoint's owner; it is tried again after a while.",
+)
+environment_without_python = Outcome(
+    "ENVIRONMENT_WITHOUT_PYTHON",
+    Fault.CALLER,
+    "The environment {} has no Python that a worker can use: {}.",
+    "Install CPython 3.11 or later, with its standard library, in the image; nothing else of Farcall's is needed.",
+)
+requirements_failed = Outcome(
+    "REQUIREMENTS_FAILED",
+    Fault.CALLER,
+    "The packages of {} cannot be installed on the endpoint: {}",
+    "Check names and versions: there must be wheels for the endpoint's Python and platform.",
+)
+environment_unsupported = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "No node of this endpoint can run environment {}: {}.",
+    "Choose another endpoint, or an environment of another technology.",
+)
+environment_invalid = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "There can be no such environment: {}.",
+    "Register it as it should be, and submit the task again.",
+)
+environment_not_permitted = Outcome(
+    FunctionNotPermitted.code,
+    Fault.CALLER,
+    "This endpoint runs certain functions only, and in no environment that the task names: {}.",
+    "Submit the function without a container. The endpoint's owner may set one for all tasks.",
 )
 function_missing = Outcome(
     "FUNCTION_UNKNOWN",

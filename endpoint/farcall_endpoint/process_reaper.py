@@ -9,6 +9,9 @@ As a program (``python -I -S process_reaper.py``) it outlives its manager by a m
 manager leaves running. It reads lines from standard input: ``+N`` adds process N with all its descendants, ``-N``
 removes it. When the manager is gone, for whatever reason, the kernel closes the pipe; then all processes still on the
 list are killed.
+
+With a command as its arguments (``python -I -S process_reaper.py COMMAND ...``) it runs that command and ends as it
+does, and then kills what is left of its descendants, also those that became daemons.
 """
 
 from __future__ import annotations
@@ -167,6 +170,27 @@ def kill_at_end(
     kill([pid for pid, start in starts.items() if start_of(pid) in (start, None)])
 
 
+def supervise(command: list[str]) -> int:
+    """Run a command, and kill all its descendants at its end; its exit code, as a shell reports it."""
+    adopt_orphans()
+    try:
+        main = os.posix_spawnp(command[0], command, os.environ)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        return 127
+    while True:
+        pid, status = os.wait()
+        if pid == main:
+            break
+    while left := children_of(os.getpid(), read_processes()):
+        kill_trees(left)
+        for child in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -175,5 +199,7 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN if len(sys.argv) == 1 else signal.SIG_DFL)
+    if len(sys.argv) > 1:
+        sys.exit(supervise(sys.argv[1:]))
     kill_at_end(sys.stdin)

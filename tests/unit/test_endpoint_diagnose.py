@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farcall_common.environments import TYPES
 from farcall_common.event_log import EventLog, read_events
 from farcall_endpoint.agent.connection import ApiAnswered, ConnectionLost, Event, for_log
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.diagnose import Report, Scrubber, gather
+from farcall_endpoint.diagnose.environments import environments, findings
 from farcall_endpoint.diagnose.network import check_port, last_address
 from farcall_endpoint.directory import EndpointDirectory
+from tests.support.packages import make_wheel
 
 KNOWN = "kx9-known-secret-42"
 
@@ -151,7 +156,7 @@ def test_reports_contain_no_planted_secret(home: Path) -> None:
         "MY_OWN_VARIABLE": "plant-not-asked-for",
         "HTTPS_PROXY": "http://u:plant-10@proxy:3128",
     }
-    report = gather(directory, home=home, environ=environ)
+    report = gather(directory, home=home, environ=environ, with_environments=False)
     everything = texts(report)
     assert "plant-" not in everything
     assert secret not in everything
@@ -172,6 +177,7 @@ def test_report_has_the_requested_parts(home: Path) -> None:
         "config.yaml",
         "disk.json",
         "environment.json",
+        "environments.json",
         "files.json",
         "findings.txt",
         "logs",
@@ -191,7 +197,12 @@ def test_report_has_the_requested_parts(home: Path) -> None:
     assert "BAD  the API at http://<removed>@127.0.0.1:9: cannot be reached" in said
     assert "BAD  the forwarder at tcp://127.0.0.1:9: cannot be reached: Connection refused" in said
     assert "good  config.yaml is good" in said
-    assert "network.json" not in gather(directory, home=home, environ={}, with_network=False).files
+    assert re.search("good  environments that work on this machine: .*conda, uv, venv", said)
+    assert re.search("-  environments whose programs are not installed: .*singularity", said)
+    assert (
+        "network.json"
+        not in gather(directory, home=home, environ={}, with_network=False, with_environments=False).files
+    )
 
 
 def test_event_logs_are_in_a_report_and_can_still_be_read(home: Path) -> None:
@@ -200,7 +211,7 @@ def test_event_logs_are_in_a_report_and_can_still_be_read(home: Path) -> None:
     log = EventLog[Event, float](for_log)
     log.add([ApiAnswered((), "the-ticket", 60.0), lost], 1.0)
     directory.write_events("connection", log.to_json())
-    report = gather(directory, home=home, environ={}, with_network=False)
+    report = gather(directory, home=home, environ={}, with_network=False, with_environments=False)
     assert "events-tasks.jsonl" not in report.files
     text = report.files["events-connection.jsonl"]
     assert not any(secret in text for secret in (KNOWN, "plant-1", "the-ticket"))
@@ -216,7 +227,7 @@ def test_failed_part_is_reported_in_its_place(home: Path) -> None:
     directory.config_file.write_text("engine:\n  prefetch: many\n")
     directory.spool_file.write_bytes(b"this is no database" * 100)
     (directory.path / "curve.secret").chmod(0o644)
-    report = gather(directory, home=home, environ={}, with_network=False)
+    report = gather(directory, home=home, environ={}, with_network=False, with_environments=False)
     assert "could not be determined" in report.files["spool.json"]
     bad = [finding.text for finding in report.findings if finding.good is False]
     assert any("config.yaml:2:13: engine.prefetch must be" in text for text in bad)
@@ -228,7 +239,7 @@ def test_unreadable_files_do_not_end_a_report(home: Path) -> None:
     directory.events_file("tasks").write_text("[" * 100_000)
     directory.log_dir.mkdir(exist_ok=True)
     (directory.log_dir / "removed.log").symlink_to("removed-meanwhile")
-    report = gather(directory, home=home, environ={}, with_network=False)
+    report = gather(directory, home=home, environ={}, with_network=False, with_environments=False)
     assert "could not be determined" in report.files["events-tasks.jsonl"]
     assert report.files["logs/removed.log"] == ""
     assert any("removed.log cannot be read" in finding.text for finding in report.findings)
@@ -254,3 +265,61 @@ def test_report_is_readable_by_its_owner_only(home: Path, tmp_path: Path) -> Non
     assert (directory / "logs" / "b.log").read_text() == "x"
     with pytest.raises(FileExistsError):
         report.write_directory(directory)
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+ALL_WELL: dict[str, Any] = {
+    "technologies": {"bubblewrap": "", "podman": "", "venv": ""},
+    "namespaces_of_forks": "",
+    "bubblewrap_isolation": "",
+    "landlock": "",
+    "cgroups": ["/sys/fs/cgroup/me"],
+    "uv_index": "",
+}
+
+
+def said(**changes: object) -> dict[str, bool | None]:
+    return {text: good for good, text in findings({**ALL_WELL, **changes}, needed="podman")}
+
+
+def test_a_machine_that_can_do_all() -> None:
+    assert said() == {
+        "environments that work on this machine: bubblewrap, podman, venv": True,
+        "workers of other submitters see their own files only (bubblewrap)": True,
+        "forks get namespaces of their own": True,
+        "uv's package index: answers": True,
+    }
+
+
+def test_what_does_not_work_is_reported_in_words_of_its_program() -> None:
+    technologies = {"docker": "docker: no daemon", "shifter": "shifter: the program shifter is not installed"}
+    found = said(technologies=technologies | {"podman": "podman: no newuidmap"})
+    assert found["environments that work on this machine: none"] is True
+    assert found["environments: docker: no daemon"] is None
+    assert found["environments whose programs are not installed: shifter"] is None
+    assert found["container_type: podman does not work on this machine: podman: no newuidmap"] is False
+
+
+def test_what_is_done_instead_is_reported() -> None:
+    bare = "namespaces: Operation not permitted"
+    assert "workers of other submitters are confined by Landlock only: bwrap: no" in said(
+        bubblewrap_isolation="bwrap: no"
+    )
+    assert "tasks of other submitters are refused: bwrap: no; Landlock: no" in said(
+        bubblewrap_isolation="bwrap: no", landlock="Landlock: no"
+    )
+    assert f"workers of other submitters are fresh processes, and not forks: {bare}" in said(namespaces_of_forks=bare)
+    assert any("processes of workers are found by their process tree" in text for text in said(cgroups=[]))
+    assert said(uv_index="tcp connect error")["uv's package index: tcp connect error"] is False
+
+
+def test_an_index_is_tried_with_uv(tmp_path: Path) -> None:
+    facts = environments(os.environ, index_url=str(tmp_path), with_network=True)
+    assert "pip was not found" in facts["uv_index"]
+    make_wheel(tmp_path, "pip", "99.0")
+    before = set(tmp_path.iterdir())
+    assert environments(os.environ, index_url=str(tmp_path), with_network=True)["uv_index"] == ""
+    assert set(tmp_path.iterdir()) == before
+    assert set(facts["technologies"]) == set(TYPES)
+    assert "uv_index" not in environments(os.environ, index_url="", with_network=False)

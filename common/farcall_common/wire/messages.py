@@ -55,7 +55,8 @@ class HeldTask(Part, frozen=True):
 
 class Capabilities(Part, frozen=True):
     """Versions and serializers of an endpoint, compared with a submit before tasks are queued.
-    ``signed_functions``: it runs only functions with a signature that it accepts."""
+    ``signed_functions``: it runs only functions with a signature that it accepts. ``containers``: technologies of
+    environments that it runs; none: a task with an environment is not sent."""
 
     python_version: str = ""
     software_version: str = ""
@@ -64,11 +65,13 @@ class Capabilities(Part, frozen=True):
     serializers: tuple[str, ...] = ()
     packages: dict[str, str] = {}
     signed_functions: bool = False
+    containers: tuple[str, ...] = ()
 
 
 class EndpointReport(Part, frozen=True):
     """Numbers that an agent reports with its heartbeat. ``blocks`` are those that it has requested and that have not
-    ended, ``pending_blocks`` those of them without a manager yet."""
+    ended, ``pending_blocks`` those of them without a manager yet. ``detail`` may have a ``problem``, a text, and
+    ``environments``, a list of maps (see PROTOCOL.md)."""
 
     managers: Count = 0
     total_workers: Count = 0

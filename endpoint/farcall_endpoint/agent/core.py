@@ -590,6 +590,7 @@ class AgentCore:
             not_signed=None if self._signatures is None else self._signatures.refusal(spec.function_hash, now=now),
             block_s=self._block_s,
             no_nodes=self._no_nodes,
+            is_restricted=self._allowed_functions is not None or self._signatures is not None,
         )
 
     def _redeliver(self, task: Task, attempt: int) -> None:

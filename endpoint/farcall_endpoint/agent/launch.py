@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import zmq
 
 from farcall_common.credentials import Credentials
+from farcall_common.environments import TYPES
 from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_KEPT_OUTPUT_BYTES
 from farcall_common.payload import STRATEGIES, parse_allowed
@@ -34,8 +36,9 @@ from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.config import Config, KubernetesProviderConfig
+from farcall_endpoint.config import Config, EngineConfig, KubernetesProviderConfig, LocalProviderConfig
 from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 
@@ -50,7 +53,7 @@ _MAX_WINDOW: Final = 1024
 _PACKAGES: Final = ("cloudpickle", "dill", "farcall-common", "farcall-endpoint", "msgspec")
 
 
-def capabilities(*, signed_functions: bool = False) -> Capabilities:
+def capabilities(*, signed_functions: bool = False, containers: tuple[str, ...] = ()) -> Capabilities:
     """What this endpoint can read and run."""
     return Capabilities(
         python_version=platform.python_version(),
@@ -60,7 +63,35 @@ def capabilities(*, signed_functions: bool = False) -> Capabilities:
         serializers=tuple(sorted(STRATEGIES)),
         packages={name: importlib.metadata.version(name) for name in _PACKAGES},
         signed_functions=signed_functions,
+        containers=containers,
     )
+
+
+def offered_containers(engine: EngineConfig) -> tuple[str, ...]:
+    """The technologies of environments that tasks may name: those that are allowed and, where the agent's machine is
+    the node, installed. Whether they work, each manager finds out on its node."""
+    allowed = TYPES if engine.environments.types is None else engine.environments.types
+    return tuple(sorted(find_installed(allowed) if isinstance(engine.provider, LocalProviderConfig) else allowed))
+
+
+def check_default_environment(engine: EngineConfig) -> None:
+    """Make sure that the environment of tasks that name none can work here, where the agent's machine is the node.
+
+    :raises ConfigurationError: if it cannot.
+    """
+    environment = engine.default_environment
+    if environment is None or not isinstance(engine.provider, LocalProviderConfig):
+        return
+    if reason := RUNNERS[environment.type].missing():
+        raise ConfigurationError(
+            f"container_type: {environment.type} does not work on this machine: {reason}.",
+            hint="Install it, choose another container_type, or remove container_type and container_uri; "
+            "`farcall-endpoint diagnose` lists what works.",
+        )
+    if environment.location.startswith("/") and not Path(environment.location).exists():
+        raise ConfigurationError(
+            f"container_uri: {environment.location} does not exist on this machine.", hint="Write another path."
+        )
 
 
 def run_agent(
@@ -79,6 +110,7 @@ def run_agent(
     :param environment: of managers on this machine.
     :raises FarcallError: when it cannot start, or trying again cannot help.
     """
+    check_default_environment(config.engine)
     slots = expect_workers(config.engine.provider, config.engine.sharing, environment=environment)
     with (
         directory.lock(),
@@ -95,7 +127,7 @@ def run_agent(
         access = Access(directory, login, cloud_of=functools.partial(Cloud, environ=own_environment))
         endpoint_id = directory.read_endpoint_id() or _register(directory, config, access)
         signatures = _signature_check(directory, config)
-        able = capabilities(signed_functions=signatures is not None)
+        able = capabilities(signed_functions=signatures is not None, containers=offered_containers(config.engine))
         secrets = None if config.sealed == "off" else directory.make_sealing()
         sealing = None if secrets is None else secrets.public(endpoint_id=endpoint_id)
         poller = zmq.Poller()
@@ -212,7 +244,7 @@ def _core(
         allowed_functions=config.allowed_functions,
         signatures=signatures,
         seal=seal_result,
-        image_check=image_check(None, owner_id=directory.read_owner_id)
+        image_check=image_check(config.engine.environment_settings(directory.path), owner_id=directory.read_owner_id)
         if isinstance(config.engine.provider, KubernetesProviderConfig)
         else None,
         jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
@@ -284,6 +316,8 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
         options += ["--readable", *config.engine.readable_paths]
     if config.engine.pass_environment:
         options += ["--pass-environment", *config.engine.pass_environment]
+    settings = config.engine.environment_settings(directory.path)
+    options += ["--environments", msgspec.json.encode(settings).decode()]
     options += ["--data-only"] if config.data_only else []
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]

@@ -1,5 +1,6 @@
 """Configuration of an endpoint: the schema, the reader and the writer of ``config.yaml``."""
 
+from farcall_endpoint.config.environments import EnvironmentsConfig
 from farcall_endpoint.config.providers import (
     AprunLauncherConfig,
     BatchProviderConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "CondorProviderConfig",
     "Config",
     "EngineConfig",
+    "EnvironmentsConfig",
     "GnuParallelLauncherConfig",
     "GridEngineProviderConfig",
     "JsrunLauncherConfig",

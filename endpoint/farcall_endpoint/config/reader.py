@@ -27,6 +27,8 @@ _FOREIGN_FIELDS: Final = {
     "idle_release": "write max_idletime",
     "run_in_sandbox": "write sandbox",
     "heartbeat_s": "write heartbeat_period",
+    "container_type: custom": "name the technology, and write its options into container_cmd_options",
+    "container_type: uv": "leave it out: a task names its packages, by requirements",
     "type: GlobusComputeEngine": "write FarcallEngine, or leave type out",
 }
 """Fields of Globus Compute and Parsl, and the corresponding ones here."""

@@ -43,6 +43,7 @@ def _page() -> Iterator[str]:
     engine = _field(root, "engine")
     yield from _section(engine, "`engine`")
     yield from _section(_field(engine, "limits"), "`engine.limits`")
+    yield from _section(_field(engine, "environments"), "`engine.environments`")
     providers = _options(_field_type(engine, "provider"))
     yield from ("", "## `engine.provider`", "", "Every provider has:", "", *_table(_shared(providers)))
     batch = [each for each in providers if any(field.name == "launcher" for field in each.fields)]

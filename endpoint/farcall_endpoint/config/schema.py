@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from farcall_common.errors import ConfigurationError
+from farcall_common.environments import PREFIXES, Environment
+from farcall_common.errors import ConfigurationError, did_you_mean
 from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
 from farcall_common.payload import DATA_ONLY, DATA_STRATEGIES, parse_allowed
 from farcall_common.worker_share import WorkerShare
-from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.config.environments import ContainerType, EnvironmentsConfig
+from farcall_endpoint.config.providers import KubernetesProviderConfig, LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
+from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.manager.slots import Sharing
 
 _MAX_SECONDS: Final = 7 * 86_400
 _MAX_RETENTION_S: Final = 366 * 86_400
+
+SCHEDULING: Final = ("warming-aware", "random", "round-robin", "bin-packing")
+"""Policies that come with the endpoint; others are named ``package.module:Class``."""
+_CLASS: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 Gigabytes = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 Port = Annotated[int, msgspec.Meta(ge=1024, le=65_535)]
@@ -84,9 +94,35 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             description="Maximum number of tasks to prefetch behind each running one. Long tasks are never prefetched.",
         ),
     ] = 256
+    max_tasks_per_worker: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None,
+        msgspec.Meta(description="A worker ends after so many tasks; 1: a fresh process for each; default: no limit."),
+    ] = None
     scheduling: Annotated[
-        Literal["random", "round-robin"], msgspec.Meta(description="Selection among the nodes with free capacity.")
-    ] = "random"
+        str,
+        msgspec.Meta(
+            description="Selection among the nodes with free capacity: warming-aware (where the task's environment is "
+            "warm), random, round-robin, bin-packing, or a class of your own, package.module:Class.",
+            extra_json_schema={"examples": [*SCHEDULING, "package.module:Class"]},
+        ),
+    ] = "warming-aware"
+    container_type: Annotated[
+        ContainerType | None,
+        msgspec.Meta(
+            description="Technology of the environment for tasks that name none; default: the endpoint's own Python."
+        ),
+    ] = None
+    container_uri: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1)] | None,
+        msgspec.Meta(description="With container_type: its image, or the directory of its root or of its Python."),
+    ] = None
+    container_cmd_options: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1)] | None,
+        msgspec.Meta(
+            description="With container_type: further options of its command, as in a shell; for all containers of "
+            "that type."
+        ),
+    ] = None
     allowed_serializers: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None,
         msgspec.Meta(
@@ -164,9 +200,20 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         msgspec.Meta(ge=1, le=1000, description="Failed blocks in a row after which tasks fail, too."),
     ] = 3
     limits: Annotated[LimitsConfig, msgspec.Meta(description="Upper limits of every task.")] = LimitsConfig()
+    environments: Annotated[
+        EnvironmentsConfig, msgspec.Meta(description="Containers, Python prefixes and packages for tasks.")
+    ] = EnvironmentsConfig()
     provider: Annotated[ProviderConfig, msgspec.Meta(description="The source of nodes.")] = LocalProviderConfig()
 
     def __post_init__(self) -> None:
+        self._check_container()
+        if self.scheduling not in SCHEDULING and _CLASS.fullmatch(self.scheduling) is None:
+            raise FieldProblem(
+                "scheduling",
+                f"{self.scheduling!r} is not a policy",
+                fix=did_you_mean(self.scheduling, SCHEDULING)
+                or f"write {', '.join(SCHEDULING)}, or package.module:Class for one of your own",
+            )
         names = self.available_accelerators
         if isinstance(names, tuple) and len(set(names)) < len(names):
             raise FieldProblem("available_accelerators", "an accelerator is listed twice", fix="list each one once")
@@ -201,6 +248,93 @@ class EngineConfig(Section, frozen=True, kw_only=True):
                 f"limits.walltime ({self.limits.walltime}) is longer than the lifetime of a block ({lives_s:g} s)",
                 fix="lower limits.walltime, or raise the provider's walltime",
             )
+
+    def _check_container(self) -> None:
+        """Refuse a default environment that cannot be.
+
+        :raises FieldProblem: with the field to change.
+        """
+        if self.container_type is None:
+            for field in ("container_uri", "container_cmd_options"):
+                if getattr(self, field) is not None:
+                    raise FieldProblem(
+                        field, f"{field} without container_type", fix="write container_type, such as apptainer"
+                    )
+            return
+        if self.container_uri is None:
+            raise FieldProblem(
+                "container_type",
+                "container_type without container_uri",
+                fix="write container_uri: the image, or the absolute path of the directory",
+            )
+        allowed = self.environments.types
+        if allowed is not None and self.container_type not in allowed:
+            raise FieldProblem(
+                "container_type",
+                f"environments.types does not allow {self.container_type}",
+                fix=f"add {self.container_type} to environments.types, or remove container_type",
+            )
+        if isinstance(self.provider, KubernetesProviderConfig):
+            raise FieldProblem(
+                "container_type", "on Kubernetes, tasks run in the pod's image", fix="write the image as provider.image"
+            )
+        if self.container_cmd_options is not None:
+            if self.container_type in PREFIXES:
+                raise FieldProblem(
+                    "container_cmd_options", f"{self.container_type} has no command", fix="remove container_cmd_options"
+                )
+            try:
+                shlex.split(self.container_cmd_options)
+            except ValueError as error:
+                raise FieldProblem(
+                    "container_cmd_options", f"not as in a shell: {error}", fix="look at the quotes"
+                ) from error
+        uri = self.container_uri
+        if self.container_type in ("apptainer", "singularity") and "://" not in uri and not uri.startswith("/"):
+            raise FieldProblem(
+                "container_uri",
+                f"{uri!r} is neither a URI nor an absolute path",
+                fix=f"write docker://{uri} for an image of a registry, or the whole path of a file or directory",
+            )
+        try:
+            self.default_environment  # noqa: B018 - it is checked when it is made
+        except ValueError as error:
+            raise FieldProblem("container_uri", str(error).removeprefix("environment: "), fix="change it") from error
+
+    @property
+    def default_environment(self) -> Environment | None:
+        """What tasks that name no environment run in; None: the endpoint's own Python.
+
+        :raises ValueError: if it cannot be.
+        """
+        if self.container_type is None or self.container_uri is None:
+            return None
+        return Environment.of({"type": self.container_type, "location": self.container_uri})
+
+    def environment_settings(self, directory: Path) -> EnvironmentSettings:
+        """What managers need to know of environments.
+
+        :param directory: the endpoint's, below which a relative ``cache_dir`` lies.
+        """
+        chosen = self.environments
+        return EnvironmentSettings(
+            types=chosen.types,
+            default=self.default_environment,
+            options=tuple(shlex.split(self.container_cmd_options or "")),
+            locations=chosen.locations,
+            binds=chosen.binds,
+            network=chosen.network,
+            cache_dir=str(directory / Path(chosen.cache_dir).expanduser()),
+            cache_bytes=int(chosen.cache_size * BYTES_PER_GB),
+            idle_s=chosen.idle_time,
+            memory_bytes=None if chosen.memory is None else int(chosen.memory * BYTES_PER_GB),
+            eviction=chosen.eviction,
+            start_limit_s=chosen.start_limit,
+            fork=chosen.fork,
+            tasks_per_worker=self.max_tasks_per_worker or 0,
+            source_builds=chosen.source_builds,
+            index_url=chosen.index_url,
+        )
 
     @property
     def slots(self) -> int:

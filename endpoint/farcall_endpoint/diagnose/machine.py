@@ -23,7 +23,7 @@ SCARCE: Final = 0.05
 
 _PACKAGES: Final = (
     "farcall", "farcall-common", "farcall-endpoint", "cloudpickle", "dill", "httpx", "msgspec", "parsl", "psutil",
-    "pyyaml", "pyzmq", "typeguard",
+    "pyyaml", "pyzmq", "typeguard", "uv",
 )  # fmt: skip
 _COMMANDS: Final = {
     "Slurm": ("sbatch", "squeue", "scancel", "srun", "sacct"),
@@ -32,7 +32,7 @@ _COMMANDS: Final = {
     "HTCondor": ("condor_submit", "condor_q", "condor_rm"),
     "Kubernetes": ("kubectl",),
     "launchers": ("mpiexec", "mpirun", "aprun", "parallel"),
-    "containers": ("apptainer", "singularity", "podman", "docker", "shifter"),
+    "containers": ("apptainer", "singularity", "podman", "docker", "podman-hpc", "shifter", "ch-run", "bwrap"),
     "accelerators": ("nvidia-smi", "rocm-smi", "xpu-smi"),
     "boot": ("systemctl", "loginctl"),
 }

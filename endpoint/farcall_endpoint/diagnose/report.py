@@ -20,8 +20,8 @@ import yaml
 from farcall_common.credentials import Credentials, stored_values
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_endpoint import daemon
-from farcall_endpoint.config import read_config
-from farcall_endpoint.diagnose import machine, network
+from farcall_endpoint.config import Config, LocalProviderConfig, read_config
+from farcall_endpoint.diagnose import environments, machine, network
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import tail
@@ -97,20 +97,32 @@ class Report:
 
 
 def gather(
-    directory: EndpointDirectory, *, home: Path, environ: Mapping[str, str], with_network: bool = True
+    directory: EndpointDirectory,
+    *,
+    home: Path,
+    environ: Mapping[str, str],
+    with_network: bool = True,
+    with_environments: bool = True,
 ) -> Report:
-    """Collect a report; takes a few seconds. It connects to the API and the forwarder only ``with_network``."""
-    return _Gathering(directory, home, environ, with_network).run()
+    """Collect a report; takes a few seconds. It connects to the API, the forwarder and uv's index only
+    ``with_network``, and starts containers only ``with_environments``."""
+    return _Gathering(directory, home, environ, with_network, with_environments).run()
 
 
 class _Gathering:
     def __init__(
-        self, directory: EndpointDirectory, home: Path, environ: Mapping[str, str], with_network: bool
+        self,
+        directory: EndpointDirectory,
+        home: Path,
+        environ: Mapping[str, str],
+        with_network: bool,
+        with_environments: bool,
     ) -> None:
         self._directory = directory
         self._home = home
         self._environ = environ
         self._with_network = with_network
+        self._with_environments = with_environments
         self._findings: list[Finding] = []
         self._scrubber = Scrubber(self._secrets())
 
@@ -129,6 +141,8 @@ class _Gathering:
         }
         if self._with_network:
             parts["network.json"] = self._network
+        if self._with_environments:
+            parts["environments.json"] = self._environments
         files = {name: self._text(part) for name, part in parts.items()}
         for name in ("tasks", "connection"):
             if (path := self._directory.events_file(name)).exists():
@@ -170,6 +184,22 @@ class _Gathering:
         else:
             self._add_finding(True, "config.yaml is good")
         return text
+
+    def _environments(self) -> dict[str, Any]:
+        try:
+            engine = read_config(self._directory.config_file).engine
+        except ConfigurationError:
+            engine = Config().engine
+        facts = environments.environments(
+            self._environ, index_url=engine.environments.index_url, with_network=self._with_network
+        )
+        is_node = isinstance(engine.provider, LocalProviderConfig)
+        needed = engine.container_type if is_node and engine.container_type else ""
+        for good, text in environments.findings(facts, needed=needed):
+            self._add_finding(good, text)
+        if not is_node:
+            self._add_finding(None, "what works on the nodes may be different: `farcall-endpoint status` reports them")
+        return facts
 
     def _status(self) -> dict[str, Any]:
         state = daemon.read_state(self._directory)

@@ -24,6 +24,12 @@ _NAMESPACES: Final = (
     "--die-with-parent",  # with its manager, and all processes of the namespace with it
 )
 
+KERNEL_SETTINGS: Final = ("/proc/sys", "/proc/fs")
+"""Root may write there without any capability, as the owner of the files: one of them names a program that the kernel
+runs. bubblewrap itself makes other such files read-only, not these."""
+_NESTED: Final = ("--cap-add", "CAP_SETFCAP")
+"""Without it, root of a user namespace can make no further one (from Linux 5.12 on). The runner drops it."""
+
 
 def missing() -> str:
     """Why workers cannot be started in namespaces on this node; empty if they can."""
@@ -44,17 +50,20 @@ def missing() -> str:
     return f"bubblewrap: {lines[-1]}"
 
 
-def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path) -> list[str]:
+def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path, nested: bool = False) -> list[str]:
     """What to write before a command so that it runs in namespaces with these paths only.
 
     :param readable: existing paths, with those of their targets where they are links.
     :param writable: directories without links. What is mounted lies in none of them: their owner could replace the
         place of a mount by a link.
     :param directory: the current one of the command; it is empty if it is not among the paths.
+    :param nested: whether the command is a container's runner, which makes namespaces in these.
     """
     mounts = {path: "--ro-bind-try" for path in readable if Path(path).parts[1:2] not in (("proc",), ("dev",))}
     mounts |= dict.fromkeys(writable, "--bind") | {TEMPORARY: "--tmpfs"}
     command = [shutil.which("bwrap") or "bwrap", *_NAMESPACES]
+    if nested and os.geteuid() == 0:
+        command += _NESTED
     done: dict[str, str] = {}
     for path in sorted(mounts, key=lambda each: Path(each).parts):
         kind = mounts[path]
@@ -64,6 +73,8 @@ def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path)
         done[path] = kind
         command += [kind, path] if kind == "--tmpfs" else [kind, path, path]
     command += ["--dev", "/dev", "--proc", "/proc"]
+    for path in KERNEL_SETTINGS if os.geteuid() == 0 else ():
+        command += ["--ro-bind-try", path, path]
     for device in filter(os.path.exists, DEVICES):
         command += ["--dev-bind-try", device, device]
     return [*command, "--dir", str(directory), "--remount-ro", "/", "--chdir", str(directory), "--"]

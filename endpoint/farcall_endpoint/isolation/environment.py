@@ -27,6 +27,21 @@ _REFUSED: Final = (
 )
 """Exceptions to :data:`PASSED`: ``SLURM_JWT``, for example, lets its holder submit jobs."""
 
+_OF_NODE: Final = (
+    *("PATH", "SHELL", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "TMPDIR", "TMP", "TEMP", "XDG_*", "DBUS_*", "SSH_*"),
+    *("LD_*", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "MANPATH", "INFOPATH"),
+    *("PKG_CONFIG_PATH", "PYTHON*", "VIRTUAL_ENV*", "CONDA_*", "_CE_*", "MODULE*", "LMOD_*", "__LMOD_*"),
+    *("LOADEDMODULES", "_LMFILES_", "EBROOT*", "EBVERSION*", "SSL_CERT_*", "BASH_*", "APPTAINER*", "SINGULARITY*"),
+    *("GLIBC_TUNABLES", "COVERAGE_*"),
+)
+"""Variables that describe the node's own software: in an image, they are wrong."""
+
+
+def for_image(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that make sense in an image, whose own are set besides."""
+    of_node = _pattern(_OF_NODE)
+    return {name: value for name, value in environment.items() if not of_node.match(name)}
+
 
 def for_submitter(environment: Mapping[str, str], *, passed: Collection[str] = ()) -> dict[str, str]:
     """The variables for tasks of a submitter other than the owner.

@@ -14,10 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
 from farcall_endpoint import protocol
+from farcall_endpoint.environments.launcher import EnvironmentLauncher, technologies
+from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import Isolation, best_of
+from farcall_endpoint.isolation.paths import readable_paths
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
@@ -25,6 +30,7 @@ from farcall_endpoint.manager.launcher import Confinement, FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.manager.slots import Sharing, partition
+from farcall_endpoint.manager.warm_pool import WarmPoolSettings
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.worker.directories import remove_old_sandboxes
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument(
         "--pass-environment", nargs="+", default=(), help="variables for tasks of submitters other than the owner"
     )
+    parser.add_argument("--environments", help="EnvironmentSettings in JSON")
     parser.add_argument("--native", action="store_true", help="read and write plain pickle on request")
     parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
@@ -134,6 +141,9 @@ def main() -> None:
         sys.exit(str(error))
     if options.sandbox_retention is not None:
         SandboxCleaner(options.working_dir, retention_s=options.sandbox_retention).start()
+    environments = EnvironmentSettings()
+    if options.environments is not None:
+        environments = msgspec.json.decode(options.environments, type=EnvironmentSettings)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -144,6 +154,14 @@ def main() -> None:
             start_limit_s=options.start_limit,
             shared_workers=isolation.level is Isolation.NONE,
             refusal=isolation.refusal,
+            default_environment=environments.default,
+            environment_start_limit_s=environments.start_limit_s,
+            warm=WarmPoolSettings(
+                idle_s=environments.idle_s,
+                memory_bytes=node.memory_bytes // 2 if environments.memory_bytes is None else environments.memory_bytes,
+                eviction=environments.eviction,
+            ),
+            tasks_per_worker=environments.tasks_per_worker,
         ),
         launcher=FreshProcessLauncher(
             working_dir=options.working_dir,
@@ -160,6 +178,18 @@ def main() -> None:
             confinement=Confinement(options.readable, options.private, isolation.landlock, isolation.bubblewrap)
             if isolation.landlock or isolation.bubblewrap
             else None,
+            private=options.private,
+            environments=EnvironmentLauncher(
+                environments,
+                log_dir=options.log_dir,
+                confined=isolation.bubblewrap,
+                readable=lambda: readable_paths(
+                    options.readable,
+                    private=[*options.private, options.working_dir],
+                    home=Path(os.environ.get("HOME", "/")),
+                    environ=os.environ,
+                ),
+            ),
         ),
         agent=agent,
         agent_pid=options.agent_pid,
@@ -176,6 +206,7 @@ def main() -> None:
             ends_at=ends_at,
             isolation=isolation.level,
             refusal=isolation.refusal,
+            environments=technologies(environments),
         ),
     ).run()
 

@@ -22,11 +22,12 @@ class Instant(NamedTuple):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A task with its user bytes."""
+    """A task with its user bytes. ``refusal``: why its submitter may not use the environment that it names."""
 
     order: TaskOrder
     function: Frame
     payload: Frame
+    refusal: ErrorRecord | None = None
 
 
 class _Event(msgspec.Struct, frozen=True):  # quicker to make than a dataclass

@@ -21,11 +21,13 @@ _PERIOD_S: Final = 0.2
 class MeasuredTask:
     """A running task with a memory limit. ``held_bytes``: the memory of its worker's process tree when it began,
     by process id; it is lowered as they shrink, so that memory which is freed and allocated again counts.
-    ``namespaced``: these ids are those of the worker's process namespace."""
+    ``namespaced``: these ids are those of the worker's process namespace. ``worker``: the worker's process, if it is
+    known and is another one than the manager's child; its namespace may be any number of levels below then."""
 
     limit_bytes: int
     held_bytes: dict[int, int]
     namespaced: bool = False
+    worker: int | None = None
 
 
 def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
@@ -36,14 +38,16 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
     Only where that sum is above the limit, proportional sizes (``Pss``) are read, which takes the kernel longer.
     """
     processes = read_processes()
-    trees: dict[int, list[int]] = {worker: [] for worker in tasks}
+    roots = {task.worker or child: child for child, task in tasks.items()}
+    trees: dict[int, list[int]] = {child: [] for child in tasks}
     for pid in processes:
         for ancestor in ancestry(pid, processes):
-            if ancestor in trees:
-                trees[ancestor].append(pid)
+            if ancestor in roots:
+                trees[roots[ancestor]].append(pid)
     used: dict[int, int] = {}
     for worker, task in tasks.items():
-        names = _names_in_namespace(trees[worker]) if task.namespaced else {pid: pid for pid in trees[worker]}
+        namespaced = task.namespaced and task.worker is None
+        names = _names_of(task.worker or worker, trees[worker], namespaced=namespaced)
         resident = {pid: processes[pid].resident_bytes for pid in names}
         for pid, size_bytes in resident.items():
             if size_bytes < task.held_bytes.get(names[pid], 0):
@@ -70,10 +74,18 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), default)
 
 
-def _names_in_namespace(pids: Iterable[int]) -> dict[int, int]:
+def _names_of(worker: int, pids: Collection[int], *, namespaced: bool) -> dict[int, int]:
+    """The ids that the processes of a worker have for itself: a fork of a template, which may be in a namespace below
+    this process's and below the template's, or a worker below a bubblewrap."""
+    here, depth = len(_ids_of(os.getpid())), len(_ids_of(worker))
+    if depth > here:
+        return {pid: ids[depth - 1] for pid in pids if len(ids := _ids_of(pid)) >= depth}
+    return _names_in_namespace(pids, here) if namespaced else {pid: pid for pid in pids}
+
+
+def _names_in_namespace(pids: Iterable[int], depth: int) -> dict[int, int]:
     """The ids that processes have in the process namespace one below this process's; without bubblewrap's own, which
     are outside of it and the first in it."""
-    depth = len(_ids_of(os.getpid()))
     found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth}
     return {pid: name for pid, name in found.items() if name != 1}
 

@@ -14,9 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from farcall_common.errors import ErrorRecord
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.liveness import LivenessTimer
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
+from farcall_endpoint.manager.actions import (
+    Action,
+    Kill,
+    Launch,
+    Leave,
+    Prepare,
+    ReadStreams,
+    Recall,
+    Release,
+    Report,
+    Send,
+)
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
@@ -36,7 +48,7 @@ from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_
 from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame, SharedBytes
-from farcall_endpoint.worker.channel import MALFORMED, Packet, Sync
+from farcall_endpoint.worker.channel import MALFORMED, NewModules, Packet, Sync
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
@@ -95,6 +107,7 @@ class Manager:
         self._reaper = _start_reaper()
         self._epoll = select.epoll()
         self._epoll.register(self._agent.fileno(), select.EPOLLIN)
+        self._epoll.register(self._launcher.fileno(), select.EPOLLIN)
         if self._agent_pidfd is not None:
             self._epoll.register(self._agent_pidfd, select.EPOLLIN)
         self._measure_at = 0.0
@@ -122,9 +135,9 @@ class Manager:
             process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
             for worker in self._workers.values():
                 worker.process.wait()
+            self._launcher.close()
             self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
             self._reaper.communicate()
-            self._launcher.close()
             self._agent.close(linger_s=0.0 if self._agent_lost else _LINGER_S)
 
     def _handle(self, events: list[Event]) -> None:
@@ -140,6 +153,8 @@ class Manager:
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
                 events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
+            elif descriptor == self._launcher.fileno():
+                events += self._launcher.serve()
             elif descriptor == self._agent_pidfd:
                 self._epoll.unregister(self._agent_pidfd)
                 events.append(self._lose_agent("the agent is gone"))
@@ -149,6 +164,8 @@ class Manager:
             self._agent.flush()
             self._watch_congestion()
         events += self._receive_from_agent()
+        if time.monotonic() >= self._launcher.next_deadline():
+            events += self._launcher.serve()
         if self._agent_liveness.is_expired(now=time.monotonic()) and not self._agent_lost:
             events.append(self._lose_agent("the agent has been silent for too long"))
         return events
@@ -161,6 +178,7 @@ class Manager:
             deadline = min(deadline, self._measure_at)
         if self._orphans.due_at is not None:
             deadline = min(deadline, self._orphans.due_at)
+        deadline = min(deadline, self._launcher.next_deadline())
         return max(0.0, deadline - time.monotonic())
 
     def _measure(self) -> list[Event]:
@@ -178,7 +196,10 @@ class Manager:
             self._measure_memory_at = now + _LIMIT_PERIOD_S
             measured = {
                 (process := self._workers[worker_id]).pid: MeasuredTask(
-                    order.options.memory_bytes, begun.resident_bytes, namespaced=process.namespaced
+                    order.options.memory_bytes,
+                    begun.resident_bytes,
+                    namespaced=process.namespaced,
+                    worker=process.worker_pid,
                 )
                 for worker_id, order, begun in limited
                 if order.options.memory_bytes is not None and begun is not None
@@ -216,6 +237,9 @@ class Manager:
                     events.append(self._tasks_received(message, bodies))
                 case protocol.CancelTasks() | protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
                     events.append(message)
+                case protocol.Prewarm(environment=environment):
+                    self._launcher.trust(environment)  # only the owner can ask an agent for that
+                    events.append(message)
         return events
 
     def _lose_agent(self, reason: str) -> AgentLost:
@@ -238,7 +262,22 @@ class Manager:
         orders = message.tasks
         if self._memory_per_worker_bytes is not None:
             orders = tuple([capped(order, self._memory_per_worker_bytes) for order in orders])
-        return TasksReceived([Job(order, functions[order.function_hash], bodies[order.payload]) for order in orders])
+        return TasksReceived(
+            [
+                Job(order, functions[order.function_hash], bodies[order.payload], self._refusal(order))
+                for order in orders
+            ]
+        )
+
+    def _refusal(self, order: protocol.TaskOrder) -> ErrorRecord | None:
+        """Why the submitter of a task may not use its environment."""
+        environment = order.options.environment
+        if environment is None:
+            return None
+        if order.submitter:
+            return self._launcher.refusal(environment)
+        self._launcher.trust(environment)
+        return None
 
     def _send(self, message: protocol.FromManager, bodies: Sequence[Frame] = ()) -> None:
         self._sent_number += 1
@@ -270,11 +309,16 @@ class Manager:
                     self._send(progress, results)
                 case Launch():
                     events += self._launch(action)
+                case Prepare(environment=environment):
+                    self._launcher.prepare(environment)
+                case Release(key=key):
+                    self._launcher.release(key)
                 case Recall(worker_id=worker_id):
                     events += self._recall(worker_id)
                 case Kill(worker_id=worker_id, reason=reason):
                     if reason:
                         _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
+                    self._workers[worker_id].kill_remote()
                     killed.add(self._workers[worker_id].pid)
                 case ReadStreams():
                     events += self._read_streams(action)
@@ -330,7 +374,9 @@ class Manager:
     def _launch(self, action: Launch) -> list[Event]:
         worker_id = action.worker_id
         try:
-            process = self._launcher.launch(worker_id, slot=action.slot, submitter=action.submitter)
+            process = self._launcher.launch(
+                worker_id, slot=action.slot, submitter=action.submitter, environment=action.environment
+            )
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
             return [WorkerDied(worker_id, 0, str(error))]
@@ -352,7 +398,10 @@ class Manager:
             while (received := worker.process.channel.receive_shared()) is not None:
                 if isinstance(body := received[1], SharedBytes) and not body.memory.is_sealed:
                     raise ValueError("a body in a file that can shrink")
-                packets.append(received)
+                if type(received[0]) is NewModules:
+                    self._launcher.learn(worker.process.environment_key, received[0].names)
+                else:
+                    packets.append(received)
         except BlockingIOError:
             pass
         except MALFORMED as error:
@@ -379,7 +428,7 @@ class Manager:
         """Kill orphans of dead workers, when it is time."""
         now, due_at = time.monotonic(), self._orphans.due_at
         if due_at is not None and now >= due_at:
-            known = {self._reaper.pid, *(worker.pid for worker in self._workers.values())}
+            known = {self._reaper.pid, *self._launcher.children, *(worker.pid for worker in self._workers.values())}
             self._orphans.kill(known=known, now=now)
 
     def _notify_reaper(self, line: str) -> None:

@@ -1,4 +1,7 @@
-"""``python -m farcall_endpoint.worker SOCKET CLAIMS``: started by a launcher; both are inherited descriptors."""
+"""``python -m farcall_endpoint.worker SOCKET CLAIMS``: started by a launcher; both are inherited descriptors.
+
+In an environment, ``worker/bootstrap.py`` calls :func:`boot` instead: the descriptors come through a Unix socket.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,58 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from farcall_endpoint import process_reaper
+from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Channel, Ready, Run, Synced
+from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Synced
+from farcall_endpoint.worker.imports import ImportReporter
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 
 
-def main(descriptor: int, claims: int) -> None:
-    """Serve tasks until the manager is gone; then kill the remaining processes of tasks."""
+def main(descriptor: int, claims: int, *, find_packages: Callable[[], object] | None = None) -> None:
+    """Serve tasks until the manager is gone; then kill the remaining processes of tasks.
+
+    :param find_packages: makes packages importable that are not yet; it may run code of theirs.
+    """
     cores = os.environ.get("FARCALL_WORKER_CORES")
     if cores:  # before other threads start, which inherit the affinity
         os.sched_setaffinity(0, map(int, cores.split(",")))
     with contextlib.suppress(OSError):  # then only processes with a live parent are found
         process_reaper.adopt_orphans()
     try:
-        _serve(descriptor, claims)
+        _serve(descriptor, claims, find_packages)
     finally:
-        children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
-        process_reaper.kill_trees(children)
+        if _has_children():  # to read all processes takes as long as to start a fork of a template
+            children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
+            process_reaper.kill_trees(children)
 
 
-def _serve(descriptor: int, claims: int) -> None:
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def boot(path: str, find_packages: Callable[[], object]) -> None:
+    """Connect to the manager's Unix socket, become the worker that its answer describes, and serve tasks."""
+    with connect(path) as connection:
+        received = receive_boot(connection)
+
+        def begin() -> None:
+            find_packages()
+            connection.send(BEGUN)
+            connection.close()
+
+        if received is not None:
+            main(*take_on(*received), find_packages=begin)
+
+
+def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | None) -> None:
     faulthandler.enable()
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
@@ -41,12 +73,17 @@ def _serve(descriptor: int, claims: int) -> None:
         from farcall_endpoint.isolation.landlock import confine  # not needed by the owner's workers
 
         confine(readable=settings.readable, writable=settings.writable)
+    if find_packages is not None:
+        find_packages()
+    imports = ImportReporter() if settings.reports_imports else None
     zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
     while (received := channel.receive()) is not None:
         packet, body = received
         if isinstance(packet, Run):
             _work(channel, runner, packet, body)
+            if imports is not None and (names := imports.new()):
+                channel.send(NewModules(names))
         else:
             channel.send(Synced())
         del received, packet, body  # free their memory before the next task

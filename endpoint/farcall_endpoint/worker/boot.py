@@ -14,8 +14,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+BEGUN: Final = b"begun"
+"""What the program sends when it is the worker: what goes wrong from then on is a matter of its tasks."""
 _MOST_BYTES: Final = 2**20
 """Longest message; variables and paths of a worker take a few kilobytes."""
+_CONNECT_LIMIT_S: Final = 600.0
+"""A manager that does not answer for so long is gone, or does not want the worker."""
 _COUNT: Final = 4
 
 
@@ -31,17 +35,53 @@ class Descriptors(NamedTuple):
 class Boot(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker becomes.
 
-    :param variables: all of its environment variables; those that it has are dropped.
+    :param variables: its environment variables.
+    :param merged: whether variables that it has, those of its image, stay where ``variables`` does not name them.
     :param directory: its working directory, as seen in its environment.
     :param namespaces: whether a fork of a template gets mount, process, IPC and host name namespaces of its own.
     :param home, temporary: with ``namespaces``, the only directories that it may write; empty for the owner's workers.
+    :param hidden: with ``namespaces``, directories of which it sees only ``home``, ``temporary`` and what is visible.
+    :param visible: with ``namespaces``, directories below hidden ones or below ``/tmp`` that it may read.
     """
 
     variables: dict[str, str]
     directory: str
+    merged: bool = False
     namespaces: bool = False
     home: str = ""
     temporary: str = ""
+    hidden: tuple[str, ...] = ()
+    visible: tuple[str, ...] = ()
+
+
+def listen(path: str) -> socket.socket:
+    """A socket for one connection, which does not block. Each of its messages is one packet.
+
+    :raises OSError: for a path that exists, or is longer than socket names can be.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(path)
+        listener.listen(1)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: str) -> socket.socket:
+    """Connect to the manager that started this program.
+
+    :raises OSError: if it is gone.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connection.settimeout(_CONNECT_LIMIT_S)
+    try:
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def send_boot(connection: socket.socket, boot: Boot, descriptors: Descriptors) -> None:
@@ -66,8 +106,12 @@ def receive_boot(connection: socket.socket) -> tuple[Boot, Descriptors] | None:
 
 
 def take_on(boot: Boot, descriptors: Descriptors) -> tuple[int, int]:
-    """Become what a boot message says; returns the descriptors of channel and claims."""
-    os.environ.clear()
+    """Become what a boot message says; returns the descriptors of channel and claims.
+
+    :raises OSError: if the working directory does not exist in the environment.
+    """
+    if not boot.merged:
+        os.environ.clear()
     os.environ.update(boot.variables)
     os.chdir(boot.directory)
     for stream in (sys.stdout, sys.stderr):

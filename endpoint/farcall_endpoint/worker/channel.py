@@ -17,6 +17,7 @@ the descriptor of a memory file (``memfd_create``) that holds it.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import socket
 import struct
 from collections.abc import Sequence
@@ -103,7 +104,14 @@ class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The answer to Sync."""
 
 
-Packet = Run | Sync | Ready | Begun | Done | Synced
+class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Modules that the tasks of a worker have imported since its start, or since the last of these packets, in order. A
+    task can forge this."""
+
+    names: tuple[str, ...]
+
+
+Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""
@@ -123,7 +131,8 @@ class Channel:
         self.socket = end
         self._claims = claims
         self._unclaimed = claims if unclaimed is None else unclaimed
-        self._buffer = bytearray(_MAX_PACKET_BYTES + _LENGTH.size + _MAX_HEADER_BYTES)
+        # Memory that takes no space before it is used: most packets fill one page of it.
+        self._buffer = mmap.mmap(-1, _MAX_PACKET_BYTES + _LENGTH.size + _MAX_HEADER_BYTES)
         self._view = memoryview(self._buffer)
 
     def fileno(self) -> int:

@@ -16,6 +16,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ``sandboxed``: each task runs in a separate directory. ``allowed_serializers``: ids of the strategies that may be
     read; none stands for the default, which is all, except that arguments must be JSON with ``data_only``, here or in
     an order. ``native``: plain pickle is read and written on request; for an engine, whose tasks are its own user's.
+    ``reports_imports``: the worker says which modules its tasks import, so that a template can have them already.
     ``writable``: with some, the worker reaches nothing but these directories and what is ``readable``.
     """
 
@@ -23,6 +24,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     allowed_serializers: tuple[str, ...] = ()
     data_only: bool = False
     native: bool = False
+    reports_imports: bool = False
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
 

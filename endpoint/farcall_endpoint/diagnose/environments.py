@@ -1,0 +1,141 @@
+"""Environments of tasks for a diagnosis: technologies, namespaces, Landlock, cgroups and uv, each by a try."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.environments import TYPES
+from farcall_endpoint import process_reaper
+from farcall_endpoint.environments import cgroups, preparation
+from farcall_endpoint.environments.uv import index_command
+from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.worker import namespaces
+
+_LIMIT_S: Final = 20.0
+_MAX_SHOWN: Final = 300
+_KERNEL: Final = (
+    "user/max_user_namespaces",
+    "user/max_pid_namespaces",
+    "kernel/unprivileged_userns_clone",
+    "kernel/apparmor_restrict_unprivileged_userns",
+)
+_TRY_NAMESPACES: Final = f"from {namespaces.__name__} import missing; print(missing())"
+
+
+def environments(environ: Mapping[str, str], *, index_url: str, with_network: bool) -> dict[str, Any]:
+    """What this machine allows: for each thing an empty text if it works, or why it does not, in its own words. All at
+    once, in processes that end within seconds.
+
+    :param index_url: of packages; empty: uv's own choice.
+    """
+    parts: dict[str, Callable[[], object]] = {
+        "technologies": lambda: _technologies(environ),
+        "namespaces_of_forks": lambda: _words([sys.executable, "-P", "-c", _TRY_NAMESPACES], environ),
+        "bubblewrap_isolation": bubblewrap.missing,
+        "landlock": landlock.missing,
+        "cgroups": lambda: [str(each.path) for each in cgroups.writable_hierarchies()],
+        "kernel": lambda: {name: _setting(name) for name in _KERNEL},
+    }
+    if with_network:
+        parts["uv_index"] = lambda: _index(environ, index_url)
+    with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
+        found = {name: threads.submit(part) for name, part in parts.items()}
+        return {name: future.result() for name, future in found.items()}
+
+
+def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None, str]]:
+    """What people should know of these facts: whether that is good, and the text.
+
+    :param needed: the technology of the endpoint's own environment on this machine; empty: none.
+    """
+    technologies: dict[str, str] = facts["technologies"]
+    working = sorted(name for name, reason in technologies.items() if not reason)
+    absent = sorted(name for name, reason in technologies.items() if reason.endswith("is not installed"))
+    found: list[tuple[bool | None, str]] = [
+        (True, f"environments that work on this machine: {', '.join(working) or 'none'}"),
+        *(
+            (None, f"environments: {reason}")
+            for name, reason in sorted(technologies.items())
+            if reason and name not in absent
+        ),
+    ]
+    if absent:
+        found.append((None, f"environments whose programs are not installed: {', '.join(absent)}"))
+    if needed and technologies.get(needed):
+        found.append((False, f"container_type: {needed} does not work on this machine: {technologies[needed]}"))
+    isolation = facts["bubblewrap_isolation"]
+    if not isolation:
+        found.append((True, "workers of other submitters see their own files only (bubblewrap)"))
+    elif not facts["landlock"]:
+        found.append((None, f"workers of other submitters are confined by Landlock only: {isolation}"))
+    else:
+        found.append((None, f"tasks of other submitters are refused: {isolation}; {facts['landlock']}"))
+    if reason := facts["namespaces_of_forks"]:
+        found.append((None, f"workers of other submitters are fresh processes, and not forks: {reason}"))
+    else:
+        found.append((True, "forks get namespaces of their own"))
+    if not facts["cgroups"]:
+        found.append((None, "no cgroup can be written here: processes of workers are found by their process tree"))
+    if "uv_index" in facts:
+        reason = facts["uv_index"]
+        found.append((not reason, f"uv's package index: {reason or 'answers'}"))
+    return found
+
+
+def _technologies(environ: Mapping[str, str]) -> dict[str, str]:
+    """Each technology is tried in a process of its own, as this starts containers."""
+    output = _output([sys.executable, "-P", "-m", preparation.__name__, "--check", *TYPES], environ)
+    try:
+        return msgspec.json.decode(output, type=dict[str, str])
+    except msgspec.DecodeError:
+        return dict.fromkeys(TYPES, f"no answer within {_LIMIT_S:.0f} s: {_shown(output)}".rstrip(": "))
+
+
+def _index(environ: Mapping[str, str], index_url: str) -> str:
+    """Why uv finds no packages, in its words: it looks for one that every index has."""
+    try:
+        command = index_command(index_url)
+    except OSError as error:
+        return str(error)
+    return _words(command, {**environ, "UV_HTTP_RETRIES": "0"}, given=b"pip\n")
+
+
+def _words(command: Sequence[str], environ: Mapping[str, str], *, given: bytes = b"") -> str:
+    return _shown(_output(command, environ, given=given))
+
+
+def _output(command: Sequence[str], environ: Mapping[str, str], *, given: bytes = b"") -> bytes:
+    """What a command prints; it is killed with its descendants when it takes too long."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environ),
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.communicate(given, timeout=_LIMIT_S)[0]
+        except subprocess.TimeoutExpired:
+            return f"no answer within {_LIMIT_S:.0f} s".encode()
+        finally:
+            process_reaper.kill_trees({process.pid})
+
+
+def _shown(output: bytes) -> str:
+    return " ".join(output.decode(errors="replace").split())[-_MAX_SHOWN:]
+
+
+def _setting(name: str) -> str:
+    """A setting of the kernel; empty if it has none of that name."""
+    try:
+        return (Path("/proc/sys") / name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

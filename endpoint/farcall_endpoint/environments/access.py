@@ -1,0 +1,72 @@
+"""Access to environments: which locations tasks of other submitters than the owner may name.
+
+Preparing and starting an environment opens its location with the rights of the endpoint's owner. So a submitter may
+name what its tasks can read in any case, or what the owner has allowed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from farcall_common.environments import UV, Environment
+from farcall_endpoint.environments.settings import EnvironmentSettings
+
+_TRANSPORTS: Final = (
+    "containers-storage|dir|docker-archive|docker-daemon|file|localimage|oci|oci-archive|ostree|sif|tarball"
+)
+_REFERENCE: Final = re.compile(
+    rf"(?!({_TRANSPORTS}):)"
+    r"((docker|library|oras)://|docker:)?"
+    r"[A-Za-z0-9][\w.-]*(:\d+)?(/[A-Za-z0-9][\w.-]*)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+"""An image in a registry, and not one of the many ways to name a file."""
+_REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[\w.,\s-]*\])?\s*([<>=!~;(].*)?", re.ASCII)
+"""A package by name and version, and not the path or address of one."""
+_OWNERS_ONLY: Final = ("shifter",)
+_NEVER: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
+
+
+def refusal(
+    environment: Environment, settings: EnvironmentSettings, *, readable: Collection[str], node_path: str = ""
+) -> str:
+    """Why tasks of other submitters than the owner may not use an environment; empty if they may.
+
+    :param readable: directories that they may read, without links.
+    :param node_path: the file or directory of the node that the location names, if it names one.
+    """
+    if settings.default is not None and settings.default.key == environment.key:
+        return ""
+    location = environment.location
+    if environment.type == UV:
+        if all(_REQUIREMENT.fullmatch(each) and "@" not in each for each in environment.requirements):
+            return ""
+        return "packages are named by name and version, not by path or address"
+    if environment.type in _OWNERS_ONLY:
+        return f"{environment.type} does not separate them from the owner's files"
+    if ".." in Path(location).parts:
+        return "its location goes up in the directories"
+    if settings.locations:
+        if any(fnmatch.fnmatchcase(location, pattern) for pattern in settings.locations):
+            return ""
+        return "its location is not among those that the owner allows"
+    path = node_path or (location if location.startswith("/") else "")
+    if path:
+        return "" if path.startswith("/") and _is_below(path, readable) else "they may not read its location"
+    return "" if _REFERENCE.fullmatch(location) else "its location is not an image in a registry"
+
+
+def _is_below(location: str, readable: Collection[str]) -> bool:
+    """Whether a path, with all links followed, lies in one of these directories."""
+    try:
+        path = Path(os.path.realpath(location, strict=True))
+    except OSError:
+        return False
+    if any(each in (path, *path.parents, *Path(location).parents) for each in _NEVER):  # links of the kernel differ
+        return False
+    return any(str(each) in readable for each in (path, *path.parents))

@@ -1,0 +1,171 @@
+"""Bundle: the worker's code as a directory that is mounted read-only into an image.
+
+An image needs nothing of ours but a Python. What the worker imports besides the standard library is a short list, which
+a test holds. All of it is pure Python but msgspec: that is copied from the endpoint's own installation for a Python of
+the same kind, and installed by uv for any other. There is one bundle for each kind of Python on a node.
+
+The layout: ``bootstrap.py``, the program; ``lib``, the packages; ``run``, an empty directory for the worker's socket.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import py_compile
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from uv import find_uv_bin
+
+from farcall_endpoint.worker import bootstrap
+
+BOOTSTRAP: Final = "bootstrap.py"
+LIBRARY: Final = "lib"
+RUN: Final = "run"
+
+MODULES: Final = (
+    *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.limits"),
+    *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.task_options"),
+    *("farcall_common.payload", "farcall_common.payload.by_value", "farcall_common.payload.code"),
+    *("farcall_common.payload.data", "farcall_common.payload.framing", "farcall_common.payload.native"),
+    *("farcall_common.payload.pickling", "farcall_common.payload.report", "farcall_common.payload.serializer"),
+    *("farcall_common.payload.shipped_modules", "farcall_common.payload.source", "farcall_common.payload.strategy"),
+    *("farcall_endpoint", "farcall_endpoint.isolation", "farcall_endpoint.isolation.landlock"),
+    *("farcall_endpoint.isolation.paths", "farcall_endpoint.outcomes", "farcall_endpoint.output"),
+    *("farcall_endpoint.process_reaper", "farcall_endpoint.shared_memory", "farcall_endpoint.worker"),
+    *("farcall_endpoint.worker.__main__", "farcall_endpoint.worker.boot", "farcall_endpoint.worker.capture"),
+    *("farcall_endpoint.worker.channel", "farcall_endpoint.worker.directories"),
+    *("farcall_endpoint.worker.environment", "farcall_endpoint.worker.fork_hazards"),
+    *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.namespaces"),
+    *("farcall_endpoint.worker.template", "farcall_endpoint.worker.mpi", "farcall_endpoint.worker.runner"),
+    *("farcall_endpoint.worker.settings", "farcall_endpoint.worker.usage"),
+)
+"""Our own modules that a worker imports."""
+PACKAGES: Final = ("cloudpickle", "dill", "landlockpy", "typing_extensions")
+"""Packages in pure Python that it imports."""
+COMPILED: Final = ("msgspec",)
+"""Packages with compiled code."""
+
+_IGNORED: Final = shutil.ignore_patterns("__pycache__", "tests", "*.pyi", "py.typed")
+
+
+class Abi(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of Python, as far as compiled code depends on it.
+
+    :param version: ``3.12``.
+    :param soabi: ``cpython-312-x86_64-linux-gnu``, or ``cpython-313t-aarch64-linux-musl`` without the global lock.
+    """
+
+    version: str
+    soabi: str
+
+    @property
+    def platform(self) -> str:
+        """As uv names it."""
+        machine = next((each for each in ("x86_64", "aarch64") if each in self.soabi), os.uname().machine)
+        return f"{machine}-unknown-linux-{'musl' if 'musl' in self.soabi else 'gnu'}"
+
+
+def own_abi() -> Abi:
+    """That of this process."""
+    return Abi(version=f"{sys.version_info[0]}.{sys.version_info[1]}", soabi=str(sysconfig.get_config_var("SOABI")))
+
+
+def uv_command(abi: Abi, target: Path, *, index_url: str) -> list[str]:
+    """The command that installs the compiled packages for a kind of Python, without running any code of theirs."""
+    # Without the global lock there is one more ABI, which uv takes from an interpreter's name only.
+    version = f"{abi.version}t" if abi.soabi.startswith(f"cpython-{abi.version.replace('.', '')}t-") else abi.version
+    return [
+        *(find_uv_bin(), "pip", "install", "--quiet", "--no-config"),
+        *("--target", str(target), "--python-version", version, "--python-platform", abi.platform),
+        *("--only-binary", ":all:", "--no-deps"),
+        *(("--index-url", index_url) if index_url else ()),
+        *(f"{name}=={importlib.metadata.version(name)}" for name in COMPILED),
+    ]
+
+
+def fingerprint() -> str:
+    """12 hexadecimal digits, equal for equal code of the worker."""
+    digest = hashlib.sha256(Path(bootstrap.__file__).read_bytes())
+    for name in MODULES:
+        digest.update(name.encode() + _source(name).read_bytes())
+    for name in (*PACKAGES, *COMPILED):
+        digest.update(f"{name}=={importlib.metadata.version(name)}".encode())
+    return digest.hexdigest()[:12]
+
+
+def name_of(abi: Abi) -> str:
+    """The name of the bundle for a kind of Python, in the cache."""
+    return f"worker-{fingerprint()}-{abi.version}-{abi.soabi}"
+
+
+def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object], index_url: str = "") -> Path:
+    """The bundle for a kind of Python, which is made if it does not exist. Several processes may do so at once.
+
+    :param cache: an existing directory of this user's, which nobody else can write.
+    :param run: runs a command, and raises if it fails.
+    :raises OSError: if the disk is full, for example.
+    """
+    bundle = cache / name_of(abi)
+    if bundle.is_dir():
+        return bundle
+    draft = Path(tempfile.mkdtemp(prefix=".worker-", dir=cache))
+    try:
+        library = draft / LIBRARY
+        if abi == own_abi():
+            _copy_packages(COMPILED, library)
+        else:
+            run(uv_command(abi, library, index_url=index_url))
+        _copy_packages(PACKAGES, library)
+        for name in MODULES:
+            source = _source(name)
+            at = library.joinpath(*name.split("."))
+            target = at / source.name if source.name == "__init__.py" else at.with_name(source.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        shutil.copyfile(bootstrap.__file__, draft / BOOTSTRAP)
+        (draft / RUN).mkdir()
+        if abi == own_abi():
+            compileall.compile_dir(library, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        for path in (draft, *draft.rglob("*")):  # readable for other users of a container, writable for none
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        with contextlib.suppress(OSError):  # another process was quicker
+            draft.rename(bundle)
+        return bundle
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _copy_packages(names: Sequence[str], library: Path) -> None:
+    for name in names:
+        source = _source(name)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, library / name, ignore=_IGNORED)
+        else:
+            library.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, library / source.name)
+
+
+def _source(name: str) -> Path:
+    """The file of a module of this installation."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
+
+
+def modules_in(library: Path) -> Iterator[str]:
+    """The names of the Python modules in a bundle's library."""
+    for path in sorted(library.rglob("*.py")):
+        parts = path.relative_to(library).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

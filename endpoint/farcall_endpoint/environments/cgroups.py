@@ -1,0 +1,208 @@
+"""cgroups of a node: the one owner of all groups that a manager makes. Version 1, version 2, or both.
+
+A manager's groups lie in ``farcall-PID-START`` below the cgroup that it runs in itself, if that is writable: as root,
+or in a subtree that a scheduler or systemd has delegated. After a kill -9 of a manager the next one on the node removes
+them. Where nothing is writable there are no groups, and nothing else changes.
+
+Writing to ``cgroup.procs`` takes the kernel up to 30 ms, now and then: join while nobody waits for the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from farcall_endpoint.process_reaper import read_process
+
+_CONTROLLERS: Final = ("cpu", "cpuacct", "memory", "pids")
+_OWNER: Final = re.compile(r"farcall-(\d+)-(\d+)")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchy:
+    """A directory in which groups can be made. ``controllers``: of version 1; empty for version 2."""
+
+    path: Path
+    controllers: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The group of a name: one directory in each hierarchy."""
+
+    name: str
+    paths: tuple[Path, ...]
+
+    def join(self, pid: int) -> None:
+        """Move a process into it; its later children follow.
+
+        :raises OSError: if it has ended, or belongs to another user.
+        """
+        for path in self.paths:
+            (path / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+    def processes(self) -> set[int]:
+        """The processes in it."""
+        found: set[int] = set()
+        for path in self.paths:
+            with contextlib.suppress(OSError):
+                found.update(map(int, (path / "cgroup.procs").read_text(encoding="ascii").split()))
+        return found
+
+    def remove(self) -> bool:
+        """Remove it; False while there are processes in it."""
+        removed = [_remove(path) for path in self.paths]
+        return all(removed)
+
+
+class Cgroups:
+    """The groups of this process. Not for several threads.
+
+    :param hierarchies: as :func:`writable_hierarchies` finds them.
+    """
+
+    def __init__(self, hierarchies: Sequence[Hierarchy]) -> None:
+        own = read_process(os.getpid())
+        self._directory = f"farcall-{os.getpid()}-{own.start if own else 0}"
+        self._roots: list[Path] = []
+        for hierarchy in hierarchies:
+            with contextlib.suppress(OSError):
+                _remove_leftovers(hierarchy.path)
+                root = hierarchy.path / self._directory
+                root.mkdir(exist_ok=True)
+                self._roots.append(root)
+                if not hierarchy.controllers:
+                    _enable_controllers((hierarchy.path, root))
+
+    @property
+    def works(self) -> bool:
+        """Whether there are groups at all."""
+        return bool(self._roots)
+
+    def create(self, name: str) -> Group:
+        """The group of this name, which may exist.
+
+        :raises OSError: if the kernel makes no more of them.
+        :raises ValueError: for a name that no file should have.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be the name of a group")
+        group = self._group(name)
+        for path in group.paths:
+            path.mkdir(exist_ok=True)
+        return group
+
+    def groups(self) -> list[Group]:
+        """Those that exist."""
+        names = {path.name for root in self._roots for path in root.iterdir() if path.is_dir()}
+        return [self._group(name) for name in sorted(names)]
+
+    def close(self) -> None:
+        """Remove all groups without processes."""
+        for root in self._roots:
+            _remove_tree(root)
+
+    def _group(self, name: str) -> Group:
+        return Group(name, tuple(root / name for root in self._roots))
+
+
+def writable_hierarchies(
+    *, cgroup_file: Path = Path("/proc/self/cgroup"), mounts_file: Path = Path("/proc/self/mountinfo")
+) -> list[Hierarchy]:
+    """The hierarchies in which this process may make groups below its own."""
+    try:
+        mounts = mounts_file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = cgroup_file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    found = hierarchies_of(lines, mounts)
+    return [each for each in found if os.access(each.path, os.W_OK | os.X_OK) and _takes_processes(each.path)]
+
+
+def hierarchies_of(lines: Iterable[str], mounts: Iterable[str]) -> list[Hierarchy]:
+    """The directories of a process's own cgroups, of the controllers that are used here. Pure.
+
+    :param lines: of ``/proc/PID/cgroup``.
+    :param mounts: lines of ``/proc/PID/mountinfo``.
+    """
+    own: dict[tuple[str, ...], str] = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        own[tuple(sorted(filter(None, controllers.split(","))))] = path
+    found: dict[Path, Hierarchy] = {}
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        root, target = before.split()[3:5]
+        kind, _, options = after.split()[:3]
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        for names, path in own.items():
+            is_this = not names if kind == "cgroup2" else bool(set(names) & set(options.split(",")))
+            if not is_this or (kind == "cgroup" and not set(names) & set(_CONTROLLERS)):
+                continue
+            if path != root and not path.startswith(root.rstrip("/") + "/"):
+                continue  # outside of what is mounted here, as in some containers
+            place = Path(target + path.removeprefix(root.rstrip("/"))) if path != root else Path(target)
+            found.setdefault(place, Hierarchy(place, names))
+    return list(found.values())
+
+
+def _takes_processes(path: Path) -> bool:
+    return os.access(path / "cgroup.procs", os.W_OK)
+
+
+def _enable_controllers(paths: Iterable[Path]) -> None:
+    """Of version 2; the kernel refuses it in a group that has processes itself, but for the uppermost."""
+    for path in paths:
+        try:
+            offered = (path / "cgroup.controllers").read_text(encoding="ascii").split()
+        except OSError:
+            return
+        for controller in set(offered) & set(_CONTROLLERS):
+            with contextlib.suppress(OSError):
+                (path / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the groups of managers that have ended, and kill what is left in them."""
+    for path in parent.iterdir():
+        named = _OWNER.fullmatch(path.name)
+        if named is None:
+            continue
+        owner = read_process(int(named[1]))
+        if owner is None or owner.start != int(named[2]):
+            for group in (*filter(Path.is_dir, path.iterdir()), path):
+                _kill_all(group)
+            _remove_tree(path)
+
+
+def _kill_all(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in map(int, (path / "cgroup.procs").read_text(encoding="ascii").split()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _remove_tree(root: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in root.iterdir():
+            if path.is_dir():
+                _remove(path)
+    _remove(root)
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

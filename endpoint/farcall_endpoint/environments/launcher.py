@@ -1,0 +1,740 @@
+"""Launcher of environments: starts containers, and hands each the worker that it becomes.
+
+A container's program is ``bootstrap.py`` of the bundle. It connects to a socket in a private directory that is mounted,
+and receives a :class:`~farcall_endpoint.worker.boot.Boot` with the worker's descriptors. All technologies start so,
+also those that close descriptors and those whose containers are children of a daemon. What a runner prints itself goes
+to a start log; its last lines say why a start failed.
+
+Nothing here waits: :class:`EnvironmentLauncher` has a descriptor to watch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from farcall_common.environments import PREFIXES, TYPES, UV, Environment
+from farcall_common.errors import ErrorRecord
+from farcall_endpoint import outcomes, process_reaper
+from farcall_endpoint.environments import access, bundle, preparation, probe
+from farcall_endpoint.environments.preload import PreloadStore
+from farcall_endpoint.environments.preparation import (
+    UNTRUSTED_OUTSIDE,
+    Failed,
+    PreparationReport,
+    PreparationSettings,
+    Prepared,
+    not_allowed,
+    options_for,
+)
+from farcall_endpoint.environments.runner import Mount, Runner, Start
+from farcall_endpoint.environments.runners import RUNNERS, find_installed
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
+from farcall_endpoint.environments.templates import ForkedProcess, template_key
+from farcall_endpoint.worker import boot as booting
+from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
+
+_logger = logging.getLogger(__name__)
+
+_SOCKET: Final = "s"
+_LONGEST_SOCKET_NAME: Final = 100
+"""Of 108 bytes with the final zero; a mount may add a few."""
+_MOST_LOG_BYTES: Final = 256 * 1024
+"""A runner that prints more has its output closed."""
+_TAIL_BYTES: Final = 16 * 1024
+_MOST_LOGS: Final = 50
+_CREDENTIALS: Final = struct.Struct("3i")
+_STOP_LIMIT_S: Final = 40.0
+TEMPLATE: Final = "farcall_endpoint.worker.template"
+_IMPORTS: Final = ".imports"
+"""In the cache: what tasks import."""
+_REMOTE: Final = ("docker",)
+"""Types whose containers are started by a daemon."""
+_FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+@dataclasses.dataclass(frozen=True)
+class ContainerStart:
+    """What a manager wants to start.
+
+    :param boot, descriptors: what the worker becomes; the descriptors stay the caller's.
+    :param sent: called when the descriptors are not needed any more.
+    :param mounts: of working directories, besides those of the settings.
+    :param variables: of the runner's own process; for a Python prefix also those of the worker until it boots.
+    :param group: of workers that see the same of the node: they may be forks of the same template.
+    :param fork: whether it may be a fork of a template, and another worker be one of its own template.
+    :param accelerators, amd, private_root: as of :class:`~farcall_endpoint.environments.runner.Start`.
+    :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides.
+    """
+
+    boot: Boot
+    descriptors: Descriptors
+    sent: Callable[[], object]
+    mounts: tuple[Mount, ...]
+    variables: Mapping[str, str]
+    group: str = ""
+    fork: bool = False
+    accelerators: tuple[str, ...] = ()
+    amd: bool = False
+    private_root: bool = False
+    confine: Callable[[Sequence[str]], Sequence[str]] | None = None
+
+
+class Container:
+    """A container that starts or runs; its process is the runner's, the leader of a session.
+
+    ``worker_pid``: the worker's process as seen here, once it has connected; 0 if the system does not say.
+    ``template_key``, ``origin``: of the template of workers like this, and how that is started. ``modules``: if it is a
+    template itself, what that imports.
+    ``has_stop``: whether a command makes sure of its end. ``is_remote``: it is no descendant of its runner.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        *,
+        name: str,
+        directory: Path,
+        listener: socket.socket,
+        log: StartLog,
+        has_stop: bool,
+        is_remote: bool,
+    ) -> None:
+        self.pid = process.pid
+        self.name = name
+        self.has_stop = has_stop
+        self.is_remote = is_remote
+        self.worker_pid = 0
+        self.log = log
+        self.listener: socket.socket | None = listener
+        self.connection: socket.socket | None = None
+        self.has_begun = False
+        self.template_key = ""
+        self.origin: tuple[Environment, ContainerStart] | None = None
+        self.modules: tuple[str, ...] | None = None
+        self._pidfd: int | None = None
+        self._process = process
+        self._directory = directory
+
+    def connected(self, connection: socket.socket, pid: int) -> None:
+        """Its program has connected."""
+        self.stop_listening()
+        self.connection = connection
+        self.worker_pid = pid
+        if self.is_remote and pid > 0:
+            with contextlib.suppress(OSError):
+                self._pidfd = os.pidfd_open(pid)
+
+    def read(self) -> None:
+        """Whether the worker has begun."""
+        if self.connection is not None and not self.has_begun:
+            with contextlib.suppress(OSError):
+                self.has_begun = self.connection.recv(len(BEGUN)) == BEGUN
+
+    def kill_remote(self) -> None:
+        """Kill the worker if it is no descendant of this process; all in its container end with it."""
+        if self._pidfd is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for the end of the runner; its exit code, or the negative number of the signal that killed it."""
+        return self._process.wait()
+
+    def stop_listening(self) -> None:
+        """Let nobody connect any more."""
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+            with contextlib.suppress(OSError):
+                (self._directory / _SOCKET).unlink()
+
+    def close(self) -> None:
+        """Remove what the start needed."""
+        self.stop_listening()
+        if self.connection is not None:
+            self.connection.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        self.log.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class StartLog:
+    """Output of a runner: a pipe that this process reads, and a file with its beginning.
+
+    :param path: the file; None: none.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self.writer, True)
+        self._left_bytes = _MOST_LOG_BYTES
+        self._tail = b""
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = None if path is None else os.open(path, flags, 0o600)
+
+    def fileno(self) -> int:
+        """Readable when there is output, or its end; -1 after that."""
+        return self._reader
+
+    def started(self) -> None:
+        """The runner has its own copy of the pipe's other end."""
+        os.close(self.writer)
+        self.writer = -1
+
+    def read(self) -> bool:
+        """Read what there is; False at the end."""
+        while self._reader >= 0:
+            try:
+                data = os.read(self._reader, _TAIL_BYTES)
+            except BlockingIOError:
+                return True
+            self._left_bytes -= len(data)
+            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # a full disk is no reason not to start
+                    os.write(self._file, data)
+            if not data or self._left_bytes < 0:
+                return False
+        return False
+
+    def last_lines(self) -> str:
+        """The end of the output, for an error message."""
+        return probe.last_lines(self._tail)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for descriptor in (self._reader, self.writer, self._file):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self._reader = self.writer = -1
+        self._file = None
+
+
+class EnvironmentLauncher:
+    """Prepares environments, and starts containers in them. Not for use in several threads.
+
+    :param log_dir: of start logs; None: none are kept.
+    :param confined, readable: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
+    """
+
+    def __init__(
+        self,
+        settings: EnvironmentSettings,
+        *,
+        log_dir: Path | None = None,
+        confined: bool = False,
+        readable: Callable[[], Sequence[str]] = tuple,
+        runners: Mapping[str, Runner] = RUNNERS,
+    ) -> None:
+        self.settings = settings
+        self._log_dir = log_dir
+        self._confined = confined
+        self._readable = readable
+        self._runners = runners
+        self._mounts = mounts_of(settings.binds)
+        self._epoll = select.epoll()
+        self._containers: dict[int, Container] = {}  # by descriptors of their sockets and logs
+        self._starts: dict[str, ContainerStart] = {}  # that have not connected yet, by name
+        self._prepared: dict[str, Prepared] = {}
+        self._pending: dict[str, Environment] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+        self._root: Path | None = None
+        self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS))
+        self._epoll.register(self._pool.fileno(), select.EPOLLIN)
+        self._templates: set[Container] = set()
+        self._ends: dict[str, int] = {}  # descriptors of the processes of templates, by name
+
+    def fileno(self) -> int:
+        """Readable when :meth:`serve` has something to do."""
+        return self._epoll.fileno()
+
+    @property
+    def children(self) -> set[int]:
+        """Process ids of this process's children that are no workers."""
+        templates = {container.pid for container in self._templates}
+        return templates if self._process is None else {*templates, self._process.pid}
+
+    def next_deadline(self) -> float:
+        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+        return self._pool.next_deadline()
+
+    # -- preparation ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, environment: Environment, *, trusted: bool) -> None:
+        """Prepare an environment, without waiting; :meth:`serve` answers.
+
+        :param trusted: whether the owner of the endpoint has named it.
+        """
+        self._pending[environment.key] = environment
+        self._order(preparation.Prepare(environment, trusted))
+
+    def release(self, key: str) -> None:
+        """An environment is not used any more, until it is prepared again."""
+        self._pool.release(key)
+        if self._prepared.pop(key, None) is not None:
+            self._order(preparation.Release(key))
+
+    def learn(self, key: str, modules: Sequence[str]) -> None:
+        """Tasks have imported these in an environment."""
+        self._pool.learn(key, modules, now=time.monotonic())
+
+    def serve(self) -> list[PreparationReport | TemplateChange]:
+        """Do what is due, without waiting; what happened to environments."""
+        reports: list[PreparationReport | TemplateChange] = []
+        if time.monotonic() >= self._pool.next_deadline():
+            reports += self._serve_templates()
+        for descriptor, _ in self._epoll.poll(0):
+            container = self._containers.get(descriptor)
+            if descriptor == self._pool.fileno():
+                reports += self._serve_templates()
+            elif container is None:
+                reports += self._read_reports()
+            elif descriptor == self._ends.get(container.name):
+                self._template_failed(container)
+            elif container.listener is not None and descriptor == container.listener.fileno():
+                self._accept(container)
+            elif container.connection is not None and descriptor == container.connection.fileno():
+                container.read()
+                self._forget(descriptor)
+                if container.has_begun:
+                    self._start_template(container)
+            elif not container.log.read():
+                self._forget(descriptor)
+                container.log.close()
+        return reports
+
+    def _order(self, order: preparation.Order) -> None:
+        if self._process is None:
+            self._start_process()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is about to be read
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+
+    def _start_process(self) -> None:
+        settings = PreparationSettings(
+            environments=self.settings,
+            cache=str(cache_directory(self.settings)),
+            log_dir="" if self._log_dir is None else str(self._log_dir),
+            run_dir=str(self._run_directory()),
+            confined=self._confined,
+            readable=tuple(self._readable()) if self._confined else (),
+        )
+        command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
+
+    def _read_reports(self) -> list[PreparationReport]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        reports: list[PreparationReport] = []
+        while True:
+            try:
+                data = os.read(self._process.stdout.fileno(), 2**16)
+            except BlockingIOError:
+                break
+            if not data:
+                return [*reports, *self._lost_process()]
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            reports += [msgspec.json.decode(line, type=PreparationReport) for line in lines]
+        for report in reports:
+            if isinstance(report, Prepared):
+                self._prepared[report.key] = report
+            if isinstance(report, Prepared | Failed):
+                self._pending.pop(report.key, None)
+        return reports
+
+    def _lost_process(self) -> list[PreparationReport]:
+        """The process of preparations was killed: what it was doing is lost, and the next order starts another."""
+        assert self._process is not None
+        code = self._close_process()
+        _logger.error("the preparation of environments ended with exit code %d", code)
+        lost, self._pending, self._unread = self._pending, {}, b""
+        return [
+            Failed(key, _retryable(outcomes.environment_failed(each.label, "the process that prepared it was killed")))
+            for key, each in lost.items()
+        ]
+
+    def _close_process(self, limit_s: float | None = None) -> int:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(process.stdout.fileno())
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process_reaper.kill_trees({process.pid})
+            code = process.wait()
+        process.stdout.close()
+        self._process = None
+        return code
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def refusal(self, environment: Environment, *, readable: Collection[str], unconfined: bool) -> str:
+        """Why tasks of other submitters than the owner may not use an environment; empty if they may.
+
+        :param readable: what they may read of the node.
+        :param unconfined: whether they should be confined, and bubblewrap is not there to do it.
+        """
+        runner = self._runners.get(environment.type)
+        find = getattr(runner, "node_path", None)
+        path = find(environment.location) if find is not None else ""
+        reason = access.refusal(environment, self.settings, readable=readable, node_path=path)
+        if not reason and unconfined and environment.type in UNTRUSTED_OUTSIDE:
+            reason = f"only bubblewrap can confine {environment.type} environments, and this node has none"
+        return reason
+
+    def prefix_variables(self, environment: Environment, path: str) -> dict[str, str]:
+        """The variables of an activated Python prefix.
+
+        :param path: the search path of programs without it.
+        """
+        prepared = self._prepared.get(environment.key)
+        if prepared is None:
+            return {}
+        own = "CONDA_PREFIX" if environment.type == "conda" else "VIRTUAL_ENV"
+        return {own: prepared.image, "PATH": f"{prepared.image}/bin:{path or os.defpath}"}
+
+    def paths(self, environment: Environment) -> tuple[str, ...]:
+        """Where a prefix and the worker's code are on the node."""
+        prepared = self._prepared.get(environment.key)
+        return () if prepared is None else (prepared.image, prepared.bundle)
+
+    # -- containers ----------------------------------------------------------------------------------------------------
+
+    def start(self, environment: Environment, wanted: ContainerStart) -> Container | ForkedProcess:
+        """Start a worker: fork it from a template, or start a container; that gets its descriptors when it connects.
+
+        :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
+        """
+        key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
+        if wanted.fork and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors)) is not None:
+            wanted.sent()
+            return fork
+        container = self._start(environment, wanted)
+        if wanted.fork:
+            container.template_key = key
+            container.origin = environment, wanted
+        return container
+
+    def _start(self, environment: Environment, wanted: ContainerStart, module: str = "") -> Container:
+        prepared = self._prepared.get(environment.key)
+        if prepared is None:
+            raise OSError(f"environment {environment.label} is not prepared")
+        runner = self._runners[environment.type]
+        directory = self._new_directory()
+        name = directory.name
+        log: StartLog | None = None
+        listener: socket.socket | None = None
+        try:
+            listener = booting.listen(str(directory / _SOCKET))
+            log = StartLog(self._new_log(environment, name))
+            start = self._start_of(environment, prepared, runner, wanted, directory, module)
+            stop = runner.stop(start)
+            command = runner.command(start)
+            if wanted.confine is not None:
+                command = [*wanted.confine((prepared.image, prepared.bundle, str(directory))), *command]
+            if stop is not None:
+                self._order(preparation.Started(name, tuple(stop)))
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log.writer,
+                stderr=log.writer,
+                cwd="/",
+                env=dict(wanted.variables),
+                start_new_session=True,
+            )
+        except BaseException as error:
+            if listener is not None:
+                listener.close()
+            if log is not None:
+                log.close()
+            shutil.rmtree(directory, ignore_errors=True)
+            if isinstance(error, ValueError):
+                raise OSError(str(error)) from error
+            raise
+        log.started()
+        container = Container(
+            process,
+            name=name,
+            directory=directory,
+            listener=listener,
+            log=log,
+            has_stop=stop is not None,
+            is_remote=environment.type in _REMOTE,
+        )
+        for descriptor in (listener.fileno(), log.fileno()):
+            self._containers[descriptor] = container
+            self._epoll.register(descriptor, select.EPOLLIN)
+        self._starts[name] = wanted
+        return container
+
+    def ended(self, container: Container) -> str:
+        """A container's process has ended: make sure that nothing is left of it. The runner's last words, if the worker
+        did not begin."""
+        container.log.read()
+        container.read()
+        for descriptor in [each for each, owner in self._containers.items() if owner is container]:
+            self._forget(descriptor)
+        if (wanted := self._starts.pop(container.name, None)) is not None:
+            wanted.sent()
+        words = "" if container.has_begun else container.log.last_lines()
+        container.close()
+        if container.has_stop:
+            self._order(preparation.Ended(container.name))
+        return words
+
+    def close(self) -> None:
+        """End what is left; waits for the ends of containers, for a limited time."""
+        self._pool.close()
+        for container in set(self._templates):
+            self._end_template(container)
+        for container in set(self._containers.values()):
+            self.ended(container)
+        if self._process is not None:
+            self._close_process(_STOP_LIMIT_S)
+        self._epoll.close()
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    # -- templates -----------------------------------------------------------------------------------------------------
+
+    def _start_template(self, container: Container) -> None:
+        """A worker has begun afresh: start a template for the next ones like it, if there should be one."""
+        if container.origin is None:
+            return
+        (environment, wanted), key = container.origin, container.template_key
+        modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
+        if modules is None:
+            return
+        try:
+            template = self._start(environment, wanted, TEMPLATE)
+        except OSError as error:
+            self._pool.not_started(key, str(error), now=time.monotonic())
+            return
+        self._starts.pop(template.name)
+        template.modules, template.template_key, template.origin = modules, key, container.origin
+        self._templates.add(template)
+        if not template.has_stop:  # kill its group, if this manager is killed
+            self._order(preparation.Started(template.name, ("kill", "-KILL", "--", f"-{template.pid}")))
+        end = os.pidfd_open(template.pid)
+        self._ends[template.name] = end
+        self._containers[end] = template
+        self._epoll.register(end, select.EPOLLIN)
+
+    def _add_template(self, template: Container) -> None:
+        """A template has connected."""
+        assert template.connection is not None
+        assert template.origin is not None
+        assert template.modules is not None
+        connection, template.connection = template.connection, None
+        self._pool.add(
+            template.template_key,
+            template.origin[0].key,
+            connection,
+            template.modules,
+            stop=lambda: self._end_template(template),
+            now=time.monotonic(),
+            network=self.settings.network,
+        )
+
+    def _template_failed(self, template: Container) -> None:
+        """The process of a template has ended; one that has connected is the pool's matter."""
+        self._forget(self._ends[template.name])
+        if template.listener is not None:
+            template.log.read()
+            reason = template.log.last_lines() or "it ended before it connected"
+            self._pool.not_started(template.template_key, reason, now=time.monotonic())
+            self._end_template(template)
+
+    def _end_template(self, template: Container) -> None:
+        """End what was started for a template."""
+        if template not in self._templates:
+            return
+        self._templates.discard(template)
+        process_reaper.kill_trees({template.pid})
+        template.wait()
+        self._forget(self._ends[template.name])
+        os.close(self._ends.pop(template.name))
+        if not template.has_stop:
+            self._order(preparation.Ended(template.name, stops=False))
+        self.ended(template)
+
+    def _serve_templates(self) -> list[TemplateChange]:
+        return self._pool.serve(now=time.monotonic())
+
+    def _start_of(
+        self,
+        environment: Environment,
+        prepared: Prepared,
+        runner: Runner,
+        wanted: ContainerStart,
+        directory: Path,
+        module: str,
+    ) -> Start:
+        code, run = prepared.bundle, str(directory)
+        mounts: tuple[Mount, ...] = ()
+        if environment.type not in (*PREFIXES, UV):
+            code, run = runner.worker_target, f"{runner.worker_target}/{bundle.RUN}"
+            mounts = (
+                *(Mount(prepared.bundle, code), Mount(str(directory), run)),
+                *(*wanted.mounts, *self._mounts),
+            )
+        program = (
+            prepared.python,
+            "-I",
+            "-S",
+            f"{code}/{bundle.BOOTSTRAP}",
+            f"{run}/{_SOCKET}",
+            *filter(None, [module]),
+        )
+        return Start(
+            prepared.image,
+            program,
+            mounts=mounts,
+            variables=first_variables(wanted.boot.variables),
+            directory=wanted.boot.directory,
+            network=self.settings.network,
+            accelerators=wanted.accelerators,
+            amd=wanted.amd,
+            options=options_for(environment, self.settings),
+            name=directory.name,
+            private_root=wanted.private_root,
+        )
+
+    def _accept(self, container: Container) -> None:
+        assert container.listener is not None
+        try:
+            connection, _ = container.listener.accept()
+        except OSError:  # it is gone again
+            return
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, user, _ = _CREDENTIALS.unpack(credentials)
+        if not self._is_expected(container, pid, user):
+            _logger.warning("process %d of user %d connected instead of container %s", pid, user, container.name)
+            connection.close()
+            return
+        self._forget(container.listener.fileno())
+        container.connected(connection, pid)
+        if container.modules is not None:
+            self._add_template(container)
+            return
+        wanted = self._starts.pop(container.name)
+        connection.setblocking(False)
+        try:
+            booting.send_boot(connection, wanted.boot, wanted.descriptors)
+        except OSError as error:
+            _logger.warning("container %s does not take its worker: %s", container.name, error)
+        finally:
+            wanted.sent()
+        self._containers[connection.fileno()] = container
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+
+    def _is_expected(self, container: Container, pid: int, user: int) -> bool:
+        """Whether a process may become the worker: it is below the runner, unless a daemon has started it."""
+        if container.is_remote:
+            return True
+        return user == os.geteuid() and container.pid in process_reaper.ancestry(pid, process_reaper.read_processes())
+
+    def _forget(self, descriptor: int) -> None:
+        if self._containers.pop(descriptor, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(descriptor)
+
+    def _run_directory(self) -> Path:
+        """A private directory with a short path, for sockets."""
+        if self._root is None:
+            place = tempfile.gettempdir()
+            if len(place) > _LONGEST_SOCKET_NAME - len("/farcall-12345678/farcall-123456789012/s"):
+                place = "/tmp"  # noqa: S108 - the directory in it is private
+            self._root = Path(tempfile.mkdtemp(prefix="farcall-", dir=place))
+        return self._root
+
+    def _new_directory(self) -> Path:
+        """A private directory for the socket of one container, with a unique name."""
+        directory = self._run_directory() / f"farcall-{uuid.uuid4().hex[:12]}"
+        directory.mkdir(mode=0o700)
+        return directory
+
+    def _new_log(self, environment: Environment, name: str) -> Path | None:
+        """The file for a start log; the oldest ones are removed."""
+        if self._log_dir is None:
+            return None
+        directory = self._log_dir / "starts"
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            logs = sorted(directory.glob("*.log"), key=lambda path: path.stat().st_mtime)
+            for path in logs[: max(0, len(logs) + 1 - _MOST_LOGS)]:
+                path.unlink(missing_ok=True)
+        return directory / f"{environment.key}-{name}.log"
+
+
+def cache_directory(settings: EnvironmentSettings) -> Path:
+    """Where what is prepared is kept: as the settings say, or on the node's disk."""
+    return Path(settings.cache_dir or Path(tempfile.gettempdir()) / f"farcall-environments-{os.geteuid()}")
+
+
+def technologies(settings: EnvironmentSettings) -> dict[str, str]:
+    """All technologies: those that are allowed and installed on this node with an empty text, and why the others cannot
+    be used. Whether one works is found out by its first environment: the answer takes a start of a container."""
+    installed = find_installed(TYPES)
+    found: dict[str, str] = {}
+    for name in TYPES:
+        if settings.types is not None and name not in settings.types:
+            found[name] = not_allowed(settings)
+        else:
+            found[name] = "" if name in installed else f"{name} is not installed"
+    return found
+
+
+def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:
+    """The mounts that settings name: ``source[:target[:ro]]``."""
+    found: list[Mount] = []
+    for bind in binds:
+        source, _, rest = bind.partition(":")
+        target, _, mode = rest.partition(":")
+        found.append(Mount(source, target or source, writable=mode != "ro"))
+    return tuple(found)
+
+
+def first_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """What a container's program gets before it boots: only what is no secret, as other users of the node can read the
+    command line of a runner."""
+    return {name: variables[name] for name in _FIRST if name in variables}
+
+
+def _retryable(record: ErrorRecord) -> ErrorRecord:
+    return dataclasses.replace(record, retryable=True)

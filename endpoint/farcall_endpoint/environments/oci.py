@@ -1,0 +1,176 @@
+"""Podman, podman-hpc and Docker: containers of images in the store of the program, and for Podman also of directories.
+
+Podman's containers are run without a control group of their own: they stay in the manager's, with the limits of its
+batch job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from farcall_common.environments import Environment
+from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.trial import problem, start_problem
+
+LABEL: Final = "farcall.container"
+"""Has a container of Farcall; its value is the container's name."""
+
+_OF_FILES: Final = re.compile(r"(?:docker-archive|oci-archive|oci|dir):(?://)?(/[^:]*)")
+
+# $1: the program, $2: the reference.
+_PULL: Final = '"$1" image inspect "$2" >/dev/null 2>&1 || exec "$1" pull --quiet "$2"'
+# $1: the program, $2: the location, $3: the name that the image gets.
+_LOAD: Final = 'id=$("$1" pull --quiet "$2") && exec "$1" tag "$id" "$3"'
+
+# Podman 4 takes two tries for a container whose monitor was killed: the first finds out that it does not run.
+_REMOVE: Final = 'for _ in 1 2 3; do "$@" && exit; done; exit 1'
+# Docker's daemon may just be about to create what its client had asked for before that was killed. $1: program, $2: name.
+_AWAIT: Final = r"""
+for _ in 1 2 3 4 5; do
+    found=$("$1" ps --all --quiet --filter "name=^/$2\$") || exit
+    test -z "$found" || exec "$1" rm --force --volumes "$found"
+    sleep 0.1
+done
+"""
+
+# Podman's monitor of a container leaves its parent, and the container with it. As the adopter of orphans, the process
+# that runs Podman stays the ancestor of both: who kills it with its descendants, kills the container.
+_ADOPT: Final = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+class OciRunner:
+    """Runs ``podman run``, ``podman-hpc run`` or ``docker run``.
+
+    The location is a reference to an image; for both Podmans also the directory of a root file system, and for
+    ``podman`` ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:`` with a path. The root file system of the container is read-only, but for
+    ``/tmp``, ``/run`` and ``/var/tmp`` in memory. In it, the endpoint's user has their own id with Docker, and is root
+    without capabilities with the others: there, that is the endpoint's user on the node. Docker's containers are no
+    descendants of the process that starts them.
+
+    :param python: starts Podman so that its containers are descendants of the process.
+    """
+
+    passes_descriptors = False
+    worker_target = "/run/farcall/worker"
+
+    def __init__(
+        self,
+        type: Literal["docker", "podman", "podman-hpc"],  # noqa: A002 - the seam's name
+        *,
+        python: str = sys.executable,
+        user: str = f"{os.getuid()}:{os.getgid()}",
+    ) -> None:
+        self.type = type
+        self._podman = type != "docker"
+        self._python = python
+        self._user = "0:0" if self._podman else user
+
+    def missing(self) -> str:
+        """As :meth:`.Runner.missing`."""
+        if self.type == "podman":
+            found = start_problem(self, self.type)
+        elif shutil.which(self.type) is None:
+            found = f"the program {self.type} is not installed"
+        else:
+            found = problem([self.type, "info" if self._podman else "version"])
+        return f"{self.type}: {found}" if found else ""
+
+    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002 - the seam's
+        """As :meth:`.Runner.prepare`; images are in the program's own store."""
+        location = environment.location
+        if self._is_directory(location):
+            return Preparation(location)
+        if self.type == "podman" and _OF_FILES.match(location):
+            image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:16]}:latest"
+            load = ("sh", "-c", _LOAD, "sh", self.type, location, image)
+            return Preparation(image, (load,), f"{self.type} is loading the image")
+        image = location.removeprefix("docker://")
+        pull = ("sh", "-c", _PULL, "sh", self.type, image)
+        return Preparation(image, (pull,), f"{self.type} is pulling the image")
+
+    def node_path(self, location: str) -> str:
+        """The file or directory of the node that a location names; empty if none."""
+        if self._is_directory(location):
+            return location
+        found = _OF_FILES.match(location) if self._podman else None
+        return found[1] if found else ""
+
+    def command(self, start: Start) -> list[str]:
+        """As :meth:`.Runner.command`.
+
+        :raises OSError: for a path that cannot be mounted.
+        """
+        program = shutil.which(self.type) or self.type
+        command = [program]
+        if self._podman:
+            command = [self._python, "-I", "-S", "-c", _ADOPT, program]
+        if self.type == "podman":
+            command += ["--log-level", "error"]
+        command += ["run", "--rm", "--pull", "never", "--log-driver", "none", "--no-healthcheck"]
+        if start.name:
+            command += ["--name", start.name, "--label", f"{LABEL}={start.name}"]
+        command += ["--network", "host" if start.network else "none"]
+        command += ["--read-only", "--user", self._user, "--cap-drop", "ALL"]
+        command += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
+        if self._podman:
+            command += ["--cgroups", "disabled", "--ulimit", "host", "--image-volume", "ignore"]
+        else:
+            targets = {mount.target for mount in start.mounts}
+            for path in sorted({"/run", "/tmp", "/var/tmp"} - targets):  # noqa: S108 - the container's own
+                command += ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,mode=1777"]
+        command += self._accelerators(start)
+        for mount in start.mounts:
+            if bad := [path for path in (mount.source, mount.target) if re.search('[,"]', path)]:
+                raise OSError(f"{self.type} cannot mount {bad[0]}: a comma or quotation mark is in its name")
+            readonly = "" if mount.writable else ",readonly"
+            command += ["--mount", f"type=bind,source={mount.source},target={mount.target}{readonly}"]
+        for name, value in start.variables.items():
+            command += ["--env", f"{name}={value}"]
+        command += ["--workdir", start.directory, *start.options, "--entrypoint", start.command[0]]
+        if self._is_directory(start.image):
+            # A layer above takes the places of mounts, so the directory stays as it is. It need not have /etc/hosts.
+            return [*command, "--no-hosts", "--rootfs", f"{start.image}:O", *start.command[1:]]
+        return [*command, start.image, *start.command[1:]]
+
+    def stop(self, start: Start) -> list[str] | None:
+        """As :meth:`.Runner.stop`; it may run before Docker's daemon has heard of the container: see :meth:`leftovers`."""
+        if not start.name:
+            return None
+        return self.remove([start.name]) if self._podman else ["sh", "-c", _AWAIT, "sh", self.type, start.name]
+
+    def leftovers(self) -> list[str]:
+        """The command that lists the names of all containers of Farcall of this user, running or not, one per line."""
+        return [self.type, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
+
+    def remove(self, names: Iterable[str]) -> list[str]:
+        """The command that ends containers, and removes them. Docker's fails for one that is not there any more."""
+        command = [self.type, "rm", "--force", "--volumes"]
+        if self._podman:
+            command = ["sh", "-c", _REMOVE, "sh", *command, "--time", "0", "--ignore"]
+        return [*command, *names]
+
+    def _is_directory(self, location: str) -> bool:
+        return self._podman and location.startswith("/")
+
+    def _accelerators(self, start: Start) -> Iterator[str]:
+        if not start.accelerators:
+            return
+        if start.amd:
+            yield from ("--device", "/dev/kfd", "--device", "/dev/dri")
+            yield from ("--group-add", "keep-groups" if self._podman else "video")
+            return
+        names = [name for each in start.accelerators for name in each.split(",")]
+        if self._podman:
+            for name in names:
+                yield from ("--device", f"nvidia.com/gpu={name}")
+        else:
+            yield from ("--gpus", f'"device={",".join(names)}"')

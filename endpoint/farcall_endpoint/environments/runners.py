@@ -1,0 +1,51 @@
+"""Registry of container runners, by the type of environment that they run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from farcall_common.environments import PREFIXES, UV
+from farcall_endpoint.environments.apptainer import ApptainerRunner
+from farcall_endpoint.environments.bubblewrap import BubblewrapRunner
+from farcall_endpoint.environments.charliecloud import CharliecloudRunner
+from farcall_endpoint.environments.oci import OciRunner
+from farcall_endpoint.environments.prefixes import PrefixRunner
+from farcall_endpoint.environments.runner import Runner
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.shifter import ShifterRunner
+from farcall_endpoint.environments.uv import UvRunner
+
+_RUNNERS: Final[tuple[Runner, ...]] = (
+    ApptainerRunner("apptainer"),
+    ApptainerRunner("singularity"),
+    BubblewrapRunner(),
+    CharliecloudRunner(),
+    OciRunner("docker"),
+    OciRunner("podman"),
+    OciRunner("podman-hpc"),
+    PrefixRunner("conda"),
+    PrefixRunner("venv"),
+    ShifterRunner(),
+    UvRunner(),
+)
+_PROGRAMS: Final[Mapping[str, str]] = {"bubblewrap": "bwrap", "charliecloud": "ch-run"}
+"""Programs that are not named as their technology."""
+RUNNERS: Final[Mapping[str, Runner]] = {runner.type: runner for runner in _RUNNERS}
+
+
+def runners_of(settings: EnvironmentSettings, *, readable: Sequence[str] = ()) -> Mapping[str, Runner]:
+    """The runners of a node, as its settings want them.
+
+    :param readable: what uv may read; empty: the system and Python.
+    """
+    uv = UvRunner(source_builds=settings.source_builds, index_url=settings.index_url, readable=readable)
+    return {**RUNNERS, uv.type: uv}
+
+
+def find_installed(types: Collection[str]) -> list[str]:
+    """Of these technologies those whose programs are in the search path; whether they work is another question.
+    Python prefixes and uv need none."""
+    own = (*PREFIXES, UV)
+    return [each for each in types if each in own or shutil.which(_PROGRAMS.get(each, each)) is not None]

@@ -1,0 +1,473 @@
+"""Templates, on the side of the manager: forks that are workers within milliseconds.
+
+A launcher starts the template's program in an environment and gives the connection to a :class:`Template`. Nothing here
+waits for a template but :meth:`Template.fork`, for as long as the kernel takes to fork a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fnmatch
+import hashlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from farcall_endpoint import process_reaper
+from farcall_endpoint.worker.boot import Boot, Descriptors, send_boot
+from farcall_endpoint.worker.fork_protocol import (
+    MAX_PACKET,
+    Exited,
+    Fork,
+    Forked,
+    FromManager,
+    FromTemplate,
+    Imported,
+    Importing,
+    Kill,
+    NotForked,
+    Preload,
+    Reap,
+    Refused,
+    Serving,
+    Skipped,
+    decode_from_template,
+    encode,
+)
+from farcall_endpoint.worker.template import THREAD_VARIABLES
+
+READ_AT_IMPORT: Final = (
+    *("PYTHON*", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*"),
+    *("NUMBA_*", "BLIS_*", "CUDA_*", "NVIDIA_*", "ROCR_*", "HIP_*", "ZE_*", "XLA_*", "JAX_*", "TF_*", "MPLBACKEND"),
+    *("LANG", "LANGUAGE", "LC_*", "SSL_CERT_*", "GLIBC_TUNABLES", "MALLOC_*"),
+)
+"""Environment variables that Python and well-known packages read when they are loaded. A fork cannot change what they
+led to, so workers that differ in one of them come from different templates."""
+_SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
+"""But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
+
+_FORK_LIMIT_S: Final = 10.0
+"""A fork takes milliseconds. A template that has not forked after so long is broken."""
+_EXIT_LIMIT_S: Final = 5.0
+_CREDENTIALS: Final = struct.Struct("3i")
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
+
+
+def variables_of_template(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of a worker's variables that its template must have, too, because they are read by imports."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name not in _SET_BY_CHILDREN and any(fnmatch.fnmatchcase(name, pattern) for pattern in READ_AT_IMPORT)
+    }
+
+
+def template_key(environment_key: str, variables: Mapping[str, str]) -> str:
+    """What a template is known by: the key of its environment, and its :func:`variables_of_template`."""
+    read = sorted(variables_of_template(variables).items())
+    if not read:
+        return environment_key
+    digest = hashlib.sha256("\0".join(f"{name}={value}" for name, value in read).encode(errors="surrogateescape"))
+    return f"{environment_key}-{digest.hexdigest()[:16]}"
+
+
+class TemplateFailed(OSError):
+    """A template cannot fork: it ended, or refuses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TemplateImports:
+    """What a template has imported. ``cost``: seconds and bytes by module; ``skipped``: reasons by module."""
+
+    cost: Mapping[str, tuple[float, int]]
+    skipped: Mapping[str, str]
+
+
+class ForkedProcess:
+    """A fork of a template. It looks like a child process of the manager, without being one.
+
+    ``pid``: its process id as this process sees it; no other process gets it before :meth:`wait` has returned.
+    ``pidfd`` belongs to the caller of :meth:`Template.fork`.
+    """
+
+    def __init__(self, template: Template, number: int, connection: socket.socket, *, asked: Fork) -> None:
+        self.pid = 0
+        self.pidfd = -1
+        self.number = number
+        self.asked = asked
+        self.problem = ""
+        self.code: int | None = None
+        self.connection = connection
+        self._template = template
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code, or the negative number of the signal that killed it."""
+        return self._template.wait_for(self)
+
+    def kill(self) -> None:
+        """Kill it with all its descendants, also where they belong to another user of this machine."""
+        self._template.kill(self)
+
+
+class Template:
+    """A template that runs. Owned by one thread.
+
+    :param connection: the manager's end of a socket of packets, on which nothing was sent before.
+    :param modules: to import, in this order.
+    :param places: directories besides Python's own whose modules may be imported.
+    :param private: directories whose modules are never imported: where submitters or tasks write.
+    :param namespaces: whether children in namespaces of their own will be wanted.
+    :param spares: how many children are forked in advance.
+    :param network: whether these share the template's network.
+    :param start_limit_s: longest import of a module.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        modules: Sequence[str] = (),
+        places: Sequence[str] = (),
+        private: Sequence[str] = (),
+        namespaces: bool = False,
+        spares: int = 0,
+        network: bool = True,
+        start_limit_s: float = 60.0,
+    ) -> None:
+        self._connection = connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        connection.setblocking(False)
+        self._namespaces_wanted = namespaces
+        self._spares_wanted = spares
+        self._network = network
+        self._import_limit_s = start_limit_s
+        self._importing = ""
+        self._importing_since = time.monotonic()
+        self._cost: dict[str, tuple[float, int]] = {}
+        self._skipped: dict[str, str] = {}
+        self._forks: dict[int, ForkedProcess] = {}
+        self._spares: deque[ForkedProcess] = deque()
+        self._next_number = 1
+        self._is_over = False
+        self._closing = False
+        #: The template's process as this process sees it; None before its first packet.
+        self.pid: int | None = None
+        self._pidfd = -1
+        #: Whether it can fork.
+        self.is_serving = False
+        #: Why children cannot have namespaces; empty if they can. Known when it serves.
+        self.namespaces_missing = ""
+        #: Why it ended, or cannot be a template; empty while that is not the case.
+        self.problem = ""
+        #: The module that led to the problem; empty if none did.
+        self.problem_module = ""
+        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private), start_limit_s))
+
+    @property
+    def imports(self) -> TemplateImports:
+        """What it has imported so far."""
+        return TemplateImports(dict(self._cost), dict(self._skipped))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the template has ended, or must not be used any more."""
+        return self._is_over
+
+    def fileno(self) -> int:
+        """Readable when :meth:`serve` has something to do; -1 when the template is over and closed."""
+        return self._connection.fileno()
+
+    def next_deadline(self) -> float:
+        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+        if self.is_serving or self._is_over:
+            return float("inf")
+        return self._importing_since + self._import_limit_s
+
+    def serve(self) -> None:
+        """Take what the template has sent, end it if an import hangs, and fork spare children. Never waits."""
+        while self._read():
+            pass
+        if time.monotonic() > self.next_deadline():
+            self.problem_module = self._importing
+            what = f"the import of {self._importing}" if self._importing else "its start"
+            self._end(f"{what} took longer than {self._import_limit_s:g} s")
+        self._fill()
+
+    def fork(self, boot: Boot, descriptors: Descriptors) -> ForkedProcess:
+        """A worker. The descriptors stay open here.
+
+        :raises TemplateFailed: if there is none; ``problem`` says why if the template is over.
+        """
+        if not self.is_serving or self._closing or self._is_over:
+            raise TemplateFailed(self.problem or "the template does not serve yet")
+        if boot.namespaces and self.namespaces_missing:
+            raise TemplateFailed(self.namespaces_missing)
+        fork = self._take_spare(namespaces=boot.namespaces)
+        if fork is None:
+            fork = self._request(namespaces=boot.namespaces)
+        try:
+            send_boot(fork.connection, boot, descriptors)
+        except OSError as error:
+            self._discard(fork)
+            raise TemplateFailed(f"the child is gone: {error}") from error
+        finally:
+            fork.connection.close()
+        deadline = time.monotonic() + _FORK_LIMIT_S
+        while fork.pid == 0 and not fork.problem:
+            if not self._wait(deadline):
+                self._end("it did not fork in time")
+                raise TemplateFailed(self.problem)
+            self._read()
+        if fork.problem:
+            self._forks.pop(fork.number, None)
+            raise TemplateFailed(fork.problem)
+        self._fill()
+        return fork
+
+    def close(self) -> None:
+        """Fork no more: the template ends with its last child. Keep on calling :meth:`serve` until :attr:`is_over`."""
+        self._closing = True
+        for spare in self._spares:
+            spare.connection.close()  # it ends by itself
+        if not self._forks:
+            self._end("closed")
+
+    def kill_all(self) -> None:
+        """Kill the template; the kernel kills its children."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._end("killed")
+
+    def kill(self, fork: ForkedProcess) -> None:
+        """Kill a child with all its descendants."""
+        if fork.pid and fork.code is None:
+            process_reaper.kill_trees({fork.pid})
+            self._send(Kill(fork.number))  # another user's: only the template may do that
+
+    def wait_for(self, fork: ForkedProcess) -> int:
+        """Wait for the end of a child; its exit code, or the negative number of a signal."""
+        if fork.code is None:
+            _wait_readable(fork.pidfd, None)
+        deadline = time.monotonic() + _EXIT_LIMIT_S
+        while fork.code is None and self._wait(deadline):
+            self._read()
+        self._discard(fork)
+        # The kernel kills the children of a template with it.
+        return -int(signal.SIGKILL) if fork.code is None else fork.code
+
+    # -- packets -------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> bool:
+        """Take one packet; False if there is none."""
+        if self._is_over:
+            return False
+        try:
+            data, ancillary, *_ = self._connection.recvmsg(MAX_PACKET, _ANCILLARY_BYTES)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:  # it ended before it had read all requests
+            data = b""
+        if not data:
+            self.problem_module = self._importing
+            self._end(f"it ended in the import of {self._importing}" if self._importing else "it ended")
+            return False
+        sender = _pid_of(ancillary)
+        if self.pid is None:
+            self.pid = sender
+            with contextlib.suppress(OSError):
+                self._pidfd = os.pidfd_open(sender)
+        try:
+            self._take(decode_from_template(data), sender)
+        except (msgspec.MsgspecError, KeyError) as error:
+            self._end(f"it sent what no template sends: {error!r}")
+        return True
+
+    def _take(self, packet: FromTemplate, sender: int) -> None:
+        match packet:
+            case Importing(module=module):
+                self._importing, self._importing_since = module, time.monotonic()
+            case Imported(module=module, seconds=seconds, size_bytes=size_bytes):
+                self._importing = ""
+                self._cost[module] = seconds, size_bytes
+            case Skipped(module=module, reason=reason):
+                self._importing = ""
+                self._skipped[module] = reason
+            case Refused(module=module, reason=reason):
+                self.problem_module = module
+                self._end(reason)
+            case Serving(namespaces=missing):
+                self._importing = ""
+                self.namespaces_missing = missing
+                self.is_serving = True
+            case Forked(number=number):
+                self._forked(self._forks[number], sender)
+            case NotForked(number=number, reason=reason):
+                fork = self._forks.pop(number)
+                fork.problem = reason
+                self._drop_spare(fork)
+            case Exited(number=number, code=code):
+                if (ended := self._forks.get(number)) is not None:
+                    ended.code = code
+                    if self._drop_spare(ended):
+                        self._discard(ended)
+
+    def _forked(self, fork: ForkedProcess, pid: int) -> None:
+        if pid <= 0:
+            fork.problem = "its process is in no process namespace below that of this manager"
+            return
+        # While the template lives, it has not reaped this child: the id is the child's, dead or alive.
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            fork.problem = f"the child cannot be watched: {error}"
+            return
+        if self._pidfd >= 0 and _wait_readable(self._pidfd, 0):
+            os.close(pidfd)
+            self._end("it ended")
+            fork.problem = self.problem
+            return
+        fork.pid, fork.pidfd = pid, pidfd
+
+    def _request(self, *, namespaces: bool) -> ForkedProcess:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        number = self._next_number
+        self._next_number += 1
+        asked = Fork(number, namespaces, self._network if namespaces else True)
+        fork = ForkedProcess(self, number, ours, asked=asked)
+        self._forks[number] = fork
+        with theirs:
+            if not self._send(asked, theirs.fileno()):
+                self._forks.pop(number)
+                ours.close()
+                raise TemplateFailed(self.problem)
+        return fork
+
+    def _send(self, packet: FromManager, *descriptors: int) -> bool:
+        if self._is_over:
+            return False
+        try:
+            socket.send_fds(self._connection, [encode(packet)], descriptors)
+        except OSError as error:
+            # Also if the socket is full: hundreds of packets that it does not read.
+            self._end(f"it does not take requests: {error}")
+            return False
+        return True
+
+    def _wait(self, deadline: float) -> bool:
+        """Wait for a packet, or the end; False if the time is over, or the template."""
+        if self._is_over:
+            return False
+        left_s = deadline - time.monotonic()
+        return left_s > 0 and _wait_readable(self._connection.fileno(), left_s)
+
+    def _end(self, problem: str) -> None:
+        """It is over: nothing more is sent or read. What is left of it, and its children, ends with its socket."""
+        if self._is_over:
+            return
+        self._is_over, self.is_serving = True, False
+        self.problem = problem
+        if self._pidfd >= 0:
+            if not self._closing:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._connection.close()
+        for fork in (*self._spares, *self._forks.values()):
+            fork.connection.close()
+            fork.problem += "" if fork.problem else problem
+        for spare in self._spares:
+            if spare.pidfd >= 0:
+                os.close(spare.pidfd)
+        self._spares.clear()
+
+    # -- spare children ------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        if not self.is_serving or self._closing:
+            return
+        isolated = self._namespaces_wanted and not self.namespaces_missing
+        while len(self._spares) < self._spares_wanted and not self._is_over:
+            try:
+                self._spares.append(self._request(namespaces=isolated))
+            except TemplateFailed:
+                return
+
+    def _take_spare(self, *, namespaces: bool) -> ForkedProcess | None:
+        for spare in self._spares:
+            if spare.asked.namespaces == namespaces and spare.code is None:
+                self._spares.remove(spare)
+                return spare
+        return None
+
+    def _drop_spare(self, fork: ForkedProcess) -> bool:
+        if fork not in self._spares:
+            return False
+        self._spares.remove(fork)
+        fork.connection.close()
+        if fork.pidfd >= 0:
+            os.close(fork.pidfd)
+        return True
+
+    def _discard(self, fork: ForkedProcess) -> None:
+        """The manager needs the id of this child no more."""
+        if self._forks.pop(fork.number, None) is not None:
+            self._send(Reap(fork.number))
+        if self._closing and not self._forks:
+            self._end("closed")
+
+
+def start_template(
+    command: Sequence[str] = (), *, variables: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a template of this Python, without an environment; its process, and the connection to it.
+
+    :param command: what to write before the command: a program that starts another one with its descriptors.
+    :param variables: its environment variables: what all its children may see.
+    :raises OSError: if the machine lacks processes or descriptors.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        # -P: files in the working directory must not be imported as modules
+        program = [sys.executable, "-P", "-m", "farcall_endpoint.worker.template", str(theirs.fileno())]
+        try:
+            process = subprocess.Popen(
+                [*command, *program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                cwd="/",
+                env=dict(variables),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
+
+
+def _pid_of(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+    """The process that sent a packet, as the kernel names it to this process; 0 if it cannot."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+            return int(pid)
+    return 0
+
+
+def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))

@@ -1,0 +1,336 @@
+"""Packages that uv installs on a node: the runner of environments of type ``uv``, and the program that installs.
+
+An environment is a virtual environment of the endpoint's own Python below the cache. Submitters share it, since it
+depends on nothing but the requirements. So nothing of a submitter runs while it is made: uv installs wheels, which are
+unpacked, and byte code is compiled without importing anything. Where packages without a wheel are allowed, building
+them runs their code: then uv has a cache of its own, and bubblewrap or Landlock keep it off everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import uv
+
+from farcall_common.environments import UV, Environment
+from farcall_endpoint.environments.prefixes import PrefixRunner
+from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation.environment import for_submitter
+from farcall_endpoint.isolation.paths import readable_paths
+
+_PROBE_LIMIT_S: Final = 20.0
+_MAX_WHAT: Final = 100
+_PACKAGES: Final = "uv-packages"
+"""uv's own cache of unpacked wheels, from which environments are hard links."""
+
+_NAME: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_VERSION: Final = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9._*+!-]+"
+_REQUIREMENT: Final = re.compile(
+    rf"{_NAME}\s*(?:\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\])?"
+    rf"\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*\s*,?|\(\s*{_VERSION}(?:\s*,\s*{_VERSION})*\s*\))?"
+    r"\s*(?:;[\w\s.'\"<>=!~()*+-]+)?"
+)
+_FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
+
+_COMMON: Final = ("--quiet", "--no-config", "--no-progress", "--color", "never", "--no-python-downloads")
+_NETWORK: Final = ("UV_*", "*_proxy", "*_PROXY")
+"""Variables that uv needs to reach an index, where builds run code that could read them."""
+_OF_FILES: Final = (
+    "UV_FIND_LINKS",
+    "UV_CONSTRAINT",
+    "UV_OVERRIDE",
+    "UV_BUILD_CONSTRAINT",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+"""Variables of the owner's with paths that uv reads."""
+_SECRET: Final = re.compile(r"PASSWORD|TOKEN|USERNAME|KEY")
+_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG."""
+
+
+def problem_of(requirement: str) -> str:
+    """Why a requirement is refused; empty for a name with extras, versions and markers (PEP 508)."""
+    if _REQUIREMENT.fullmatch(requirement) and not requirement.lower().endswith(_FILES):
+        return ""
+    return (
+        f"{requirement!r} is refused: a requirement is the name of a package with versions, such as polars==1.*; "
+        "paths, URLs and options are not installed here. Fix: publish it to the index, or use a container image."
+    )
+
+
+class UvRunner:
+    """Environments that uv installs; a worker is the Python of its virtual environment.
+
+    :param source_builds: whether packages without a wheel may be built.
+    :param index_url: a URL, or the absolute path of a directory with wheels; empty: uv's own choice.
+    :param confine: whether uv is kept off everything but the cache, where the node can do that. Where it cannot,
+        nothing is built.
+    :param readable: what uv may read then, besides the index; empty: the system and Python.
+    """
+
+    type: Final = UV
+    worker_target: Final = PrefixRunner.worker_target
+    passes_descriptors: Final = PrefixRunner.passes_descriptors
+
+    def __init__(
+        self, *, source_builds: bool = False, index_url: str = "", confine: bool = True, readable: Sequence[str] = ()
+    ) -> None:
+        self._source_builds = source_builds
+        self._index_url = index_url
+        self._confine = confine
+        self._readable = tuple(readable)
+        self._prefix = PrefixRunner("venv")
+
+    def missing(self) -> str:
+        """Why uv does not work on this node, after a try; empty if it works."""
+        try:
+            done = subprocess.run(
+                [uv.find_uv_bin(), "--version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_PROBE_LIMIT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"uv: {error}"
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        return "" if done.returncode == 0 else f"uv: {lines[-1]}"
+
+    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+        """The command that installs, below ``cache``."""
+        image = cache / f"uv-{self.digest(environment)}"
+        options = ["--index", self._index_url] if self._index_url else []
+        options += ["--source-builds"] if self._source_builds else []
+        options += [*(["--confine"] if self._confine else []), *(f"--readable={path}" for path in self._readable)]
+        what = f"uv is installing {' '.join(environment.requirements)}"
+        return Preparation(
+            image=str(image),
+            commands=((sys.executable, "-P", "-m", __name__, str(image), *options, "--", *environment.requirements),),
+            what=what if len(what) <= _MAX_WHAT else f"{what[:_MAX_WHAT]}...",
+        )
+
+    def digest(self, environment: Environment) -> str:
+        """16 hexadecimal digits, equal for what one virtual environment serves. Versions are resolved once: until it is
+        deleted from the cache, an environment stays as it was installed first."""
+        python = (platform.python_version(), platform.machine(), sys.base_prefix)
+        facts = [sorted(set(environment.requirements)), python, self._index_url, self._source_builds]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    def command(self, start: Start) -> list[str]:
+        """As of a virtual environment, which it is."""
+        return self._prefix.command(start)
+
+    def stop(self, start: Start) -> list[str] | None:
+        """Nothing is left when the process tree was killed."""
+        return self._prefix.stop(start)
+
+
+# -- installation ------------------------------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """Nothing was installed, for a reason that the submitter or the owner can change."""
+
+
+def install(
+    image: Path,
+    requirements: Sequence[str],
+    *,
+    index: str = "",
+    source_builds: bool = False,
+    confine: bool = True,
+    readable: Sequence[str] = (),
+) -> int:
+    """Make the virtual environment ``image``, completely or not at all. Others that make it at the same time wait.
+
+    Lock files are those of :class:`farcall_endpoint.environments.preparation.Cache`, which removes uv's own packages,
+    too, when they are used least recently.
+
+    :returns: the exit code of uv, which has printed why; 0 if the environment is there.
+    :raises Refused: if it may not be made.
+    :raises OSError: if the disk is full, for example.
+    """
+    if problems := list(filter(None, map(problem_of, requirements))):
+        raise Refused("\n".join(problems))
+    cache = image.parent
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _lock(cache / f".{image.name}.lock", fcntl.LOCK_EX), _lock(cache / f".{_PACKAGES}.use", fcntl.LOCK_SH):
+        if image.exists():
+            return 0
+        for left in cache.glob(f"{image.name}.partial-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f"{image.name}.partial-", dir=cache) as folder:
+            partial = Path(folder)
+            packages = partial / "packages" if source_builds else cache / _PACKAGES
+            sandbox = _Sandbox(partial, packages, confine=confine, readable=readable, index=index, builds=source_builds)
+            for command in _commands(partial / "venv", packages, requirements, index, source_builds):
+                if code := sandbox.run(command):
+                    return code
+            sandbox.run(_compilation(partial / "venv", image))  # what cannot be compiled is compiled when it is used
+            (partial / "venv").rename(image)
+    return 0
+
+
+def _commands(
+    venv: Path, packages: Path, requirements: Sequence[str], index: str, source_builds: bool
+) -> list[list[str]]:
+    """The commands that make a virtual environment and install packages into it."""
+    program = uv.find_uv_bin()
+    common = [*_COMMON, "--cache-dir", str(packages)]
+    source = _source(index)
+    wheels = [] if source_builds else ["--only-binary", ":all:"]
+    # Relocatable: it is renamed when it is complete.
+    make = [program, "venv", *common, "--no-project", "--relocatable", "--python", sys.executable, str(venv)]
+    add = [program, "pip", "install", *common, "--python", f"{venv}/bin/python", *source, *wheels, "--", *requirements]
+    return [make, add]
+
+
+def _source(index: str) -> list[str]:
+    if index.startswith("/"):
+        return ["--no-index", "--find-links", index]
+    return ["--default-index", index] if index else []
+
+
+def index_command(index: str) -> list[str]:
+    """A command that reads requirements from its input, and prints why uv does not find them. It keeps nothing.
+
+    :raises OSError: if there is no uv.
+    """
+    look = [uv.find_uv_bin(), "pip", "compile", *_COMMON, "--no-cache", "--no-header", "--no-annotate", *_source(index)]
+    return [*look, "--python", sys.executable, "--output-file", os.devnull, "--no-deps", "-"]
+
+
+def _compilation(venv: Path, image: Path) -> list[str]:
+    """The command that compiles byte code, for tasks that may only read it. Without ``site``: a ``.pth`` file of a
+    package would run its code."""
+    moved = ["-s", str(venv), "-p", str(image)]
+    return [sys.executable, "-I", "-S", "-m", "compileall", "-qq", *moved, str(venv / "lib")]
+
+
+class _Sandbox:
+    """Runs commands that may read the system and Python, and write only what they install.
+
+    :param confine: whether they must be confined when they run code of packages (``builds``).
+    :raises Refused: if that is not possible here.
+    """
+
+    def __init__(
+        self, partial: Path, packages: Path, *, confine: bool, readable: Sequence[str], index: str, builds: bool
+    ) -> None:
+        self._partial = partial
+        self._writable = [str(partial)] if builds else [str(partial.parent)]  # one mount, for hard links
+        self._environment = _variables(os.environ, builds=builds) | {"HOME": str(partial), "TMPDIR": str(partial)}
+        reasons = (bubblewrap.missing(), landlock.missing()) if confine else ("", "")
+        self._has_bubblewrap = confine and not reasons[0]
+        self._has_landlock = confine and not self._has_bubblewrap and not reasons[1]
+        if confine and builds and all(reasons):
+            raise Refused(
+                f"Packages are not built here, since nothing can confine their code ({'; '.join(reasons)}). "
+                "Fix: install bubblewrap on the nodes, or set source_builds: false."
+            )
+        packages.mkdir(exist_ok=True)
+        self._readable: list[str] = []
+        if confine:
+            # The endpoint's own files lie around the cache, or the caller has left them out.
+            named = re.split(r"[\s,]+", " ".join(os.environ.get(name, "") for name in _OF_FILES))
+            chosen = [uv.find_uv_bin(), *readable, *(each for each in (index, *named) if each.startswith("/"))]
+            self._readable = readable_paths(chosen, private=[partial.parent], home=Path.home(), environ={})
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run a command to its end; its exit code."""
+        if self._has_bubblewrap:
+            command = [
+                *bubblewrap.prefix(readable=self._readable, writable=self._writable, directory=self._partial),
+                *command,
+            ]
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            env=self._environment,
+            cwd=self._partial,
+            check=False,
+            preexec_fn=self._confinement(os.getpid()),  # safe: this program has one thread
+        ).returncode
+
+    def _confinement(self, parent: int) -> Callable[[], None]:
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def confine() -> None:
+            libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+            if self._has_landlock:
+                landlock.confine(readable=self._readable, writable=self._writable)
+
+        return confine
+
+
+def _variables(environ: Mapping[str, str], *, builds: bool) -> dict[str, str]:
+    """The environment of uv. Code of packages gets no password."""
+    if not builds:
+        return {name: value for name, value in environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    return {
+        name: value
+        for name, value in for_submitter(environ, passed=_NETWORK).items()
+        if not (_SECRET.search(name) or "@" in value or name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    }
+
+
+@contextlib.contextmanager
+def _lock(path: Path, kind: int) -> Iterator[None]:
+    """Hold a lock among the processes of all nodes that share the file system."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, kind)
+        os.utime(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def main() -> None:
+    """Install an environment; errors are those of uv, on standard error."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("image", type=Path)
+    parser.add_argument("--index", default="")
+    parser.add_argument("--source-builds", action="store_true")
+    parser.add_argument("--confine", action="store_true")
+    parser.add_argument("--readable", action="append", default=[])
+    parser.add_argument("requirements", nargs="+")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # it removes what is not complete
+    try:
+        code = install(
+            options.image,
+            options.requirements,
+            index=options.index,
+            source_builds=options.source_builds,
+            confine=options.confine,
+            readable=options.readable,
+        )
+    except (Refused, OSError) as error:
+        sys.exit(str(error))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

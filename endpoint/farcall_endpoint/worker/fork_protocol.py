@@ -1,0 +1,118 @@
+"""Protocol between a manager and its templates, in packets of a Unix socket.
+
+The manager sends :class:`Preload` first, and gets :class:`Importing` for each module and then :class:`Serving` or
+:class:`Refused`. From then on each :class:`Fork` comes with one descriptor: the child's own socket, from which it reads
+its :class:`~farcall_endpoint.worker.boot.Boot`. So the template never reads what belongs to one submitter: its memory
+is that of all its children.
+
+A child answers with :class:`Forked` by itself. The kernel adds its process id as the manager sees it, which the child
+does not know. The template does not reap a child before :class:`Reap`: until then no other process can get that id.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+#: Longest packet, in bytes.
+MAX_PACKET: Final = 2**17
+
+
+class _Packet(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Preload(_Packet, frozen=True):
+    """Import these, in this order. ``namespaces``: children in namespaces of their own will be wanted; ``places``: the
+    only directories whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for
+    example where tasks write. ``import_limit_s``: a longer import kills the template, also without a manager."""
+
+    modules: tuple[str, ...] = ()
+    namespaces: bool = False
+    places: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    import_limit_s: float = 60.0
+
+
+class Importing(_Packet, frozen=True):
+    """The import of a module begins: if nothing else follows, it has crashed, or hangs."""
+
+    module: str
+
+
+class Imported(_Packet, frozen=True):
+    """What an import cost: seconds, and bytes of resident memory, with all modules that it imported itself."""
+
+    module: str
+    seconds: float
+    size_bytes: int
+
+
+class Skipped(_Packet, frozen=True):
+    """A module that was not imported, or whose import raised, and why; the template goes on."""
+
+    module: str
+    reason: str
+
+
+class Refused(_Packet, frozen=True):
+    """This process cannot be a template any more, and ends. ``module``: after whose import; empty: without one."""
+
+    module: str
+    reason: str
+
+
+class Serving(_Packet, frozen=True):
+    """Ready for forks. ``namespaces``: why children cannot have namespaces of their own; empty if they can."""
+
+    python: str
+    namespaces: str = ""
+
+
+class Fork(_Packet, frozen=True):
+    """Fork a child, with the number that it has from then on; one descriptor comes along."""
+
+    number: int
+    namespaces: bool = False
+    network: bool = True
+
+
+class Forked(_Packet, frozen=True):
+    """A child exists."""
+
+    number: int
+
+
+class NotForked(_Packet, frozen=True):
+    """There is no child with this number, and why."""
+
+    number: int
+    reason: str
+
+
+class Exited(_Packet, frozen=True):
+    """A child has ended. ``code``: its exit code, or the negative number of the signal that killed it."""
+
+    number: int
+    code: int
+
+
+class Reap(_Packet, frozen=True):
+    """The manager has no use for the id of this child any more, which has ended or ends."""
+
+    number: int
+
+
+class Kill(_Packet, frozen=True):
+    """Kill a child with all its descendants."""
+
+    number: int
+
+
+FromManager = Preload | Fork | Reap | Kill
+FromTemplate = Importing | Imported | Skipped | Refused | Serving | Forked | NotForked | Exited
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_from_manager: Final = msgspec.msgpack.Decoder(FromManager).decode
+decode_from_template: Final = msgspec.msgpack.Decoder(FromTemplate).decode

@@ -1,0 +1,449 @@
+"""Template: a process with one thread that has imported what functions import, and whose forks are workers.
+
+It runs inside an environment, so all that it imports is the environment's. It serves a manager through one socket
+(:mod:`farcall_endpoint.worker.fork_protocol`), runs no code of submitters, and imports only from Python's own
+directories: each of its children may belong to another submitter.
+
+When the connection to the manager ends, it serves no more forks, and ends with its last child. When it is killed, its
+children are killed by the kernel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from farcall_endpoint import process_reaper
+from farcall_endpoint.worker import __main__ as worker
+from farcall_endpoint.worker import fork_hazards, namespaces
+from farcall_endpoint.worker.boot import connect, receive_boot, take_on
+from farcall_endpoint.worker.fork_protocol import (
+    MAX_PACKET,
+    Exited,
+    Fork,
+    Forked,
+    FromTemplate,
+    Imported,
+    Importing,
+    Kill,
+    NotForked,
+    Preload,
+    Reap,
+    Refused,
+    Serving,
+    Skipped,
+    decode_from_manager,
+    encode,
+)
+
+#: What libraries of numerics read when they are loaded: their number of threads, which is one in a template.
+THREAD_VARIABLES: Final = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
+    *("NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS"),
+)
+_OPENBLAS: Final = (
+    *("openblas_set_num_threads", "openblas_set_num_threads64_"),
+    *("scipy_openblas_set_num_threads", "scipy_openblas_set_num_threads64_"),
+)
+_SETTERS: Final = {
+    "openblas": ("OPENBLAS_NUM_THREADS", _OPENBLAS),
+    "libmkl_rt": ("MKL_NUM_THREADS", ("MKL_Set_Num_Threads",)),
+    "libgomp": ("OMP_NUM_THREADS", ("omp_set_num_threads",)),
+    "libomp": ("OMP_NUM_THREADS", ("omp_set_num_threads",)),
+    "libiomp": ("OMP_NUM_THREADS", ("omp_set_num_threads",)),
+}
+"""By a part of a library's name: the variable that it has read, and the names of the function that changes it."""
+_RTLD_NOLOAD: Final = 4
+_SECONDS_MORE: Final = 5
+"""The manager, which can say why, comes first."""
+_OWN: Final = (
+    *("farcall_endpoint.isolation.landlock", "farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
+)
+"""What a worker itself imports when it needs it."""
+
+
+def main(control: int) -> NoReturn:
+    """Serve the manager at the other end of a socket of packets; its first packet says what to import."""
+    connection = socket.socket(fileno=control)
+    connection.set_inheritable(False)
+    connection.setblocking(True)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    packet = decode_from_manager(connection.recv(MAX_PACKET) or encode(Reap(0)))
+    if not isinstance(packet, Preload):
+        os._exit(0)  # the manager is gone
+    os._exit(_Template(connection, packet).run())
+
+
+def boot(path: str, find_packages: Callable[[], object]) -> NoReturn:
+    """As :func:`main`, after connecting to the manager's Unix socket."""
+    connection = connect(path)
+    find_packages()
+    main(connection.detach())
+
+
+class _Template:
+    def __init__(self, connection: socket.socket, preload: Preload) -> None:
+        self._connection = connection
+        self._preload = preload
+        self._children: dict[int, int] = {}  # process id by number
+        self._ended: set[int] = set()  # numbers, reported but not reaped
+        self._reaped: set[int] = set()  # numbers, to be reaped when they end
+        self._pid = 0
+        self._own_namespace: int | None = None
+        self._drops = False
+        self._descriptors: set[int] = set()
+        self._kept: set[int] = set()
+        self._setters: list[tuple[str, Callable[[int], Any]]] = []
+
+    def run(self) -> int:
+        """The exit code."""
+        missing = "none are wanted"
+        if self._preload.namespaces:
+            missing = namespaces.missing()
+            if not missing:
+                self._drops = not (namespaces.is_privileged() and namespaces.is_outermost())
+                self._own_namespace = namespaces.enter()
+        self._pid = os.getpid()
+        namespaces.set_dumpable(False)  # or a child could change what all later ones run
+        with contextlib.suppress(OSError):
+            process_reaper.adopt_orphans()
+        awake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self._descriptors = namespaces.open_descriptors()
+        variables = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+        os.environ.update(dict.fromkeys(variables, "1"))
+        for module in _OWN:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+        try:
+            if not self._import_all():
+                return 1
+            os.environ.update({name: value for name, value in variables.items() if value is not None})
+            for name in [name for name, value in variables.items() if value is None]:
+                del os.environ[name]
+            self._setters = _thread_setters()
+            self._kept = fork_hazards.kept_files(self._descriptors)
+            gc.collect()
+            gc.freeze()
+            self._send(Serving(sys.version.split()[0], missing))
+            self._serve(awake)
+        except OSError:  # the manager is gone
+            pass
+        return self._outlive()
+
+    # -- imports -------------------------------------------------------------------------------------------------------
+
+    def _import_all(self) -> bool:
+        """Import the modules; False if that made this process unfit."""
+        paths = list(sys.path)
+        trusted = TrustedPlaces(self._preload.places, self._preload.private)
+        sys.path[:] = filter(trusted.holds, paths)
+        try:
+            return self._import_each(trusted) and self._is_fit("")
+        finally:
+            sys.path[:] = paths  # tasks may import from all of them
+
+    def _import_each(self, trusted: TrustedPlaces) -> bool:
+        for module in self._preload.modules:
+            if module in sys.modules:
+                continue
+            if reason := fork_hazards.is_forbidden(module):
+                self._send(Skipped(module, reason))
+                continue
+            self._send(Importing(module))
+            started_at, size_bytes = time.monotonic(), _resident_bytes()
+            try:
+                # Its default action ends this process, whatever the import does, and whether or not there is a manager.
+                signal.alarm(int(self._preload.import_limit_s) + _SECONDS_MORE)
+                problem = trusted.import_module(module)
+            except BaseException as error:  # noqa: BLE001 - code of packages, which may also call sys.exit
+                problem = f"its import raised {type(error).__name__}: {error}"[:500]
+            signal.alarm(0)
+            if not self._is_fit(module):
+                return False
+            if problem:
+                self._send(Skipped(module, problem))
+            else:
+                self._send(Imported(module, time.monotonic() - started_at, max(0, _resident_bytes() - size_bytes)))
+        return True
+
+    def _is_fit(self, module: str) -> bool:
+        hazard = fork_hazards.hazard(expected=self._descriptors)
+        if hazard:
+            self._send(Refused(module, f"after the import of {module}, {hazard}" if module else hazard))
+        return not hazard
+
+    # -- the manager's requests ----------------------------------------------------------------------------------------
+
+    def _serve(self, awake: int) -> None:
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN)
+        poll.register(awake, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == awake:
+                    os.read(awake, 4096)
+                    self._report_ended()
+                elif not self._receive():
+                    return
+
+    def _receive(self) -> bool:
+        """Do one request; False if the manager is gone."""
+        data, descriptors, _, _ = socket.recv_fds(self._connection, MAX_PACKET, 1)
+        if not data:
+            return False
+        match decode_from_manager(data):
+            case Fork() as fork:
+                self._fork(fork, descriptors[0])
+                os.close(descriptors[0])
+            case Reap(number=number):
+                if number in self._children:
+                    self._reaped.add(number)
+                    self._reap()
+            case Kill(number=number):
+                if number in self._children and number not in self._ended:
+                    process_reaper.kill_trees({self._children[number]})
+        return True
+
+    def _fork(self, fork: Fork, end: int) -> None:
+        if fork_hazards.thread_count() != 1:
+            self._send(NotForked(fork.number, "the template has a second thread"))
+            return
+        if fork.namespaces and self._own_namespace is None:
+            self._send(NotForked(fork.number, "there are no namespaces for children here"))
+            return
+        try:
+            if fork.namespaces:
+                assert self._own_namespace is not None
+                pid = namespaces.fork_apart(self._own_namespace)
+            else:
+                pid = os.fork()
+        except OSError as error:
+            self._send(NotForked(fork.number, str(error)))
+            return
+        if pid == 0:
+            self._be_child(fork, end)
+        self._children[fork.number] = pid
+
+    def _report_ended(self) -> None:
+        for number, pid in self._children.items():
+            if number in self._ended:
+                continue
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                self._ended.add(number)
+                self._send(Exited(number, code))
+        self._reap()
+        self._kill_orphans()
+
+    def _reap(self) -> None:
+        """Reap the children that have ended and whose ids the manager does not need."""
+        for number in self._ended & self._reaped:
+            os.waitpid(self._children.pop(number), 0)
+            self._ended.discard(number)
+            self._reaped.discard(number)
+
+    def _kill_orphans(self) -> None:
+        """Kill what ended children left running, and what this process has adopted."""
+        orphans = _children() - set(self._children.values())
+        process_reaper.kill_trees(orphans)
+        for pid in orphans:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def _outlive(self) -> int:
+        """Without a manager: wait for the last child. Each ends by itself, as its own connection has ended."""
+        while True:
+            try:
+                ended, _ = os.wait()
+            except ChildProcessError:
+                return 0
+            self._children = {number: pid for number, pid in self._children.items() if pid != ended}
+            self._kill_orphans()
+
+    def _send(self, packet: FromTemplate) -> None:
+        self._connection.send(encode(packet))
+
+    # -- a child -------------------------------------------------------------------------------------------------------
+
+    def _be_child(self, fork: Fork, end: int) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            self._send(Forked(fork.number))
+            namespaces.die_with_parent()
+            if os.getppid() != (0 if fork.namespaces else self._pid):
+                os._exit(1)  # it had ended before that
+            os.setsid()
+            namespaces.keep_only({0, 1, 2, end} | self._kept)
+            self._connection.detach()
+            code = _work(fork, end, self._setters, drops=self._drops)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:  # noqa: BLE001 - the end of a process
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(BaseException):
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _work(fork: Fork, end: int, setters: Collection[tuple[str, Callable[[int], Any]]], *, drops: bool) -> int:
+    """Become a worker, and serve tasks until the manager is gone; the exit code."""
+    if fork.namespaces:
+        namespaces.separate(network=fork.network)
+    _reseed()
+    with socket.socket(fileno=end) as connection:
+        received = receive_boot(connection)
+    if received is None:
+        return 0
+    boot, descriptors = received
+    for standard, descriptor in ((1, descriptors.stdout), (2, descriptors.stderr)):
+        os.dup2(descriptor, standard)  # what goes wrong from here on is this worker's
+    if boot.namespaces and not fork.namespaces:
+        raise OSError("a worker that needs namespaces was forked without them")
+    if fork.namespaces:
+        writable = [path for path in (boot.home, boot.temporary) if path]
+        namespaces.show_only(writable, hidden=boot.hidden, visible=boot.visible)
+    if fork.namespaces or drops:
+        namespaces.drop_privileges()
+    namespaces.set_dumpable(True)
+    channel, claims = take_on(boot, descriptors)
+    time.tzset()
+    _restore_threads(setters, os.environ)
+    worker.main(channel, claims)
+    return 0
+
+
+def _reseed() -> None:
+    """Give this child its own state where the template's is that of all: random numbers first.
+
+    ``random`` does so by itself, as OpenSSL does from 1.1.1 on. A generator that a module made when it was imported
+    (``numpy.random.default_rng()``) cannot be found: it is the same in all children.
+    """
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    ssl = sys.modules.get("ssl")
+    if ssl is not None:
+        ssl.RAND_add(os.urandom(32), 32.0)
+    tempfile.tempdir = None  # it was found by the template's variables
+    uuid = sys.modules.get("uuid")
+    if uuid is not None:  # of uuid1; uuid4 asks the kernel
+        uuid._last_timestamp = None  # type: ignore[attr-defined]
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+
+
+def _thread_setters() -> list[tuple[str, Callable[[int], Any]]]:
+    """The functions that set the number of threads in libraries that are loaded, with the variable of each."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        paths = {line[line.index("/") :].strip() for line in file if "/" in line}
+    found: list[tuple[str, Callable[[int], Any]]] = []
+    for path in sorted(paths):
+        for part, (variable, names) in _SETTERS.items():
+            if part not in path.rpartition("/")[2]:
+                continue
+            try:
+                library = ctypes.CDLL(path, mode=_RTLD_NOLOAD)
+            except OSError:
+                continue
+            function = next((getattr(library, name) for name in names if hasattr(library, name)), None)
+            if function is not None:
+                found.append((variable, function))
+    return found
+
+
+def _restore_threads(setters: Collection[tuple[str, Callable[[int], Any]]], environ: Mapping[str, str]) -> None:
+    """Give libraries that were loaded with one thread the number of threads that this worker's variables say."""
+    for variable, function in setters:
+        wanted = environ.get(variable) or environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+        if wanted.isdecimal() and wanted not in ("0", "1"):
+            function(int(wanted))
+
+
+class TrustedPlaces:
+    """Directories whose modules may be imported in a template: Python's own, and further ones.
+
+    :param places: the further ones.
+    :param private: exceptions, where tasks write.
+    """
+
+    def __init__(self, places: Collection[str], private: Collection[str]) -> None:
+        prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}
+        own = {*prefixes, str(Path(os.__file__).parent), *places}
+        self._places = [Path(each).resolve() for each in own]
+        user_base = getattr(sys.modules.get("site"), "USER_BASE", None)  # in a home, also if that is in a prefix
+        self._private = [Path(each).resolve() for each in (*private, *([user_base] if user_base else []))]
+
+    def holds(self, path: str) -> bool:
+        """Whether a file or directory is in them. A link is where it leads to: there others may write."""
+        found = Path(path)
+        if not found.is_absolute():
+            return False
+        around = (found := found.resolve(), *found.parents)
+        return any(each in around for each in self._places) and not any(each in around for each in self._private)
+
+    def import_module(self, module: str) -> str:
+        """Import a module and its packages; why that is refused, or empty."""
+        path: list[str] | None = None
+        parts = module.split(".")
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[:count])
+            if name not in sys.modules:
+                if name not in sys.builtin_module_names:
+                    spec = PathFinder.find_spec(name, path)
+                    if spec is None:
+                        return "it is not among the environment's own modules"
+                    origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+                    if not self.holds(origin):
+                        return f"{origin} is not in the environment's own directories"
+                importlib.import_module(name)
+            path = list(getattr(sys.modules[name], "__path__", ())) or None
+            if path is None and count < len(parts):
+                return f"{name} is not a package"
+        return ""
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="utf-8") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _children() -> set[int]:
+    """The children of this process."""
+    pid = os.getpid()
+    try:
+        with open(f"/proc/self/task/{pid}/children", encoding="utf-8") as file:  # noqa: PTH123
+            return set(map(int, file.read().split()))
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return process_reaper.children_of(pid, process_reaper.read_processes())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

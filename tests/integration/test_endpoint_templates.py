@@ -1,0 +1,524 @@
+"""Templates: workers that are forks, what they share, what they must not share, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from farcall_endpoint.environments.templates import TemplateFailed
+from farcall_endpoint.process_reaper import descendants, read_processes
+from farcall_endpoint.worker import namespaces
+from farcall_endpoint.worker.settings import WorkerSettings
+from tests.support.templates import ORDINARY_USER, fork_worker, running_template, wait_for
+from tests.waiting import wait_until
+
+USERS = [None, pytest.param(ORDINARY_USER, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can"))]
+
+
+def namespaced() -> None:
+    """Skip where the machine's kernel forbids namespaces."""
+    if reason := namespaces.missing():
+        pytest.skip(reason)
+
+
+def test_a_fork_is_a_worker() -> None:
+    def about() -> dict[str, Any]:
+        import os
+        import sys
+
+        return {"modules": sorted(sys.modules), "variables": dict(os.environ), "pid": os.getpid(), "sid": os.getsid(0)}
+
+    with running_template(modules=["xml.dom.minidom"]) as template:
+        worker = fork_worker(template, variables={"COLOR": "blue"}).ready()
+        seen = worker.run(about)
+        assert "xml.dom.minidom" in seen["modules"]
+        assert seen["variables"].items() >= {"COLOR": "blue"}.items()
+        assert not {"PATH", "OMP_NUM_THREADS"} & set(seen["variables"])
+        assert seen["pid"] == seen["sid"] == worker.process.pid
+        assert os.getpgid(worker.process.pid) == worker.process.pid
+        assert worker.end() == -signal.SIGKILL
+        assert set(template.imports.cost) == {"xml.dom.minidom"}
+
+
+def test_how_a_fork_ended() -> None:
+    def leave(code: int) -> None:
+        import os
+
+        os._exit(code)
+
+    def kill(number: int) -> None:
+        import os
+
+        os.kill(os.getpid(), number)
+
+    with running_template() as template:
+        for function, argument, code in ((leave, 3, 3), (kill, 9, -9), (kill, 11, -11)):
+            worker = fork_worker(template).ready()
+            worker.send(function, argument)
+            assert worker.ended() == code
+        worker = fork_worker(template).ready()
+        worker.channel.close()  # as when its manager is gone
+        assert worker.ended() == 0
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_killed_fork_leaves_no_process(isolated: bool) -> None:
+    def start_child() -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True, stdin=subprocess.DEVNULL).pid
+
+    if isolated:
+        namespaced()
+    with running_template(namespaces=isolated) as template:
+        worker = fork_worker(template, namespaces=isolated).ready()
+        worker.run(start_child)
+        left = descendants({worker.process.pid}, read_processes())
+        assert left
+        os.kill(worker.process.pid, signal.SIGKILL)  # this one only
+        worker.ended()
+        wait_for(template, lambda: not any(map(psutil.pid_exists, left)))
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_forks_of_a_killed_template_are_killed(isolated: bool) -> None:
+    def start_child() -> None:
+        import subprocess
+
+        subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
+
+    if isolated:
+        namespaced()
+    with running_template(namespaces=isolated, spares=1) as template:
+        workers = [fork_worker(template, namespaces=isolated).ready() for _ in range(3)]
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGKILL)
+        wait_for(template, lambda: template.is_over)
+        assert template.problem == "it ended"
+        assert [worker.ended() for worker in workers] == [-signal.SIGKILL] * 3
+        with pytest.raises(TemplateFailed, match="it ended"):
+            fork_worker(template)
+
+
+def test_a_closed_template_ends_with_its_last_fork() -> None:
+    with running_template(spares=2) as template:
+        worker = fork_worker(template).ready()
+        template.close()
+        with pytest.raises(TemplateFailed):
+            fork_worker(template)
+        assert worker.run(lambda: 1) == 1
+        assert not template.is_over
+        worker.end()
+        wait_for(template, lambda: template.is_over)
+
+
+def test_a_template_ends_without_its_manager() -> None:
+    with running_template() as template:
+        worker = fork_worker(template).ready()
+        pid = template.pid
+        assert pid is not None
+        template._connection.shutdown(socket.SHUT_RDWR)
+        wait_for(template, lambda: template.is_over)
+        worker.channel.close()
+        worker.ended()
+        wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_random_numbers_of_forks_differ() -> None:
+    def numbers() -> list[Any]:
+        import multiprocessing
+        import random
+        import secrets
+        import ssl
+        import uuid
+
+        import numpy
+
+        return [
+            random.random(),
+            float(numpy.random.random()),
+            secrets.token_hex(),
+            str(uuid.uuid4()),
+            ssl.RAND_bytes(16).hex(),
+            bytes(multiprocessing.current_process().authkey).hex(),
+        ]
+
+    modules = ["random", "numpy", "numpy.random", "secrets", "uuid", "ssl", "multiprocessing"]
+    with running_template(modules=modules, spares=2) as template:
+        workers = [fork_worker(template).ready() for _ in range(4)]
+        drawn = [worker.run(numbers) for worker in workers]
+        assert all(len(set(column)) == 4 for column in zip(*drawn, strict=True))
+        for worker in workers:
+            worker.end()
+
+
+def test_libraries_get_the_worker_s_number_of_threads() -> None:
+    def count() -> tuple[int, int]:
+        import os
+        import pathlib
+
+        import numpy
+
+        numpy.ones((600, 600)) @ numpy.ones((600, 600))
+        return len(list(pathlib.Path("/proc/self/task").iterdir())), int(os.environ["OPENBLAS_NUM_THREADS"])
+
+    with running_template(modules=["numpy"]) as template:
+        for wanted in (1, 3):
+            variables = {**os.environ, "OPENBLAS_NUM_THREADS": str(wanted)}
+            worker = fork_worker(template, variables=variables).ready()
+            threads, named = worker.run(count)
+            assert named == wanted
+            assert threads <= wanted  # fewer where the machine has fewer cores
+            assert (threads > 1) == (wanted > 1)
+            worker.end()
+
+
+# -- isolation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places() -> Iterator[Path]:
+    """Directories that an ordinary user may reach, with two homes in one of them."""
+    with tempfile.TemporaryDirectory(prefix="farcall-test-", dir="/var/tmp") as name:
+        root = Path(name).resolve()
+        root.chmod(0o755)
+        for path in ("homes/ada", "homes/grace", "tmp/ada", "tmp/grace", "shown"):
+            (root / path).mkdir(parents=True)
+            (root / path / "secret").write_text(path)
+        yield root
+
+
+def give(places: Path, user: int | None) -> None:
+    """Let all of it belong to a user."""
+    for path in places.rglob("*"):
+        os.chown(path, -1 if user is None else user, -1)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_what_an_isolated_fork_sees(places: Path, user: int | None) -> None:
+    def look(places: str) -> dict[str, Any]:
+        import ctypes
+        import os
+        import pathlib
+        import socket
+
+        root = pathlib.Path(places)
+        found: dict[str, Any] = {}
+        found["files"] = sorted(str(each.relative_to(root)) for each in root.rglob("*") if each.is_file())
+        found["processes"] = [path.name for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
+        found["temporary"] = [str(each) for path in ("/tmp", "/dev/shm") for each in pathlib.Path(path).iterdir()]
+        found["descriptors"] = [os.path.realpath(path) for path in pathlib.Path("/proc/self/fd").iterdir()]
+        found["capabilities"] = [
+            line.split()[1]
+            for line in pathlib.Path("/proc/self/status").read_text().splitlines()
+            if line.startswith(("CapEff", "CapPrm", "CapBnd"))
+        ]
+        written = []
+        for path in ("homes/ada", "tmp/ada", "homes", "shown", "", "/usr", "/", "/tmp"):
+            try:
+                (root / path / "new").write_text("x")
+                written.append(path)
+            except OSError:
+                pass
+        found["written"] = written
+        libc = ctypes.CDLL(None)
+        found["remounted"] = libc.mount(b"none", b"/", None, 32 | 4096, None) == 0
+        found["unmounted"] = libc.umount2(str(root / "homes").encode(), 2) == 0
+        try:
+            socket.sethostname("x")
+            found["renamed"] = True
+        except OSError:
+            found["renamed"] = False
+        found["queue"] = libc.msgget(4711, 0o1600) >= 0  # IPC_CREAT
+        return found
+
+    namespaced()
+    give(places, user)
+    Path("/dev/shm/farcall-test").write_text("x")
+    try:
+        with running_template(namespaces=True, user=user, private=[str(places)]) as template:
+            assert template.namespaces_missing == ""
+            options: dict[str, Any] = {
+                "namespaces": True,
+                "hidden": (str(places),),
+                "visible": (str(places / "shown"),),
+            }
+            other = fork_worker(
+                template, home=str(places / "homes/grace"), temporary=str(places / "tmp/grace"), **options
+            ).ready()
+            own = [str(places / "homes/ada"), str(places / "tmp/ada")]
+            worker = fork_worker(template, home=own[0], temporary=own[1], **options).ready()
+            seen = worker.run(look, str(places))
+            assert seen["files"] == ["homes/ada/secret", "shown/secret", "tmp/ada/secret"]
+            assert seen["processes"] == ["1"]
+            assert seen["temporary"] == []
+            assert seen["written"] == ["homes/ada", "tmp/ada", "/tmp"]
+            assert seen["capabilities"] == ["0" * 16] * 3
+            assert not any(seen[what] for what in ("remounted", "unmounted", "renamed"))
+            assert len(seen["descriptors"]) < 14
+            assert not any("anon_inode" in each for each in seen["descriptors"])
+            again = other.run(look, str(places))
+            assert again["files"] == ["homes/grace/secret", "shown/secret", "tmp/grace/secret"]
+            for each in (worker, other):
+                each.end()
+        assert sorted(path.name for path in (places / "homes/ada").iterdir()) == ["new", "secret"]
+    finally:
+        Path("/dev/shm/farcall-test").unlink()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_isolated_forks_are_confined_by_landlock_last(places: Path, user: int | None) -> None:
+    def read(path: str) -> str:
+        import pathlib
+
+        try:
+            return pathlib.Path(path).read_text()
+        except OSError as error:
+            return type(error).__name__
+
+    from farcall_endpoint.isolation import landlock
+
+    namespaced()
+    if reason := landlock.missing():
+        pytest.skip(reason)
+    give(places, user)
+    home = str(places / "homes/ada")
+    settings = WorkerSettings(readable=("/usr", "/lib", "/proc", sys.prefix, sys.base_prefix), writable=(home,))
+    with running_template(namespaces=True, user=user) as template:
+        worker = fork_worker(
+            template, variables=settings.to_variables(), namespaces=True, home=home, directory=home
+        ).ready()
+        assert worker.run(read, f"{home}/secret") == "homes/ada"
+        assert worker.run(read, str(places / "homes/grace/secret")) == "PermissionError"
+        worker.end()
+
+
+def test_a_fork_has_no_network_if_it_is_not_wanted() -> None:
+    def names() -> list[str]:
+        import socket
+
+        return [name for _, name in socket.if_nameindex()]
+
+    namespaced()
+    with running_template(namespaces=True, network=False) as template:
+        worker = fork_worker(template, namespaces=True).ready()
+        assert set(worker.run(names)) <= {"lo", "tunl0", "sit0", "ip6tnl0", "gre0"}  # what each new one has
+        worker.end()
+
+
+def test_a_worker_that_needs_namespaces_never_runs_without_them(places: Path) -> None:
+    with running_template() as template:
+        with pytest.raises(TemplateFailed, match="none are wanted"):
+            fork_worker(template, namespaces=True)
+        namespaced()
+    with running_template(namespaces=True) as template:
+        worker = fork_worker(template, namespaces=True, home=str(places / "missing"))
+        assert worker.receive() is None
+        assert "missing" in worker.stderr()
+        assert worker.ended() == 1
+
+
+# -- contract ----------------------------------------------------------------------------------------------------------
+
+HAZARDS = {
+    "thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+        "2 threads",
+    ),
+    "c_thread": (
+        (
+            "import ctypes\nlibc = ctypes.CDLL(None)\nstate = ctypes.c_ulong()\n"
+            "libc.pthread_create(ctypes.byref(state), None, libc.pause, None)"
+        ),
+        "2 threads",
+    ),
+    "held_lock": (
+        (
+            "import threading, time\nlock = threading.Lock()\nstarted = threading.Event()\n"
+            "def hold():\n    with lock:\n        started.set()\n        time.sleep(1000)\n"
+            "threading.Thread(target=hold, daemon=True).start()\nstarted.wait()"
+        ),
+        "2 threads",
+    ),
+    "socket": ("import socket\nkept = socket.socket()", "a socket open"),
+    "epoll": ("import select\nkept = select.epoll()", "an epoll descriptor"),
+    "eventfd": ("import os\nkept = os.eventfd(0)", "an eventfd"),
+    "pipe": ("import os\nkept = os.pipe()", "pipe:"),
+    "log_file": ("import tempfile\nkept = tempfile.TemporaryFile()", "which all children would share"),
+    "inotify": ("import ctypes\nkept = ctypes.CDLL(None).inotify_init()", "an inotify descriptor"),
+    "killed": ("import os\nos.kill(os.getpid(), 11)", "it ended in the import of "),
+}
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_an_unfit_template_is_refused(name: str, tmp_path: Path) -> None:
+    text, reason = HAZARDS[name]
+    (tmp_path / f"unfit_{name}.py").write_text(text)
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with running_template(
+        modules=["json", f"unfit_{name}"], variables=variables, places=[str(tmp_path)], serves=False
+    ) as template:
+        assert template.is_over
+        assert reason in template.problem
+        assert template.problem_module == f"unfit_{name}"
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow", "grpc", "jax", "tensorflow", "duckdb"])
+def test_a_forbidden_library_is_not_imported(library: str, tmp_path: Path) -> None:
+    """Neither by its name, nor by a module that imports it."""
+    (tmp_path / f"{library}.py").write_text("")
+    (tmp_path / "uses_it.py").write_text(f"import {library}")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    options: dict[str, Any] = {"variables": variables, "places": [str(tmp_path)]}
+    with running_template(modules=[f"{library}.parts"], **options) as template:
+        assert f"{library}: " in template.imports.skipped[f"{library}.parts"]
+    with running_template(modules=["uses_it"], serves=False, **options) as template:
+        assert f"{library} is loaded: " in template.problem
+        assert template.problem_module == "uses_it"
+
+
+def test_a_module_that_hangs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text("import signal\nsignal.pause()")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with running_template(
+        modules=["hangs"], variables=variables, places=[str(tmp_path)], start_limit_s=2.0, serves=False
+    ) as template:
+        assert template.problem == "the import of hangs took longer than 2 s"
+        assert template.problem_module == "hangs"
+
+
+def test_a_module_that_raises_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no device')")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    modules = ["raises", "leaves", "json.tool"]
+    with running_template(modules=modules, variables=variables, places=[str(tmp_path)]) as template:
+        assert "RuntimeError: no device" in template.imports.skipped["raises"]
+        assert "SystemExit" in template.imports.skipped["leaves"]
+        assert "json.tool" in template.imports.cost
+
+
+def test_only_modules_of_python_s_own_directories_are_imported(tmp_path: Path) -> None:
+    """A submitter may name any module: none that it could have written is imported, and no code in it runs."""
+    for name in ("planted", "colorsys"):  # the second has the name of a standard module
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    modules = ["planted", "package.part", "colorsys", "json.nothing", "../x", "antigravity"]
+    with running_template(modules=modules, variables=variables) as template:
+        assert set(template.imports.skipped) == set(modules) - {"colorsys"}
+        assert "colorsys" in template.imports.cost
+        worker = fork_worker(template).ready()
+        assert worker.run(lambda path: path in __import__("sys").path, str(tmp_path))  # as a fresh worker has it
+        worker.end()
+    assert not (tmp_path / "ran").exists()
+    with running_template(modules=["planted"], variables=variables, places=["/"], private=[str(tmp_path)]) as template:
+        assert "planted" in template.imports.skipped
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_template_cannot_be_traced_by_its_forks() -> None:
+    def trace(pid: int) -> list[str]:
+        import ctypes
+        import os
+
+        # As a process without the rights of root.
+        libc = ctypes.CDLL(None, use_errno=True)
+        outcome = []
+        if os.geteuid() == 0:
+            os.setresuid(1001, 1001, 1001)
+        outcome.append("traced" if libc.ptrace(16, pid, 0, 0) == 0 else "refused")
+        try:
+            os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
+            outcome.append("opened")
+        except OSError:
+            outcome.append("refused")
+        return outcome
+
+    with running_template() as template:
+        worker = fork_worker(template).ready()
+        assert worker.run(trace, template.pid) == ["refused", "refused"]
+        worker.end()
+
+
+# -- many --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_storm_of_forks() -> None:
+    with running_template(modules=["json"], spares=3) as template:
+        workers = [fork_worker(template) for _ in range(200)]
+        assert len({worker.process.pid for worker in workers}) == 200
+        for worker in workers:
+            worker.ready()
+        assert [worker.run(os.getpid) for worker in workers] == [worker.process.pid for worker in workers]
+        for worker in workers:
+            worker.channel.close()
+        assert {worker.ended() for worker in workers} == {0}
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_nothing_is_left_of_many_forks(isolated: bool) -> None:
+    if isolated:
+        namespaced()
+
+    def measure(pid: int) -> tuple[int, int, int]:
+        return psutil.Process(pid).num_fds(), psutil.Process().num_fds(), len(psutil.Process(pid).children())
+
+    with running_template(namespaces=isolated, spares=1) as template:
+        assert template.pid is not None
+        before = None
+        for number in range(2000 if not isolated else 200):
+            worker = fork_worker(template, namespaces=isolated)
+            worker.channel.close()
+            assert worker.ended() in (0, 1)  # its channel may have been closed before it said that it was ready
+            template.serve()
+            if number == 20:
+                wait_for(template, lambda: measure(template.pid or 0)[2] <= 2)
+                before = measure(template.pid)
+        assert before is not None
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: measure(template.pid or 0) <= before, timeout_s=20)
+        after = measure(template.pid)
+        assert all(now <= then + 2 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+def test_a_spare_child_that_is_killed_is_replaced() -> None:
+    with running_template(spares=1) as template:
+        wait_for(template, lambda: template._spares and template._spares[0].pid)
+        spare = template._spares[0]
+        os.kill(spare.pid, signal.SIGKILL)
+        wait_for(template, lambda: template._spares and template._spares[0].pid not in (0, spare.pid))
+        worker = fork_worker(template).ready()
+        assert worker.run(lambda: 7) == 7
+        worker.end()
+
+
+def test_workers_report_what_tasks_import() -> None:
+    def use() -> None:
+        import colorsys  # noqa: F401
+        import xml.dom.minidom  # noqa: F401
+
+    settings = WorkerSettings(reports_imports=True)
+    with running_template() as template:
+        worker = fork_worker(template, variables=settings.to_variables()).ready()
+        worker.run(use)
+        worker.run(len, "")  # behind the report
+        assert {"colorsys", "xml", "xml.dom", "xml.dom.minidom"} <= set(worker.modules)
+        assert worker.modules.index("xml.dom") < worker.modules.index("xml.dom.minidom")
+        worker.end()
+    started_at = time.monotonic()
+    with running_template(modules=worker.modules) as template:
+        assert not template.problem
+        assert time.monotonic() >= started_at

@@ -1,0 +1,309 @@
+"""Workers in environments, for real: prepare, launch, run, kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farcall_common.environments import Environment
+from farcall_endpoint import process_reaper
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.manager.events import EnvironmentReady
+from farcall_endpoint.manager.launcher import Confinement
+from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
+from tests.support import images
+from tests.support.environments import SUBMITTER, Node, running_node
+from tests.waiting import wait_until
+
+
+FRESH = EnvironmentSettings(fork=False)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Its workers are started afresh."""
+    with running_node(tmp_path, FRESH) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with a module of its own, and another msgspec than the worker's."""
+    prefix = tmp_path_factory.mktemp("prefix") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    site = prefix / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    (site / "only_here.py").write_text("VALUE = 'of the prefix'\n")
+    (site / "msgspec.py").write_text("__version__ = 'of the image'\n")
+    return prefix
+
+
+def tree(name: str = images.DEBIAN) -> Environment:
+    return Environment(type="bubblewrap", location=str(images.image(name)))
+
+
+def place() -> tuple[str, str, list[str]]:
+    import os
+    import sys
+
+    return sys.executable, os.getcwd(), sorted(os.listdir("/"))
+
+
+def variables() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+def libraries() -> tuple[str, str, str, bool]:
+    import msgspec
+    import only_here
+
+    from farcall_endpoint.worker.channel import Order
+
+    return (
+        msgspec.__version__,
+        only_here.VALUE,
+        type(Order).__module__,
+        "typing_extensions" in __import__("sys").modules,
+    )
+
+
+def descendants(node: Node) -> set[int]:
+    """All processes that descend from this one."""
+    return process_reaper.descendants({os.getpid()}, process_reaper.read_processes())
+
+
+def test_a_worker_in_a_tree(node: Node) -> None:
+    before = descendants(node)
+    worker = node.ready(tree())
+    executable, directory, root = node.run(worker, place)
+    assert executable == "/usr/bin/python3.11"
+    assert directory == str(node.directory / "work")
+    assert "root" not in os.listdir("/") or set(root) != set(os.listdir("/"))
+    assert node.kill(worker) == "killed by SIGKILL"
+    wait_until(lambda: descendants(node) - before <= node.launcher.children)
+
+
+def test_variables_of_the_node_stay_out_of_an_image(tmp_path: Path) -> None:
+    given = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/nowhere", "PYTHONPATH": "/nowhere", "MY_DATA": "/x"}
+    with running_node(tmp_path, FRESH, variables=given) as node:
+        found = node.run(node.ready(tree()), variables)
+        assert "LD_LIBRARY_PATH" not in found
+        assert "PYTHONPATH" not in found
+        assert "PATH" not in found  # the image sets none: a tree has no configuration
+        assert found["MY_DATA"] == "/x"
+        assert found["OMP_NUM_THREADS"] == "1"
+        assert found["HOME"] == str(node.directory / "work")
+
+
+def test_a_prefix_keeps_its_own_libraries_and_the_worker_its_own(node: Node, venv: Path) -> None:
+    worker = node.ready(Environment(type="venv", location=str(venv)))
+    assert node.run(worker, libraries)[:2] == ("of the image", "of the prefix")
+    assert node.run(worker, place)[0] == f"{venv}/bin/python3"
+    found = node.run(worker, variables)
+    assert found["VIRTUAL_ENV"] == str(venv)
+    assert found["PATH"].startswith(f"{venv}/bin:")
+
+
+def test_a_second_worker_needs_no_second_preparation(node: Node) -> None:
+    first = node.ready(tree())
+    second = node.launch(tree())
+    assert node.packet(second).pid
+    assert first.pid != second.pid
+
+
+def test_an_image_without_python(node: Node) -> None:
+    record = node.problem(tree(images.WITHOUT_PYTHON))
+    assert record.code == "ENVIRONMENT_WITHOUT_PYTHON"
+    assert not record.retryable
+
+
+def test_an_image_whose_python_is_too_old(node: Node) -> None:
+    record = node.problem(tree(images.OLD_PYTHON))
+    assert record.code == "ENVIRONMENT_WITHOUT_PYTHON"
+    assert "3.8, and 3.11 is the least" in record.message
+
+
+def test_python_that_is_not_in_the_search_path(node: Node) -> None:
+    worker = node.ready(tree(images.PYTHON_ELSEWHERE))
+    assert node.run(worker, place)[0].startswith("/opt/conda/bin/python3")
+
+
+def test_an_image_that_does_not_exist(node: Node, tmp_path: Path) -> None:
+    record = node.problem(Environment(type="bubblewrap", location=str(tmp_path / "missing")))
+    assert record.code == "ENVIRONMENT_FAILED"
+    assert str(tmp_path / "missing") in record.message
+
+
+def test_a_type_that_the_settings_leave_out(tmp_path: Path) -> None:
+    with running_node(tmp_path, EnvironmentSettings(types=("venv",))) as node:
+        record = node.problem(tree())
+        assert record.code == "CONTAINER_UNSUPPORTED"
+        assert "allows venv" in record.message
+
+
+@pytest.mark.parametrize("output", ["{}", "farcall-probe:{", "farcall-probe:[1]" * 100_000, "\\xff\\x00"])
+def test_a_python_that_answers_with_something_else(node: Node, tmp_path: Path, output: str) -> None:
+    (tmp_path / "hostile" / "bin").mkdir(parents=True)
+    program = tmp_path / "hostile" / "bin" / "python3"
+    program.write_text(f"#!/bin/sh\nprintf '{output}'\n")
+    program.chmod(0o755)
+    record = node.problem(Environment(type="venv", location=str(tmp_path / "hostile")))
+    assert record.code == "ENVIRONMENT_FAILED"
+    assert len(record.message) < 1500
+
+
+def test_a_worker_that_dies_before_it_is_ready(node: Node, tmp_path: Path) -> None:
+    prefix = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    environment = Environment(type="venv", location=str(prefix))
+    node.kill(node.ready(environment))
+    site = prefix / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    (site / "broken.pth").write_text("import os; os.write(2, b'no such license\\n'); os._exit(3)\n")
+    assert node.died(node.launch(environment)) == "exit code 3: no such license"
+
+
+def test_a_container_that_is_killed_while_it_starts(node: Node) -> None:
+    node.kill(node.ready(tree()))
+    before = descendants(node)
+    for _ in range(5):
+        node.kill(node.launch(tree()))
+    wait_until(lambda: descendants(node) <= before)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(node: Node) -> None:
+    def ignore() -> None:
+        import signal
+        import subprocess
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+    before = descendants(node)
+    worker = node.ready(tree())
+    node.run(worker, ignore)
+    assert node.kill(worker) == "killed by SIGKILL"
+    wait_until(lambda: descendants(node) - before <= node.launcher.children)
+
+
+def test_memory_is_measured_in_process_namespaces(node: Node) -> None:
+    def hold() -> int:
+        import os
+        import sys
+
+        sys.held = bytearray(b"x" * 60_000_000)  # type: ignore[attr-defined]
+        return os.getpid()
+
+    worker = node.ready(tree())
+    assert worker.worker_pid not in (None, worker.pid)
+    inner_pid = node.run(worker, hold, memory_bytes=10**9)
+    assert node.begun is not None
+    assert list(node.begun.resident_bytes) == [inner_pid]
+    task = MeasuredTask(10**9, node.begun.resident_bytes, namespaced=True, worker=worker.worker_pid)
+    assert 55_000_000 < memory_of_tasks({worker.pid: task})[worker.pid] < 90_000_000
+
+
+@pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
+def test_a_submitter_in_a_tree_sees_its_own_directories_only(tmp_path: Path) -> None:
+    def look(paths: list[str]) -> dict[str, bool]:
+        import os
+
+        return {path: os.path.exists(path) for path in paths}
+
+    (tmp_path / "secret").write_text("of the owner")
+    location = images.image(images.DEBIAN)
+    confinement = Confinement((str(location),), [], landlock=not landlock.missing(), bubblewrap=True)
+    with running_node(tmp_path, FRESH, confinement=confinement) as node:
+        worker = node.ready(tree(), submitter=SUBMITTER)
+        home = str(node.directory / "work" / "submitters" / SUBMITTER)
+        paths = [home, str(tmp_path / "secret"), str(tmp_path / "logs"), "/usr/bin/python3.11"]
+        assert node.run(worker, look, paths, submitter=SUBMITTER) == {
+            home: True,
+            str(tmp_path / "secret"): False,
+            str(tmp_path / "logs"): False,
+            "/usr/bin/python3.11": True,
+        }
+        assert node.run(worker, variables, submitter=SUBMITTER)["HOME"] == home
+
+
+def test_the_process_that_prepares_is_replaced_when_it_is_killed(node: Node) -> None:
+    node.ready(tree())
+    [pid] = node.launcher.children
+    os.kill(pid, 9)
+    other = tree(images.PYTHON_ELSEWHERE)
+    node.launcher.prepare(other)
+    answer = node.answer(other)
+    if (record := getattr(answer, "record", None)) is not None:
+        assert record.retryable
+        node.prepare(other)
+    assert node.packet(node.launch(other)).pid
+
+
+def test_start_logs_are_kept(node: Node) -> None:
+    node.kill(node.ready(tree()))
+    assert any("farcall-probe" in log for log in node.start_logs)
+
+
+def forkable(node: Node, environment: Environment) -> None:
+    """Wait until the workers of an environment are forks."""
+
+    def has_template() -> bool:
+        node.serve()
+        return EnvironmentReady(environment.key, forkable=True) in node.events
+
+    wait_until(has_template)
+
+
+@pytest.mark.parametrize("type_", ["bubblewrap", "charliecloud"])
+def test_workers_are_forks_of_a_template_in_the_same_environment(tmp_path: Path, type_: str) -> None:
+    environment = Environment(type=type_, location=str(images.image(images.DEBIAN)), preload=("decimal",))
+    before = set(process_reaper.descendants({os.getpid()}, process_reaper.read_processes()))
+
+    def loaded() -> tuple[bool, str, str]:
+        import os
+        import sys
+
+        return "decimal" in sys.modules, sys.executable, os.environ["FARCALL_WORKER_ID"]
+
+    with running_node(tmp_path) as node:
+        fresh = node.ready(environment)
+        assert fresh.container is not None
+        forkable(node, environment)
+        forks = [node.launch(environment) for _ in range(3)]
+        for number, fork in enumerate(forks, 1):
+            assert fork.container is None
+            assert node.packet(fork).pid
+            assert node.run(fork, loaded) == (True, node.run(fresh, place)[0], str(number))
+        assert node.kill(forks[0]) == "killed by SIGKILL"
+        assert node.run(forks[1], loaded)[2] == "2"
+    wait_until(lambda: descendants(node) <= before)
+
+
+def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) -> None:
+    environment = tree()
+    with running_node(tmp_path) as node:
+        node.ready(environment)
+        forkable(node, environment)
+        fork = node.launch(environment)
+        assert node.packet(fork).pid
+        preparation_pid = {process.pid for process in [node.launcher._environments._process] if process}
+        [template] = node.launcher.children - preparation_pid
+        process_reaper.kill_trees({template})
+
+        def is_over() -> bool:
+            node.serve()
+            return EnvironmentReady(environment.key, forkable=False) in node.events
+
+        node.events.clear()
+        wait_until(is_over)
+        assert node.died(fork).startswith("killed by SIGKILL")
+        worker = node.launch(environment)
+        assert worker.container is not None
+        assert node.packet(worker).pid

@@ -1,0 +1,60 @@
+"""What an agent finds out before it starts: technologies of environments that it offers, and its default one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farcall_common.environments import TYPES
+from farcall_common.errors import ConfigurationError
+from farcall_endpoint.agent.launch import capabilities, check_default_environment, offered_containers
+from farcall_endpoint.config import EngineConfig, EnvironmentsConfig, SlurmProviderConfig
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install programs that fail, and no others."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def install(*names: str) -> None:
+        for name in names:
+            (folder / name).write_text("#!/bin/sh\necho no namespaces here >&2\nexit 1\n")
+            (folder / name).chmod(0o755)
+
+    return install
+
+
+def test_what_is_installed_is_offered(programs: Callable[..., None]) -> None:
+    assert offered_containers(EngineConfig()) == ("conda", "uv", "venv")
+    programs("bwrap", "ch-run", "podman-hpc")
+    assert offered_containers(EngineConfig()) == ("bubblewrap", "charliecloud", "conda", "podman-hpc", "uv", "venv")
+    chosen = EngineConfig(environments=EnvironmentsConfig(types=("venv", "bubblewrap", "docker")))
+    assert offered_containers(chosen) == ("bubblewrap", "venv")
+    assert offered_containers(EngineConfig(environments=EnvironmentsConfig(types=()))) == ()
+    assert capabilities(containers=("venv",)).containers == ("venv",)
+
+
+def test_what_nodes_have_is_not_known_here(programs: Callable[..., None]) -> None:
+    del programs
+    slurm = SlurmProviderConfig()
+    assert offered_containers(EngineConfig(provider=slurm)) == TYPES
+    chosen = EngineConfig(provider=slurm, environments=EnvironmentsConfig(types=("docker",)))
+    assert offered_containers(chosen) == ("docker",)
+    check_default_environment(EngineConfig(provider=slurm, container_type="venv", container_uri="/nowhere"))
+
+
+def test_a_default_environment_that_cannot_work_ends_the_start(programs: Callable[..., None], tmp_path: Path) -> None:
+    engine = EngineConfig(container_type="charliecloud", container_uri=str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"container_type: charliecloud does not work .*ch-run is not inst"):
+        check_default_environment(engine)
+    programs("ch-run")
+    with pytest.raises(ConfigurationError, match=r"charliecloud does not work on this machine: .*no namespaces here"):
+        check_default_environment(engine)
+    with pytest.raises(ConfigurationError, match=r"container_uri: /nowhere/x does not exist on this machine"):
+        check_default_environment(EngineConfig(container_type="venv", container_uri="/nowhere/x"))
+    check_default_environment(EngineConfig(container_type="venv", container_uri=str(tmp_path)))
+    check_default_environment(EngineConfig())

@@ -1,0 +1,97 @@
+"""Which environments tasks of other submitters than the owner may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farcall_common.environments import Environment
+from farcall_endpoint.environments.access import refusal
+from farcall_endpoint.environments.settings import EnvironmentSettings
+
+ANY = EnvironmentSettings()
+
+
+def of(type_: str, location: str) -> Environment:
+    return Environment(type=type_, location=location)
+
+
+@pytest.mark.parametrize(
+    ("type_", "location"),
+    [
+        ("podman", "python:3.12"),
+        ("podman", "docker.example.org:5000/group/image-name:1.2@sha256:" + "0" * 64),
+        ("docker", "docker://python"),
+        ("apptainer", "docker://python:3.12"),
+        ("apptainer", "oras://host.example.org/path/image:tag"),
+        ("shifter", "docker:ubuntu:24.04"),
+    ],
+)
+def test_images_of_registries_are_allowed_but_with_shifter(type_: str, location: str) -> None:
+    assert bool(refusal(of(type_, location), ANY, readable=[])) == (type_ == "shifter")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *(
+            "docker-archive:/home/owner/image.tar",
+            "dir:/home/owner",
+            "oci:layout",
+            "oci-archive:x",
+            "file:///etc/passwd",
+        ),
+        *("containers-storage:x", "docker-daemon:x:y", "image.sif/../../x", "./image.sif", "~/image.sif", "sif:x"),
+        *("http://169.254.169.254/latest", "localimage:x", "a b", "$HOME", "python:3.12\u0000"),
+    ],
+)
+def test_other_ways_to_name_a_file_are_not(location: str) -> None:
+    assert refusal(of("podman", location), ANY, readable=["/"])
+
+
+def test_paths_that_they_may_read(tmp_path: Path) -> None:
+    (tmp_path / "open" / "venv").mkdir(parents=True)
+    (tmp_path / "closed" / "venv").mkdir(parents=True)
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "closed" / "venv")
+    readable = [str(tmp_path / "open")]
+    assert not refusal(of("venv", f"{tmp_path}/open/venv"), ANY, readable=readable)
+    for name in ("closed/venv", "open/link", "open/missing", "open/../closed/venv"):
+        assert refusal(of("venv", f"{tmp_path}/{name}"), ANY, readable=readable), name
+
+
+@pytest.mark.parametrize("location", ["/proc/1/root", "/proc/self/cwd", "/sys", "/dev/shm"])
+def test_no_paths_of_the_kernel(location: str) -> None:
+    assert refusal(of("bubblewrap", location), ANY, readable=["/", "/proc", "/sys", "/dev"])
+
+
+def test_the_file_that_a_reference_names_is_what_counts() -> None:
+    """A runner knows what its references mean."""
+    environment = of("podman", "python:3.12")
+    assert refusal(environment, ANY, readable=[], node_path="relative")
+    assert refusal(environment, ANY, readable=["/usr"], node_path="/etc")
+    assert not refusal(environment, ANY, readable=["/usr"], node_path="/usr/bin")
+
+
+def test_patterns_of_the_owner() -> None:
+    settings = EnvironmentSettings(locations=("/sw/images/*", "docker://registry.example.org/*"))
+    assert not refusal(of("apptainer", "/sw/images/a.sif"), settings, readable=[])
+    assert not refusal(of("apptainer", "docker://registry.example.org/a"), settings, readable=[])
+    for location in ("/sw/other.sif", "docker://python", "/sw/images/../../home/owner"):
+        assert refusal(of("apptainer", location), settings, readable=["/"]), location
+
+
+def test_the_default_environment_is_for_all() -> None:
+    settings = EnvironmentSettings(default=of("venv", "/home/owner/venv"))
+    assert not refusal(of("venv", "/home/owner/venv"), settings, readable=[])
+    assert refusal(of("venv", "/home/owner/other"), settings, readable=[])
+
+
+@pytest.mark.parametrize("requirement", ["polars==1.*", "numpy", "a[b,c]>=1,<2", "x; python_version<'3.13'"])
+def test_packages_by_name(requirement: str) -> None:
+    assert not refusal(Environment(type="uv", requirements=(requirement,)), ANY, readable=[])
+
+
+@pytest.mark.parametrize("requirement", ["./here", "/home/owner/x", "a @ file:///home/owner/a", "git+https://x/y"])
+def test_packages_by_address(requirement: str) -> None:
+    assert refusal(Environment(type="uv", requirements=(requirement,)), ANY, readable=[])

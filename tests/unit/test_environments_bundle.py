@@ -1,0 +1,156 @@
+"""The worker's code in an image: what it is made of, and that it is enough."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from farcall_endpoint.environments import bundle
+from farcall_endpoint.environments.bundle import Abi, make_bundle, modules_in, own_abi, uv_command
+from farcall_endpoint.environments.probe import STANDARD_MODULES
+from farcall_endpoint.worker import bootstrap
+
+MOST_BYTES = 4_000_000
+OWN = {
+    *("farcall_common", "farcall_endpoint", "cloudpickle", "dill", "landlockpy", "msgspec", "typing_extensions"),
+}
+
+#: What a worker imports before and during tasks: with code and data of every kind, and confined.
+IMPORTS = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("bootstrap", sys.argv[1] + "/bootstrap.py")
+bootstrap = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bootstrap)
+before = set(sys.modules)
+packages = bootstrap.Packages(sys.argv[1] + "/lib")
+import farcall_endpoint.worker.__main__
+import farcall_endpoint.worker.template
+packages.find()
+import cloudpickle, dill, dill.source
+import farcall_common.payload.by_value
+import farcall_endpoint.isolation.landlock
+new = sorted(set(sys.modules) - before)
+print(json.dumps({name: getattr(sys.modules[name], "__file__", None) for name in new}))
+"""
+
+
+def run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield make_bundle(own_abi(), tmp_path_factory.mktemp("cache"), run=run)
+
+
+def imports(made: Path) -> dict[str, str | None]:
+    command = [sys.executable, "-I", "-S", "-c", IMPORTS, str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str | None] = json.loads(done.stdout)
+    return found
+
+
+def test_the_bundle_is_small(made: Path) -> None:
+    assert {name.partition(".")[0] for name in modules_in(made / "lib")} == OWN
+    assert {name for name in modules_in(made / "lib") if name.startswith("farcall_")} == set(bundle.MODULES)
+    assert sum(path.stat().st_size for path in made.rglob("*") if path.is_file()) < MOST_BYTES
+
+
+def test_the_bundle_is_enough_and_no_more(made: Path) -> None:
+    """All that a worker imports is in the bundle or the standard library; all of ours in the bundle is imported."""
+    found = {name: path for name, path in imports(made).items() if name.partition(".")[0] in OWN}
+    assert [name for name, path in found.items() if path and not path.startswith(str(made))] == []
+    assert {name for name in found if name.startswith("farcall_")} == set(bundle.MODULES)
+
+
+def test_the_probe_asks_for_what_the_worker_imports_of_the_standard_library(made: Path) -> None:
+    tops = {name.partition(".")[0] for name in imports(made)} & sys.stdlib_module_names
+    public = {name for name in tops if not name.startswith("_")} | {"__future__"}
+    built_in = {"posixpath", "ntpath", "genericpath", "sitecustomize"}
+    assert public - set(STANDARD_MODULES) - built_in <= INDIRECT
+    assert set(STANDARD_MODULES) <= sys.stdlib_module_names
+
+
+#: Imported by other modules of the standard library, with which they are installed.
+INDIRECT = {
+    *("binascii", "bisect", "bz2", "collections", "copy", "dis", "errno", "functools", "heapq", "itertools", "keyword"),
+    *("locale", "lzma", "opcode", "operator", "reprlib", "string", "token"),
+}
+
+
+def test_nobody_else_may_write_a_bundle(made: Path) -> None:
+    assert [str(path) for path in (made, *made.rglob("*")) if path.stat().st_mode & 0o022] == []
+    assert list((made / "run").iterdir()) == []
+
+
+def test_processes_that_make_the_same_bundle_do_not_disturb_each_other(tmp_path: Path) -> None:
+    made: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(make_bundle(own_abi(), tmp_path, run=run))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(made) == {tmp_path / bundle.name_of(own_abi())}
+    assert os.listdir(tmp_path) == [made[0].name]
+
+
+def test_a_failed_installation_leaves_nothing(tmp_path: Path) -> None:
+    def fail(command: Sequence[str]) -> None:
+        raise OSError("no network")
+
+    with pytest.raises(OSError, match="no network"):
+        make_bundle(Abi(version="3.13", soabi="cpython-313-x86_64-linux-gnu"), tmp_path, run=fail)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "soabi", "words"),
+    [
+        ("3.12", "cpython-312-x86_64-linux-gnu", ["3.12", "x86_64-unknown-linux-gnu"]),
+        ("3.13", "cpython-313t-x86_64-linux-gnu", ["3.13t", "x86_64-unknown-linux-gnu"]),
+        ("3.13", "cpython-313-aarch64-linux-musl", ["3.13", "aarch64-unknown-linux-musl"]),
+    ],
+)
+def test_wheels_are_those_of_the_image(version: str, soabi: str, words: list[str]) -> None:
+    command = uv_command(
+        Abi(version=version, soabi=soabi), Path("/target"), index_url="https://index.example.org/simple"
+    )
+    assert [command[command.index(option) + 1] for option in ("--python-version", "--python-platform")] == words
+    assert command[command.index("--only-binary") + 1] == ":all:"
+    assert command[command.index("--index-url") + 1] == "https://index.example.org/simple"
+
+
+def test_an_image_has_its_own_libraries_and_the_worker_its_own(made: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    site = prefix / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    for name in ("msgspec", "dill", "typing_extensions"):
+        (site / f"{name}.py").write_text("WHOSE = 'the image'\n")
+    (site / "farcall_common").mkdir()
+    (site / "farcall_common" / "__init__.py").write_text("")
+    (site / "farcall_common" / "more.py").write_text("WHOSE = 'the image'\n")
+    program = """
+import runpy, sys
+sys.argv[1:] = []
+names = runpy.run_path(sys.path_of_bundle + "/bootstrap.py")
+packages = names["Packages"](sys.path_of_bundle + "/lib")
+from farcall_endpoint.worker.channel import Order
+packages.find()
+import dill, msgspec, typing_extensions, farcall_common.more, farcall_common.errors
+print(msgspec.WHOSE, typing_extensions.WHOSE, farcall_common.more.WHOSE, hasattr(dill, "WHOSE"))
+"""
+    program = program.replace("sys.path_of_bundle", repr(str(made)))
+    command = [str(prefix / "bin" / "python"), "-I", "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "the image the image the image False\n", done.stderr
+    assert bootstrap.HIDDEN == ("msgspec", "typing_extensions")
