@@ -67,8 +67,9 @@ def test_fresh_workers_and_forks(user: tuple[str, ContainerUser], archive: Path)
 
 def seen() -> tuple[str, str | None]:
     import os
+    import pathlib
 
-    return os.getcwd(), os.environ.get("OF_IMAGE")
+    return str(pathlib.Path.cwd()), os.environ.get("OF_IMAGE")
 
 
 def test_docker(archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Workers in an environment, as an ordinary user: ``python -m tests.support.environment_trial TYPE LOCATION DIRECTORY``.
+"""Workers in an environment, as an ordinary user.
 
-Prints what a fresh worker and a fork saw, in JSON.
+``python -m tests.support.environment_trial TYPE LOCATION DIRECTORY`` prints what a fresh worker and a fork saw, in JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from tests.waiting import wait_until
 
 def seen() -> tuple[str, str, str | None]:
     import os
+    import pathlib
     import sys
 
-    return sys.executable, os.getcwd(), os.environ.get("OF_IMAGE")
+    return sys.executable, str(pathlib.Path.cwd()), os.environ.get("OF_IMAGE")
 
 
 def main(type_: str, location: str, directory: str) -> None:

@@ -247,6 +247,7 @@ def _core(
         image_check=image_check(config.engine.environment_settings(directory.path), owner_id=directory.read_owner_id)
         if isinstance(config.engine.provider, KubernetesProviderConfig)
         else None,
+        default_environment=config.engine.default_environment,
         jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
     )
 
