@@ -361,10 +361,7 @@ def test_the_runners_work_on_their_nodes(_podman: ContainerUser, _apptainer: Con
 
 def test_a_node_that_forbids_user_namespaces_says_so(_podman: ContainerUser, _apptainer: ContainerUser) -> None:
     """What kernels and sites forbid is forbidden here by a limit of zero."""
-    for user, module, name in (
-        (_podman, "oci", "OciRunner('podman')"),
-        (_apptainer, "apptainer", "ApptainerRunner('apptainer')"),
-    ):
+    for user, module, name in ((_podman, "oci", "OciRunner('podman')"), (_apptainer, "apptainer", "ApptainerRunner('apptainer')")):
         program = f"from farcall_endpoint.environments.{module} import *; print({name}.missing())"
         found = user.run_without_namespaces([user.python, "-c", program]).stdout
         assert "namespace" in found or "cannot clone" in found

@@ -147,9 +147,7 @@ class ContainerUser:
             start_new_session=True,
         )
 
-    def run(
-        self, command: Sequence[str], variables: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command as the user; ``stdout`` has both streams."""
         return subprocess.run(
             self.command(command),
@@ -179,9 +177,7 @@ class ContainerUser:
         """Run a command in a user namespace in which no others can be made."""
         script = 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --ambient-caps=-all "$@"'
         command = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh", *command]
-        return self.run(
-            command, {"XDG_RUNTIME_DIR": str(self.directory_of("runtime"))}
-        )  # Podman would join one of its own
+        return self.run(command, {"XDG_RUNTIME_DIR": str(self.directory_of("runtime"))})  # Podman would join one of its own
 
     def processes(self) -> dict[int, str]:
         """All processes of the user, and of the other ids of its namespaces, without Podman's one for all containers."""

@@ -31,10 +31,7 @@ def main(arguments: list[str]) -> None:
                 sys.exit(0)
             case "-i" | "--image":
                 if not re.fullmatch("(docker|custom|id):.+", value):
-                    fail(
-                        'Incorrect format for image identifier: need "image_type:image_desc", e.g., docker:ubuntu:17.10',
-                        1,
-                    )
+                    fail('Incorrect format for image identifier: need "image_type:image_desc", e.g., docker:ubuntu:17.10', 1)
                 image = value
             case "-V" | "--volume":
                 volumes += [_volume(each) for each in value.split(";")]
