@@ -36,13 +36,15 @@ for each in "python $2" "repository $3" "packages $4" "images $5"; do
     mkdir "$1/${each%% *}"; mount --rbind "${each#* }" "$1/${each%% *}"
 done
 """
-# crun refuses a node where a controller is in version 2 of control groups and others in version 1.
+# crun refuses a node where one controller is in version 2 of control groups, and others in version 1.
 _NODE: Final = (
     _COMMON
     + r"""
 for each in passwd group subuid subgid; do mount --bind "$1/etc/$each" "/etc/$each"; done
-if ! grep -q cgroup2 /proc/self/mounts || test -e /sys/fs/cgroup/cgroup.controllers; then :
-else mkdir "$1/hugetlb"; mount -t cgroup -o hugetlb hugetlb "$1/hugetlb" || true; fi
+if grep -q cgroup2 /proc/self/mounts && ! test -e /sys/fs/cgroup/cgroup.controllers; then
+    mkdir "$1/hugetlb"
+    mount -t cgroup -o hugetlb hugetlb "$1/hugetlb" || true
+fi
 echo ready
 exec cat
 """

@@ -103,7 +103,7 @@ class _Need:
         tasks = self.demand.waiting + self.demand.sent
         if self.demand.run_s is None:
             doubled = int(max(0.0, now - self.demand.since) / _DOUBLING_S)
-            wanted = 2 ** min(doubled, 16)
+            wanted = 1 << min(doubled, 16)
         else:
             wanted = math.ceil(tasks * self.demand.run_s / max(start_s, 1e-3))
         return max(1, min(wanted, tasks))
@@ -278,8 +278,8 @@ class _Plan:
         if not open_:
             return placed
         for task in tasks:
-            need = self._needs.get(task.environment_key)
-            manager = None if need is None else self._take(need, task)
+            found = self._needs.get(task.environment_key)
+            manager = None if found is None else self._take(found, task)
             if manager is None:
                 overtaken += 1
                 if overtaken > MOST_OVERTAKEN:
