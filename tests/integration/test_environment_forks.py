@@ -19,6 +19,7 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplatePool
 from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.manager.events import EnvironmentReady
 from farcall_endpoint.manager.launcher import Confinement, WorkerProcess
 from farcall_endpoint.worker.channel import NewModules
 from tests.support import images
@@ -144,14 +145,15 @@ def test_forks_are_confined_as_fresh_workers_are(tmp_path: Path, venv: Path) -> 
 
     (tmp_path / "private").mkdir()
     confinement = Confinement(
-        readable=[str(venv), sys.base_prefix, sys.prefix, str(Path.cwd())],
+        readable=[str(venv), str(images.image(images.DEBIAN)), sys.base_prefix, sys.prefix, str(Path.cwd())],
         private=[tmp_path / "private"],
         landlock=True,
         bubblewrap=True,
     )
     with running_node(tmp_path, EnvironmentSettings(locations=("*",)), confinement=confinement) as node:
         for environment in environments(venv):
-            node.prepare(environment)
+            answer = node.prepare(environment)
+            assert isinstance(answer, EnvironmentReady), answer
             fresh = node.launch(environment, submitter=SUBMITTER)
             node.packet(fresh)
             fork = forked(node, environment, submitter=SUBMITTER)
