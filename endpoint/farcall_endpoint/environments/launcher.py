@@ -45,7 +45,6 @@ from farcall_endpoint.environments.preparation import (
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.templates import TEMPLATE, variables_of_template
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -75,11 +74,10 @@ class ContainerStart:
     :param variables: of the runner's own process; for a Python prefix also those of the worker until it boots.
     :param accelerators, amd, private_root: as of :class:`~farcall_endpoint.environments.runner.Start`.
     :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides.
-    :param connected: for a template of such workers: takes the connection to it. ``descriptors`` are not used then.
     """
 
     boot: Boot
-    descriptors: Descriptors | None
+    descriptors: Descriptors
     sent: Callable[[], object]
     mounts: tuple[Mount, ...]
     variables: Mapping[str, str]
@@ -87,7 +85,6 @@ class ContainerStart:
     amd: bool = False
     private_root: bool = False
     confine: Callable[[Sequence[str]], Sequence[str]] | None = None
-    connected: Callable[[socket.socket], object] | None = None
 
 
 class Container:
@@ -121,8 +118,8 @@ class Container:
         self._process = process
         self._directory = directory
 
-    def connected(self, connection: socket.socket | None, pid: int) -> None:
-        """Its program has connected; a template's connection is not the container's."""
+    def connected(self, connection: socket.socket, pid: int) -> None:
+        """Its program has connected."""
         self.stop_listening()
         self.connection = connection
         self.worker_pid = pid
@@ -141,10 +138,6 @@ class Container:
         if self._pidfd is not None:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def has_ended(self) -> bool:
-        """Whether the runner has ended."""
-        return self._process.poll() is not None
 
     def wait(self) -> int:
         """Wait for the end of the runner; its exit code, or the negative number of the signal that killed it."""
@@ -496,16 +489,12 @@ class EnvironmentLauncher:
                 *(Mount(prepared.bundle, code), Mount(str(directory), run)),
                 *(*wanted.mounts, *self._mounts),
             )
-        program: tuple[str, ...] = (prepared.python, "-I", "-S", f"{code}/{bundle.BOOTSTRAP}", f"{run}/{_SOCKET}")
-        variables = first_variables(wanted.boot.variables)
-        if wanted.connected is not None:
-            program = (*program, TEMPLATE)
-            variables |= variables_of_template(wanted.boot.variables)
+        program = (prepared.python, "-I", "-S", f"{code}/{bundle.BOOTSTRAP}", f"{run}/{_SOCKET}")
         return Start(
             prepared.image,
             program,
             mounts=mounts,
-            variables=variables,
+            variables=first_variables(wanted.boot.variables),
             directory=wanted.boot.directory,
             network=self.settings.network,
             accelerators=wanted.accelerators,
@@ -528,14 +517,9 @@ class EnvironmentLauncher:
             connection.close()
             return
         self._forget(container.listener.fileno())
+        container.connected(connection, pid)
         wanted = self._starts.pop(container.name)
         connection.setblocking(False)
-        if wanted.connected is not None:
-            container.connected(None, pid)
-            wanted.connected(connection)
-            return
-        container.connected(connection, pid)
-        assert wanted.descriptors is not None
         try:
             booting.send_boot(connection, wanted.boot, wanted.descriptors)
         except OSError as error:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,13 +21,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import probe
-from farcall_endpoint.environments.launcher import (
-    Container,
-    ContainerStart,
-    EnvironmentLauncher,
-    cache_directory,
-)
-from farcall_endpoint.environments.preload import PreloadStore
+from farcall_endpoint.environments.launcher import Container, ContainerStart, EnvironmentLauncher
 from farcall_endpoint.environments.preparation import (
     CONFINED_OUTSIDE,
     Failed,
@@ -39,8 +31,6 @@ from farcall_endpoint.environments.preparation import (
     confinement_of,
 )
 from farcall_endpoint.environments.runner import Mount
-from farcall_endpoint.environments.template_pool import TemplatePool
-from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_image, for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
@@ -58,7 +48,6 @@ _ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFI
 _ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
 _MOST_REFUSALS: Final = 1000
-_STARTS_BEFORE_TEMPLATE: Final = 2
 _SIGNALLED: Final = 128
 """As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
 
@@ -79,7 +68,7 @@ class WorkerProcess:
     ``worker_end`` is a copy of the worker's socket: while it is open, packets can be read after the worker's death.
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
     it. ``container``: the same as ``process``, in an environment; ``ended`` makes sure that nothing is left of it, and
-    returns its last words if the worker did not begin. ``environment_key``: of its environment, if it has one.
+    returns its last words if the worker did not begin.
     """
 
     process: Process
@@ -90,7 +79,6 @@ class WorkerProcess:
     namespaced: bool = False
     container: Container | None = None
     ended: Callable[[Container], str] | None = None
-    environment_key: str = ""
 
     @property
     def worker_pid(self) -> int | None:
@@ -111,8 +99,6 @@ class WorkerProcess:
         """Kill what is no descendant of the process that the manager started."""
         if self.container is not None:
             self.container.kill_remote()
-        elif isinstance(self.process, ForkedProcess):
-            self.process.kill()
 
     def tails(self) -> tuple[str, str]:
         """The last bytes of standard output and error of a task that runs or has died; empty if that has made them
@@ -210,12 +196,6 @@ class WorkerLauncher(Protocol):
     def serve(self) -> Sequence[Event]:
         """Do what is due, without waiting; what happened to environments."""
 
-    def learn(self, key: str, names: Sequence[str]) -> None:
-        """Tasks in an environment have imported these modules."""
-
-    def next_deadline(self) -> float:
-        """When :meth:`serve` must be called in any case, in monotonic seconds."""
-
     @property
     def children(self) -> Collection[int]:
         """Process ids of children that are no workers."""
@@ -263,15 +243,6 @@ class FreshProcessLauncher:
         self._trusted = set() if default is None else {default.key}
         self._refusals: dict[str, ErrorRecord | None] = {}
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        store = PreloadStore(cache_directory(environments.settings) / "preload")
-        self._templates = TemplatePool(store) if environments.settings.fork else None
-        self._template_containers: dict[str, Container] = {}  # by key, until they have connected
-        self._template_pids: set[int] = set()
-        self._starts: dict[str, int] = {}  # fresh ones, by key of template
-        self._epoll = select.epoll()
-        self._epoll.register(environments.fileno(), select.EPOLLIN)
-        if self._templates is not None:
-            self._epoll.register(self._templates.fileno(), select.EPOLLIN)
 
     def launch(
         self, worker_id: int, *, slot: int, submitter: str, environment: Environment | None = None
@@ -338,50 +309,23 @@ class FreshProcessLauncher:
 
     def release(self, key: str) -> None:
         """End the template of an environment."""
-        if self._templates is not None:
-            self._templates.release(key)
         self._environments.release(key)
 
     def fileno(self) -> int:
         """Readable when :meth:`serve` has something to do."""
-        return self._epoll.fileno()
+        return self._environments.fileno()
 
     def serve(self) -> list[Event]:
         """Do what is due, without waiting; what happened to environments."""
-        events = [_event(report) for report in self._environments.serve()]
-        for key, container in list(self._template_containers.items()):
-            if container.has_ended():
-                del self._template_containers[key]
-                words = self._stop_template(container)
-                assert self._templates is not None
-                self._templates.not_started(key, words or "the container of the template ended", now=time.monotonic())
-        if self._templates is not None:
-            changes = self._templates.serve(now=time.monotonic())
-            events += [EnvironmentReady(each.environment_key, forkable=not each.problem) for each in changes]
-        return events
-
-    def learn(self, key: str, names: Sequence[str]) -> None:
-        """Tasks in an environment have imported these modules."""
-        if self._templates is not None:
-            self._templates.learn(key, names, now=time.monotonic())
-
-    def next_deadline(self) -> float:
-        """When :meth:`serve` must be called in any case, in monotonic seconds."""
-        return float("inf") if self._templates is None else self._templates.next_deadline()
+        return [_event(report) for report in self._environments.serve()]
 
     @property
     def children(self) -> set[int]:
         """Process ids of children that are no workers."""
-        return self._environments.children | self._template_pids
+        return self._environments.children
 
     def close(self) -> None:
         """End what is left of environments, and remove the temporary directories of submitters."""
-        if self._templates is not None:
-            self._templates.close()
-        for container in self._template_containers.values():
-            self._stop_template(container)
-        self._template_containers.clear()
-        self._epoll.close()
         self._environments.close()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -410,28 +354,22 @@ class FreshProcessLauncher:
         confine, settings = None, self._settings
         if submitter and self._confinement is not None:
             confine, settings = self._confine_in(environment, outer | own, writable)
-        if self._templates is not None:
-            settings = msgspec.structs.replace(settings, reports_imports=True)
-        start = ContainerStart(
-            Boot({**variables, **settings.to_variables()}, str(working_dir), merged=True),
-            None,
-            lambda: None,
-            mounts=tuple(Mount(path, path, writable=True) for path in writable),
-            variables={**outer, **({} if is_image else own)},
-            accelerators=share.accelerators,
-            amd=self._amd,
-            private_root=bool(submitter),
-            confine=confine,
-        )
         channel, worker_end, claims = channel_pair()
         output = (_open_capture_file(), _open_capture_file())
-        descriptors = Descriptors(worker_end.fileno(), claims.fileno(), *output)
         try:
-            if (forked := self._fork(environment, submitter, start, descriptors)) is not None:
-                claims.close()
-                return WorkerProcess(forked, channel, worker_end, forked.pidfd, output, environment_key=environment.key)
             container = self._environments.start(
-                environment, dataclasses.replace(start, descriptors=descriptors, sent=claims.close)
+                environment,
+                ContainerStart(
+                    Boot({**variables, **settings.to_variables()}, str(working_dir), merged=True),
+                    Descriptors(worker_end.fileno(), claims.fileno(), *output),
+                    claims.close,
+                    mounts=tuple(Mount(path, path, writable=True) for path in writable),
+                    variables={**outer, **({} if is_image else own)},
+                    accelerators=share.accelerators,
+                    amd=self._amd,
+                    private_root=bool(submitter),
+                    confine=confine,
+                ),
             )
         except BaseException:
             for each in (channel, worker_end, claims):
@@ -448,66 +386,7 @@ class FreshProcessLauncher:
             namespaced=True,
             container=container,
             ended=self._environments.ended,
-            environment_key=environment.key,
         )
-
-    # -- templates -----------------------------------------------------------------------------------------------------
-
-    def _fork(
-        self, environment: Environment, submitter: str, start: ContainerStart, descriptors: Descriptors
-    ) -> ForkedProcess | None:
-        """A worker that is a fork; None if it must be started afresh. Starts a template where that is worth it.
-
-        A template is started exactly as a worker of this submitter is: what confines that confines its forks.
-        """
-        templates = self._templates
-        if templates is None:
-            return None
-        key = f"{template_key(environment.key, start.boot.variables)} {submitter}".strip()
-        forked = templates.fork(key, start.boot, descriptors)
-        if forked is None:
-            self._starts[key] = self._starts.get(key, 0) + 1
-        if environment.preload is None and self._starts.get(key, 0) < _STARTS_BEFORE_TEMPLATE:
-            return forked  # one worker would be slower with a template than without
-        now = time.monotonic()
-        modules = templates.wanted(key, environment.key, environment, now=now)
-        if modules is not None:
-            self._start_template(key, environment, modules, start)
-        return forked
-
-    def _start_template(
-        self, key: str, environment: Environment, modules: tuple[str, ...], start: ContainerStart
-    ) -> None:
-        templates = self._templates
-        assert templates is not None
-
-        def connected(connection: socket.socket) -> None:
-            container = self._template_containers.pop(key)
-            templates.add(
-                key,
-                environment.key,
-                connection,
-                modules,
-                stop=lambda: self._stop_template(container),
-                now=time.monotonic(),
-                private=[str(self._working_dir.resolve()), *(mount.source for mount in start.mounts)],
-            )
-
-        try:
-            container = self._environments.start(environment, dataclasses.replace(start, connected=connected))
-        except OSError as error:
-            templates.not_started(key, str(error), now=time.monotonic())
-            return
-        self._template_containers[key] = container
-        self._template_pids.add(container.pid)
-
-    def _stop_template(self, container: Container) -> str:
-        """End the container of a template; its last words."""
-        container.kill_remote()
-        process_reaper.kill_trees({container.pid})
-        container.wait()
-        self._template_pids.discard(container.pid)
-        return self._environments.ended(container)
 
     def _confine_in(
         self, environment: Environment, variables: Mapping[str, str], writable: Sequence[str]

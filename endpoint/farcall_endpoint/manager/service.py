@@ -48,7 +48,7 @@ from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_
 from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame, SharedBytes
-from farcall_endpoint.worker.channel import MALFORMED, NewModules, Packet, Sync
+from farcall_endpoint.worker.channel import MALFORMED, Packet, Sync
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
@@ -132,8 +132,6 @@ class Manager:
                     self._handle(exceeded)
                 self._kill_orphans()
         finally:
-            for worker in self._workers.values():
-                worker.kill_remote()
             process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
             for worker in self._workers.values():
                 worker.process.wait()
@@ -173,7 +171,7 @@ class Manager:
     def _timeout_s(self) -> float:
         if self._agent.has_unread:
             return 0.0
-        deadline = min(self._core.next_deadline(), self._launcher.next_deadline())
+        deadline = self._core.next_deadline()
         if self._core.limited():
             deadline = min(deadline, self._measure_at)
         if self._orphans.due_at is not None:
@@ -397,10 +395,7 @@ class Manager:
             while (received := worker.process.channel.receive_shared()) is not None:
                 if isinstance(body := received[1], SharedBytes) and not body.memory.is_sealed:
                     raise ValueError("a body in a file that can shrink")
-                if isinstance(received[0], NewModules):
-                    self._launcher.learn(worker.process.environment_key, received[0].names)
-                else:
-                    packets.append(received)
+                packets.append(received)
         except BlockingIOError:
             pass
         except MALFORMED as error:
