@@ -74,6 +74,10 @@ IMAGES := $(or $(FARCALL_TEST_IMAGES),.tools/images)
 $(IMAGES)/.made: tests/support/images.py .venv/.synced
 	@$(RUN) tests.support.images
 
+# The same for Apptainer, in a root of its own.
+$(IMAGES)/.apptainer-made: tests/support/apptainer_root.py .venv/.synced
+	@$(RUN) tests.support.apptainer_root
+
 test-unit test-e2e test-localstack test-docs: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
@@ -150,7 +154,7 @@ test-unit: setup .venv-globus/.made
 
 # The files that take longest come first (conftest.py): without an order xdist begins with those of many tests, and ends
 # with one worker that has a LocalStack left. Four workers on two processors: each waits three quarters of its time.
-test-integration: setup .tools/cdklocal/.made $(IMAGES)/.made
+test-integration: setup .tools/cdklocal/.made $(IMAGES)/.made $(IMAGES)/.apptainer-made
 	$(PYTEST) tests/integration -n 4 --dist loadfile --no-loadscope-reorder
 
 test-e2e: setup .venv-globus/.made

@@ -30,6 +30,7 @@ from farcall_endpoint.manager.events import (
     Job,
     PacketsReceived,
     Recalled,
+    TasksReceived,
     WorkerDied,
 )
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
@@ -60,8 +61,7 @@ class SimulatedManager:
     """One manager and its workers.
 
     ``cold_starts``: launched workers by the key of their environment (empty: the endpoint's own Python).
-    ``cold_tasks``: tasks that were the first of their worker. ``started_at``: when each task began. ``running``: how
-    many tasks run now.
+    ``cold_tasks``: tasks that were the first of their worker. ``started_at``: when each task began.
 
     :param slots: of the manager.
     :param start_s: how long a worker starts in an environment (None: the endpoint's own Python).
@@ -106,11 +106,23 @@ class SimulatedManager:
         self._events: list[tuple[float, int, Event]] = []
         self._numbers = itertools.count()
         self._now = 0.0
+        self._received = 0
         self._reports: list[Progress] = []
 
     @property
     def running(self) -> int:
+        """How many tasks run now."""
         return sum(worker.running is not None for worker in self._workers.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks were handed over and have not begun."""
+        return self._received - len(self.started_at)
+
+    def workers(self) -> dict[str, int]:
+        """The workers by the key of their environment; without those of the endpoint's own Python."""
+        keys = [worker.environment.key for worker in self._workers.values() if worker.environment is not None]
+        return dict(sorted(collections.Counter(keys).items()))
 
     def next_event(self) -> float:
         """The virtual second of the next thing that happens; infinite while all workers are idle."""
@@ -121,7 +133,9 @@ class SimulatedManager:
     def handle(self, events: Iterable[Event], *, now: float) -> list[Progress]:
         """Let the manager handle events, such as messages of the agent; what it reports."""
         self.advance(now)
-        self._handle(list(events))
+        events = list(events)
+        self._received += sum(len(event.jobs) for event in events if isinstance(event, TasksReceived))
+        self._handle(events)
         return self._take()
 
     def advance(self, now: float) -> list[Progress]:

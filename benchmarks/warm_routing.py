@@ -83,7 +83,8 @@ class ProportionalManager:
     def give(self, tasks: Sequence[Task], *, now: float) -> list[Progress]:
         """As :class:`Manager`."""
         jobs = [job(task.task_id, task.spec.options.environment) for task in tasks]
-        return self._manager.handle([TasksReceived(jobs)], now=now)
+        reports = self._manager.advance(now)
+        return [*reports, *self._manager.handle([TasksReceived(jobs)], now=now)]
 
     def next_event(self) -> float:
         """As :class:`Manager`."""
@@ -185,7 +186,7 @@ class Experiment:
     """One run: the agent's core, its managers, and the cloud that sends tasks as far as there is credit for them."""
 
     def __init__(self, arm: str, *, duration_s: float, start_s: float, arrival: str, seed: int) -> None:
-        rng = random.Random(seed)  # noqa: S311 - nothing secret
+        rng = random.Random(seed)
         environments = [
             Environment(type="apptainer", location=f"/images/{number}.sif") for number in range(ENVIRONMENTS)
         ]
@@ -228,6 +229,7 @@ class Experiment:
         while len(self.completed_at) < TASKS:
             due = [self._messages[0][0] if self._messages else math.inf, self._core.next_deadline() or math.inf]
             self._now = max(self._now, min(*due, *(each.next_event() for each in self._managers.values())))
+            assert self._now < math.inf, "the tasks are lost"
             while self._messages and self._messages[0][0] <= self._now:
                 heapq.heappop(self._messages)[2]()
             for name, manager in self._managers.items():
@@ -249,7 +251,8 @@ class Experiment:
 
     def _report(self, name: str, reports: Sequence[Progress]) -> None:
         for progress in reports:
-            event = ev.ManagerProgress(name, progress)
+            bodies = UserBytes([b"" for _ in progress.finished])
+            event = ev.ManagerProgress(name, progress, bodies)
             self._later(_MESSAGE_S, lambda event=event: self._events.append(event))  # type: ignore[misc]
 
     def _turn(self) -> None:
@@ -320,8 +323,7 @@ def main() -> None:
 def as_table(report: Report) -> str:
     """Markdown: a row for each cell, with the difference to the arm ``random``."""
     lines = [
-        "| task | cold start | arrival | random: completion, cold starts | random, proportional | warming-aware "
-        "| against random |",
+        "| task | cold start | arrival | random: time, cold starts | random, proportional | warming-aware | change |",
         "|---|---|---|---|---|---|---|",
     ]
     cells: dict[tuple[object, ...], dict[str, Mapping[str, float]]] = collections.defaultdict(dict)

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from farcall_common.errors import did_you_mean
+
 IMAGES: Final = ("apptainer", "docker", "podman", "podman-hpc", "shifter", "singularity")
 """Technologies whose location is an image: a reference, a file or a directory, in the form that their commands take."""
 TREES: Final = ("bubblewrap", "charliecloud")
@@ -27,15 +29,21 @@ TYPES: Final = tuple(sorted((*IMAGES, *TREES, *PREFIXES, UV)))
 MAX_LOCATION: Final = 1000
 MAX_REQUIREMENTS: Final = 100
 MAX_PRELOAD: Final = 100
+MAX_NAME: Final = 100
+MAX_BYTES: Final = 4096
+"""Most bytes of an environment as JSON: each task of a submit has a copy in memory while it waits."""
 
 _Requirement = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
-_Module = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
+_Module = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", max_length=200)]
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_WHY_ABSOLUTE: Final = "the directory must be an absolute path on the endpoint's nodes"
+#: Control characters, separators of lines, and halves of surrogate pairs, which no store and no terminal takes.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+#: An option of a command: at the beginning or behind a space.
+_AN_OPTION: Final = re.compile(r"(^|\s)-")
+_LONGEST_LABEL: Final = 80
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What the workers of a task run in. Created and checked by :meth:`of`.
 
     :param type: the technology, one of :data:`TYPES`.
@@ -55,22 +63,34 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def of(cls, given: Environment | Mapping[str, Any]) -> Environment:
         """A checked environment.
 
+        :raises TypeError: for anything but an environment or a mapping.
         :raises ValueError: for values that it cannot have; the message says which.
         """
-        try:
-            found = msgspec.convert(
-                msgspec.to_builtins(given) if isinstance(given, Environment) else dict(given), cls, strict=True
+        if not isinstance(given, Environment | Mapping):
+            raise TypeError(
+                f"environment: expected a dict, got {type(given).__name__}. A registered one is named by container."
             )
+        values = msgspec.to_builtins(given) if isinstance(given, Environment) else dict(given)
+        if unknown := sorted(set(map(str, values)) - set(cls.__struct_fields__)):
+            hint = did_you_mean(unknown[0], cls.__struct_fields__) or f"It has {', '.join(cls.__struct_fields__)}."
+            raise ValueError(f"environment: there is no field {unknown[0]!r}. {hint}")
+        try:
+            found = msgspec.convert(values, cls, strict=True)
         except msgspec.ValidationError as error:
             raise ValueError(f"environment: {error}") from None
         if problem := found.problem():
             raise ValueError(f"environment: {problem}")
         return found
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are set, as JSON has them: with lists."""
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return found
+
     def problem(self) -> str:
         """Why there can be no such environment; empty if there can."""
         if self.type not in TYPES:
-            return f"{self.type!r} is not one of {', '.join(TYPES)}"
+            return unknown_type(self.type)
         if (self.type == UV) != bool(self.requirements):
             return "requirements go with type uv, and only with that"
         if (self.type == UV) == bool(self.location):
@@ -79,12 +99,21 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return f"more than {MAX_LOCATION} characters of location or {MAX_REQUIREMENTS} requirements"
         if self.preload is not None and len(self.preload) > MAX_PRELOAD:
             return f"more than {MAX_PRELOAD} modules to preload"
+        if len(self.name) > MAX_NAME:
+            return f"a name of more than {MAX_NAME} characters"
         if any(map(_CONTROL.search, (self.location, self.name, *self.requirements))):
             return "control characters"
-        if self.location.startswith("-") or any(each.startswith("-") for each in self.requirements):
-            return "a location or requirement that begins with a dash would be an option"
+        if self.location.startswith("-") or any(map(_AN_OPTION.search, self.requirements)):
+            return "a location that begins with a dash, or a requirement with one behind a space, would be an option"
+        if self.location != self.location.strip() or not all(map(str.strip, self.requirements)):
+            return "a location with spaces around it, or an empty requirement"
+        if ".." in self.location.split("/"):
+            return f"the location {self.location} has '..' in it"
         if self.type in (*TREES, *PREFIXES) and not self.location.startswith("/"):
-            return _WHY_ABSOLUTE
+            what = "prefix, not its name (`conda env list` shows it)" if self.type == "conda" else "directory"
+            return f"type {self.type} takes the absolute path of the {what}: {self.location} is none"
+        if len(msgspec.json.encode(self)) > MAX_BYTES:
+            return f"more than {MAX_BYTES} bytes"
         return ""
 
     @property
@@ -94,11 +123,25 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def label(self) -> str:
-        """For people: the name, else the technology and the place."""
-        return self.name or f"{self.type}:{self.location or ' '.join(self.requirements)}"
+        """For people: the name, else the technology and the place, with the end of a long one."""
+        if self.name:
+            return self.name
+        place = self.location or " ".join(self.requirements)
+        return f"{self.type}:{place if len(place) <= _LONGEST_LABEL else '...' + place[-_LONGEST_LABEL:]}"
+
+    @property
+    def reference(self) -> str:
+        """The ``container`` of a task whose environment is not registered. A release that knows no environments leaves
+        the environment out and keeps this name: it has no such container, and refuses the task."""
+        return f"environment-{self.key}"
 
 
-@functools.lru_cache(maxsize=4096)
+def unknown_type(name: str) -> str:
+    """The message for a technology that there is not, with those that are spelled alike."""
+    return f"type {name!r} is none of {', '.join(TYPES)}. {did_you_mean(name, TYPES) or ''}".rstrip()
+
+
+@functools.lru_cache(maxsize=1024)
 def _key(environment: Environment) -> str:
     nameless = msgspec.structs.replace(environment, name="")
     return hashlib.sha256(msgspec.json.encode(nameless)).hexdigest()[:16]

@@ -52,7 +52,7 @@ class OwnOptionsDict(AttemptOptionsDict, total=False):
     output_bytes: int
     memoize: bool | None
     container: str | None
-    environment: Environment | Mapping[str, Any] | None
+    environment: Mapping[str, Any] | None
     requirements: Iterable[str] | None
 
 
@@ -87,9 +87,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         none, and the output cannot be read while the task runs.
     :param memoize: whether the API may answer with the result of an equal call, and stores this one's; None = as
         the function was registered.
-    :param container: a registered environment to run in: id or name where it is submitted, its id from the API on.
-    :param environment: the environment to run in; the API sets it to the one that ``container`` names. None = the
-        function's, else the endpoint's own.
+    :param container: a registered environment to run in: id or name where it is submitted. From the API on its id, or
+        the :attr:`~farcall_common.environments.Environment.reference` of one that is not registered; and then
+        ``environment`` is set, too.
+    :param environment: the environment to run in; the API sets it to the one that ``container`` names, or that of the
+        function. None = the endpoint's own.
     :param result_serializers: strategies that the worker tries in turn on a result; none = its own choice.
     :param resource_specification: other requirements, for the endpoint's own template.
     :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
@@ -119,7 +121,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     def of(cls, **given: Unpack[TaskOptionsDict]) -> TaskOptions:
         """Options; what is not given has its default.
 
-        :raises TypeError: for an option that does not exist, or an object that is not JSON.
+        :raises TypeError: for an option that does not exist, or an object that is not JSON, no environment, no list.
         :raises ValueError: for a value that an option cannot have; the message names the option.
         """
         return cls().changed(**given)
@@ -130,7 +132,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         :raises TypeError, ValueError: as :meth:`of`.
         """
         if unknown := changes.keys() - {*self.__struct_fields__, "requirements"}:
-            raise TypeError(unknown_option(sorted(unknown)[0], self.__struct_fields__))
+            raise TypeError(unknown_option(sorted(unknown)[0], (*self.__struct_fields__, "requirements")))
         values: dict[str, Any] = {**msgspec.structs.asdict(self), **changes}
         values["environment"] = _environment(values, changes)
         values["result_serializers"] = tuple(values["result_serializers"] or ())
@@ -177,7 +179,15 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     def to_json(self) -> dict[str, Any]:
         """The options as the body of a submit has them: those that are set, and always those that every task has."""
-        return {"idempotent": self.idempotent, "max_attempts": self.max_attempts, **msgspec.to_builtins(self)}
+        body = {"idempotent": self.idempotent, "max_attempts": self.max_attempts, **msgspec.to_builtins(self)}
+        if self.environment is not None:
+            body |= {"environment": self.environment.to_json(), "container": self.environment.reference}
+        return body
+
+    def within(self, environment: Environment, *, container: str = "") -> TaskOptions:
+        """The options of a task that runs in an environment; ``container``: the id of its registration, if it has
+        one."""
+        return msgspec.structs.replace(self, environment=environment, container=container or environment.reference)
 
 
 def take_former(fields: dict[str, Any]) -> TaskOptions:
@@ -194,25 +204,36 @@ def take_former(fields: dict[str, Any]) -> TaskOptions:
         return options
 
 
+#: Three ways to name the environment of a task.
+_ENVIRONMENTS: Final = ("container", "environment", "requirements")
+
+
 def _environment(values: dict[str, Any], changes: Mapping[str, Any]) -> Environment | None:
     """The environment of changed options; ``requirements`` are a way to write one, and are taken out. The one that was
-    named last wins: a changed container, environment or list of requirements takes the place of the others.
+    named last wins: a changed container, environment or list of requirements takes the place of the others. An empty
+    one takes away what was named in the same way.
 
+    :raises TypeError: for requirements that are no list.
     :raises ValueError: if it cannot be, or two of the three are given at once.
     """
     requirements = values.pop("requirements", None)
-    given = [name for name in ("container", "environment", "requirements") if changes.get(name)]
+    given = [name for name in _ENVIRONMENTS if changes.get(name)]
     if len(given) > 1:
         raise ValueError(f"{given[0]} and {given[1]}: a task has one environment")
     if requirements:
+        if isinstance(requirements, str | bytes) or not isinstance(requirements, Iterable):
+            raise TypeError(f"requirements: expected a list, got {type(requirements).__name__}")
         values["container"] = None
         return Environment.of({"type": UV, "requirements": tuple(requirements)})
     if given == ["container"]:
         return None
-    environment = values["environment"]
-    if given:
+    if given == ["environment"]:
         values["container"] = None
-    return None if environment is None else Environment.of(environment)
+        return Environment.of(values["environment"])
+    environment: Environment | None = values["environment"] or None
+    if "requirements" in changes and environment is not None and environment.type == UV:
+        return None
+    return environment
 
 
 def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:

@@ -44,6 +44,7 @@ from farcall_endpoint.config import (
     write_config,
 )
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
+from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
@@ -222,6 +223,27 @@ def status(
         facts = read()
         show_status(facts, console=_out, as_json=as_json)
     raise typer.Exit(status_exit_code(facts))
+
+
+@app.command()
+def prewarm(
+    context: typer.Context,
+    name: Name,
+    environment: Annotated[
+        str, typer.Argument(help="Its name or key, as `status` or a task named it; or TYPE:LOCATION.")
+    ],
+    count: Annotated[int, typer.Option(min=0, help="Workers to keep warm, on all nodes together; 0 ends it.")] = 1,
+    node: Annotated[str, typer.Option(help="Only on the node with this host name.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until they are warm.")] = 600.0,
+) -> None:
+    """Keep workers of an environment warm, spread over the nodes, until further notice. Waits until they are."""
+    with _errors():
+        directory = _directory(context, name)
+        directory.require()
+        found = daemon.find_environment(directory, environment)
+        request = PrewarmRequest(environment=found, count=count, node=node, requested_at=time.time())
+        outcome = daemon.prewarm(directory, request, timeout_s=timeout, echo=lambda text: _err.print(escape(text)))
+        _out.print(f"[bold]{escape(found.label)}[/]: {escape(outcome)}", soft_wrap=True)
 
 
 @app.command()

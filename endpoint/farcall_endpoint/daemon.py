@@ -9,21 +9,32 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import psutil
 
-from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, ForwarderWaking, Unavailable
+from farcall_common.environments import TYPES, Environment
+from farcall_common.errors import (
+    ConfigurationError,
+    EndpointInUse,
+    FarcallError,
+    ForwarderWaking,
+    Unavailable,
+    did_you_mean,
+)
 from farcall_common.exit_codes import INTERNAL
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory
 from farcall_endpoint.logs import tail
+from farcall_endpoint.protocol import PrewarmRequest
 
 STOP_MARGIN_S = 15.0
 """Seconds for an orderly shutdown, in addition to the grace of running tasks."""
 
 _WAKING_S = 120.0
+_PREWARM_POLL_S = 0.2
 
 _LOG_LINES = 5
 _LOG_BYTES = 4096
@@ -49,6 +60,12 @@ class StartFailed(FarcallError):
 
     code = "START_FAILED"
     exit_code: int = INTERNAL
+
+
+class PrewarmFailed(FarcallError):
+    """Workers of an environment cannot be warmed."""
+
+    code = "PREWARM_FAILED"
 
 
 def read_state(directory: EndpointDirectory) -> State:
@@ -134,6 +151,65 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 def _connection_problem(directory: EndpointDirectory) -> str:
     """Why the agent has no connection, by its status."""
     return str(directory.read_status().get("connection_problem") or "no status from the agent")
+
+
+def find_environment(directory: EndpointDirectory, given: str) -> Environment:
+    """An environment that the agent knows by this name, label or key, or ``TYPE:LOCATION``.
+
+    :raises ConfigurationError: if it is none; lists those that are known.
+    """
+    known = [Environment.of(each) for each in directory.read_status().get("known_environments", ())]
+    known += [each.environment for each in directory.read_prewarms()]
+    for environment in known:
+        if given in (environment.name, environment.label, environment.key):
+            return environment
+    kind, colon, location = given.partition(":")
+    if colon and kind in TYPES:
+        try:
+            return Environment.of({"type": kind, "location": location})
+        except ValueError as error:
+            raise ConfigurationError(f"{given}: {error}.") from error
+    labels = list(dict.fromkeys(each.label for each in known))
+    listed = f"Known are {', '.join(labels)}." if labels else "No task has named one yet."
+    hint = did_you_mean(given, labels) or f"{listed} TYPE:LOCATION names any other; TYPE is one of {', '.join(TYPES)}."
+    raise ConfigurationError(f"The endpoint {directory.name} knows no environment {given!r}.", hint=hint)
+
+
+def prewarm(
+    directory: EndpointDirectory, request: PrewarmRequest, *, timeout_s: float, echo: Callable[[str], None]
+) -> str:
+    """Have workers of an environment warmed, and wait until they are; a sentence about the outcome. The request stays
+    until another one for the same environment, also when the agent is restarted.
+
+    :raises PrewarmFailed: if they cannot be warm, or are not within the time.
+    """
+    key = request.environment.key
+    others = [each for each in directory.read_prewarms() if each.environment.key != key]
+    directory.write_prewarms([*others, *([request] if request.count else [])])
+    if (agent := directory.read_agent()) is None or not agent.is_here() or agent.find() is None:
+        return "The endpoint is not running here: it does so when it starts."
+    if not request.count:
+        return "Workers are kept warm as tasks need them, from now on."
+    deadline = time.monotonic() + timeout_s
+    last = "the agent has not read the request yet"
+    while time.monotonic() < deadline:
+        rows = directory.read_status().get("prewarm", ())
+        row = next((row for row in rows if row["requested_at"] == request.requested_at and row["key"] == key), None)
+        if row is not None:
+            if row["placed"] and row["warm"] >= min(row["placed"], request.count):
+                is_less = row["placed"] < request.count
+                return f"{row['warm']} warm" + (f": the nodes have no slots for {request.count}" if is_less else "")
+            if row["failed"]:
+                raise PrewarmFailed(f"{request.environment.label}: {row['why']}")
+            now = f"{row['warm']} of {row['placed']} warm, {row['starting']} starting"
+            now += f" ({row['why']})" if row["why"] else ""
+            if now != last:
+                echo(now)
+            last = now
+        time.sleep(_PREWARM_POLL_S)
+    raise PrewarmFailed(
+        f"{request.environment.label} was not warm within {timeout_s:g} s: {last}", hint="The request stays in force."
+    )
 
 
 def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:

@@ -96,6 +96,18 @@ environment_unsupported = Outcome(
     "No node of this endpoint can run environment {}: {}.",
     "Choose another endpoint, or an environment of another technology.",
 )
+environment_invalid = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "There can be no such environment: {}.",
+    "Register it as it should be, and submit the task again.",
+)
+environment_not_permitted = Outcome(
+    FunctionNotPermitted.code,
+    Fault.CALLER,
+    "This endpoint runs certain functions only, and in no environment that the task names: {}.",
+    "Submit the function without a container. The endpoint's owner may set one for all tasks.",
+)
 function_missing = Outcome(
     "FUNCTION_UNKNOWN",
     Fault.US,

@@ -9,13 +9,13 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 from farcall._arguments import as_reference
 from farcall._http import Http
-from farcall_common.errors import DeserializationError, Forbidden, TaskUnknown
+from farcall_common.errors import DeserializationError, Forbidden, TaskUnknown, Unsupported
 
 Json = dict[str, Any]
 
@@ -44,10 +44,13 @@ class Api:
         self, body: Json, *, retry_timeout_s: float | None = None, stop: threading.Event | None = None
     ) -> str:
         answer = self.http.call("POST", "/v3/functions", body=body, retry_timeout_s=retry_timeout_s, stop=stop)
+        _check_environment(body, answer)
         return str(answer["function_uuid"])
 
     def update_function(self, function_id: str, body: Json) -> Json:
-        return self._call("PUT", f"/v3/functions/{quote(function_id, safe='')}", body=body)
+        answer = self._call("PUT", f"/v3/functions/{quote(function_id, safe='')}", body=body)
+        _check_environment(body, answer)
+        return answer
 
     def get_function(self, function_id: str, *, version: int | None) -> Json:
         query: dict[str, str | int] = {} if version is None else {"version": version}
@@ -384,3 +387,12 @@ def _unknown(task_id: str) -> Json:
     """A task that the caller does not have, as an answer about tasks shows one that failed."""
     error = TaskUnknown(f"There is no task {task_id}.").record
     return {"task_id": task_id, "status": "failed", "reason": error.message, "error": error.to_json()}
+
+
+def _check_environment(body: Json, answer: Mapping[str, Any]) -> None:
+    """:raises Unsupported: if the API left the environment of a function out, as earlier releases do."""
+    if (body.get("container") or body.get("environment")) and not answer.get("environment"):
+        raise Unsupported(
+            "this API knows no environments of functions: the function is registered without one",
+            hint="Name the container in each call, or let the deployment be updated.",
+        )

@@ -312,7 +312,8 @@ class Client(SourceCode, Sharing):
         endpoint_id = self.find_endpoint(endpoint_id)
         compatibility = self._connection.compatibility
         for function_id, requirements in batch.requirements:
-            compatibility.check(endpoint_id, requirements, what=f"an argument of {function_id}")
+            what = f"an argument of {function_id}"
+            compatibility.check(endpoint_id, requirements, what=what, options=options_of(batch))
         options = compatibility.with_binary_results(endpoint_id, options_of(batch))
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
 
@@ -548,10 +549,18 @@ class Client(SourceCode, Sharing):
         group: str | None = None,
         ha_endpoint_id: str | None = None,
         memoize: bool = False,
+        container: str | None = None,
+        environment: Mapping[str, Any] | None = None,
+        requirements: Iterable[str] | None = None,
         sign_with: str | os.PathLike[str] | None = None,
     ) -> str:
         """Register a function and return its id. ``description`` is the docstring unless given.
 
+        :param container: id or name of a container of yours in which calls of the function run, unless they name
+            another one. Its definition is copied: it is the function's, also for others who run the function, and if
+            the container is deleted.
+        :param environment: the same without a registration (see :attr:`Executor.environment`).
+        :param requirements: the same: packages that the endpoint installs (see :attr:`Executor.requirements`).
         :param memoize: whether equal calls are memoized by default (see :attr:`Executor.memoize`).
         :param sign_with: the file of an SSH private key that signs name and code, for endpoints that run signed
             functions only; or of a public key (``.pub``) that an ssh-agent has.
@@ -572,6 +581,9 @@ class Client(SourceCode, Sharing):
             public=public,
             memoize=memoize,
             serializer=self.fx_serializer,
+            container=container,
+            environment=environment,
+            requirements=requirements,
         )
         return self._api.register_function(request if sign_with is None else _signed(request, sign_with))
 
@@ -585,26 +597,31 @@ class Client(SourceCode, Sharing):
         metadata: Mapping[str, Any] | None = None,
         public: bool | None = None,
         memoize: bool | None = None,
+        container: str | None = None,
+        environment: Mapping[str, Any] | None = None,
+        requirements: Iterable[str] | None = None,
         sign_with: str | os.PathLike[str] | None = None,
     ) -> int:
         """Change a function of yours, and return the number of its newest version.
 
-        Another ``function`` or ``metadata`` make a new version, which later calls by the id run; old versions stay, and
-        are called by ``<id>@<version>``. Name, description and sharing are the same for all versions. An argument that
-        is None changes nothing.
+        Another ``function``, ``metadata``, ``container``, ``environment`` or ``requirements`` make a new version, which
+        later calls by the id run; old versions stay, and are called by ``<id>@<version>``. Name, description and
+        sharing are the same for all versions. An argument that is None changes nothing; an empty ``container`` takes
+        the environment away.
 
         Another name or other code end a signature; ``sign_with`` signs the newest version as it is after the change.
 
         :raises SerializationError: if the function cannot be sent.
         :raises ConfigurationError: if the key cannot sign.
         """
-        from farcall._functions import registration
+        from farcall._functions import environment_fields, registration
 
         body: Json = {"meta": None if metadata is None else dict(metadata)}
         if function is not None:
             whole = registration(function, metadata=metadata, serializer=self.fx_serializer)
             body = {key: whole[key] for key in ("function_code", "meta")}
         body |= {"function_name": name, "description": description, "public": public, "memoize": memoize}
+        body |= environment_fields(container=container, environment=environment, requirements=requirements)
         given = {key: value for key, value in body.items() if value is not None}
         if sign_with is not None:
             now = {} if {"function_name", "function_code"} <= given.keys() else self.get_function(function_id)
@@ -666,18 +683,49 @@ class Client(SourceCode, Sharing):
 
     # -- containers ----------------------------------------------------------------------------------------------------
 
-    def register_container(self, location: str, container_type: str, name: str = "", description: str = "") -> str:
-        """Register an environment and return its id: ``location`` is the image, in the form of ``container_type``
-        (docker, apptainer, ...). Images are built and stored elsewhere.
+    def register_container(
+        self,
+        location: str = "",
+        container_type: str = "",
+        name: str = "",
+        description: str = "",
+        *,
+        preload: Iterable[str] | None = None,
+        requirements: Iterable[str] | None = None,
+    ) -> str:
+        """Register an environment for tasks and functions, and return its id. Images are built and stored elsewhere;
+        the only thing that one needs is Python 3.11 or later.
 
+        ::
+
+            client.register_container("/images/xtal.sif", "apptainer", "xtal", preload=["numpy"])
+            client.register_container(requirements=["polars==1.*"], name="frames")
+
+        :param location: the image, in the form of its type; the directory of a root file system (bubblewrap,
+            charliecloud) or of a Python installation (venv, conda) on the endpoint's nodes.
+        :param container_type: apptainer, bubblewrap, charliecloud, conda, docker, podman, podman-hpc, shifter,
+            singularity, uv or venv; with ``requirements`` it is uv.
         :param name: its name in :meth:`Client.run` and elsewhere; else its id.
+        :param preload: modules that a worker has loaded before its first task; else those that earlier tasks imported.
+        :param requirements: packages that the endpoint installs, as pip takes them; then there is no ``location``.
+        :raises InvalidRequest: for a type that there is not, or a location that it cannot have.
+        :raises Conflict: for the name of another container of yours.
         """
-        body = {"name": name, "type": container_type, "location": location, "description": description or None}
+        body: Json = {
+            "name": name,
+            "type": container_type or ("uv" if requirements else ""),
+            "location": location,
+            "description": description or None,
+        }
+        for field, given in (("preload", preload), ("requirements", requirements)):
+            if isinstance(given, str):
+                raise TypeError(f"{field}: expected a list, got str")
+            body |= {} if given is None else {field: list(given)}
         return self._api.register_container(body)
 
     def get_container(self, container_uuid: str | uuid.UUID, container_type: str | None = None) -> Json:
-        """``container_uuid, name, type, location, description, created_at`` of a container of yours, by id or name;
-        with ``container_type``, only of that type."""
+        """``container_uuid, name, type, location, requirements, preload, description, created_at`` of a container of
+        yours, by id or name; with ``container_type``, only of that type."""
         if container_type is None:
             return self._api.find_container(str(container_uuid))
         return self._api.get_container(as_id(container_uuid), container_type)
@@ -923,6 +971,7 @@ class Client(SourceCode, Sharing):
             attempt=result.attempt,
             finished_at=result.finished_at,
             retry_of=task.get("retry_of") or "",
+            environment=task.get("environment") or "",
             timings=result.timings,
             details=result.details,
             value=value,

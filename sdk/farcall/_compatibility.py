@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 import msgspec
@@ -25,13 +26,13 @@ class CompatibilityChecker:
     def __init__(self, endpoints: EndpointCache) -> None:
         self._endpoints = endpoints
 
-    def check(self, endpoint_id: str, requirements: Requirements | None, *, what: str) -> None:
-        """Make sure that an endpoint can read something.
+    def check(self, endpoint_id: str, requirements: Requirements | None, *, what: str, options: TaskOptions) -> None:
+        """Make sure that an endpoint can read something, in tasks with these options.
 
         :raises EndpointIncompatible: if it is known that it cannot.
         """
         if requirements is not None:
-            runtime = self._endpoints.runtime(endpoint_id)
+            runtime = self._runtime(endpoint_id, options)
             reason = unmet(requirements, runtime)
             if reason:
                 raise EndpointIncompatible(f"{what} {reason}", hint=_hint(requirements, runtime))
@@ -46,14 +47,20 @@ class CompatibilityChecker:
             return options
         return msgspec.structs.replace(options, result_serializers=(_BINARY,))
 
-    def readable(self, endpoint_id: str, handle: FunctionHandle) -> FunctionHandle:
+    def _runtime(self, endpoint_id: str, options: TaskOptions) -> EndpointRuntime:
+        """What is known of the Python that runs tasks with these options: an environment has its own."""
+        runtime = self._endpoints.runtime(endpoint_id)
+        is_own = options.container is None and options.environment is None
+        return runtime if is_own else dataclasses.replace(runtime, python="")
+
+    def readable(self, endpoint_id: str, handle: FunctionHandle, options: TaskOptions) -> FunctionHandle:
         """The function as the endpoint can read it: as it is, or rewritten, preferably as source text.
 
         :raises EndpointIncompatible: if no strategy works.
         """
         if handle.requirements is None:
             return handle
-        runtime = self._endpoints.runtime(endpoint_id)
+        runtime = self._runtime(endpoint_id, options)
         for known in (handle, *handle.rewritten):
             if not unmet(known.requirements, runtime):
                 return known

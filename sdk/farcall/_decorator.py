@@ -27,6 +27,10 @@ R = TypeVar("R")
 _NOT_OPTIONS: Final = frozenset({"self", "endpoint_id", "changes"})
 
 
+#: Options that name the environment of a task.
+_ENVIRONMENTS: Final = frozenset({"container", "container_id", "environment", "requirements"})
+
+
 class Function(Decorated[P, R]):
     """A function that :func:`function` decorated. Calling it runs it here, as without the decorator.
 
@@ -75,12 +79,15 @@ class Function(Decorated[P, R]):
         :raises TypeError: for an option that does not exist.
         """
         _check_names(changes)
+        # The environment that is named last is the one.
+        replaced = _ENVIRONMENTS if _ENVIRONMENTS & changes.keys() else frozenset()
+        kept = {name: value for name, value in self.task_options.items() if name not in replaced}
         return Function(
             self.__wrapped__,
             endpoint=self.endpoint if endpoint is ... else endpoint,
             name=self.registered_name,
             description=self.registered_description,
-            options={**self.task_options, **changes},
+            options={**kept, **changes},
         )
 
 

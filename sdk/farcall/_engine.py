@@ -248,8 +248,10 @@ class Sender:
                 continue
             endpoint_id = task.context.endpoint_id or ""
             try:
-                task.function = self._compatibility.readable(endpoint_id, task.function)
-                self._compatibility.check(endpoint_id, task.requirements, what=f"an argument of {task.function.name}")
+                options = task.context.options
+                task.function = self._compatibility.readable(endpoint_id, task.function, options)
+                what = f"an argument of {task.function.name}"
+                self._compatibility.check(endpoint_id, task.requirements, what=what, options=options)
             except EndpointIncompatible as error:
                 self._fail([task], error)
             except BaseException as error:  # noqa: BLE001 - rewriting a function runs code of its user
@@ -585,7 +587,7 @@ class Engine:
         if (context.sealed or self._sealer.mode) == "off":
             return payload
         # Bound to the function as the endpoint gets it.
-        task.function = self._compatibility.readable(endpoint_id, task.function)
+        task.function = self._compatibility.readable(endpoint_id, task.function, context.options)
         sealed = self._sealer.seal(
             payload, mode=context.sealed, endpoint_id=endpoint_id, function=task.function.key, task_id=task.task_id
         )

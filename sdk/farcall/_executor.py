@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
 
+#: Fields of an environment.
+_FIELDS: Final = ("type", "location", "requirements", "preload", "name")
 #: Time to send what waits when the executor is left early.
 _FLUSH_S: Final = 10.0
 _SECOND_CTRL_C_S: Final = 2.0
@@ -169,7 +171,30 @@ class Submitter(concurrent.futures.Executor):
     """
 
     container: _Option[str | None] = _Option()
-    """Id or name of a container of yours to run in; a call for an endpoint that cannot is refused."""
+    """Id or name of a container of yours to run in (see :meth:`Client.register_container`); a call for an endpoint that
+    cannot is refused. None: the one that the function was registered with, if any; else the endpoint's own Python."""
+
+    @property
+    def environment(self) -> Mapping[str, Any] | None:
+        """The same without a registration: a dictionary of ``type``, ``location``, and if you like ``preload`` and
+        ``name``. A task has one environment: setting this ends :attr:`container`, and the other way."""
+        found = self._context.options.environment
+        return None if found is None else {name: getattr(found, name) for name in _FIELDS if getattr(found, name)}
+
+    @environment.setter
+    def environment(self, value: Mapping[str, Any] | None) -> None:
+        self._set(environment=value)
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Packages that the endpoint installs for the calls, as pip takes them: ``["polars==1.*"]``. It is an
+        :attr:`environment` of the type ``uv``."""
+        environment = self._context.options.environment
+        return environment.requirements if environment else ()
+
+    @requirements.setter
+    def requirements(self, value: Iterable[str] | None) -> None:
+        self._set(requirements=value)
 
     container_id: _Option[str | None] = _Option("container")
     """The same as :attr:`container`."""
@@ -417,7 +442,7 @@ class Executor(Submitter, SourceCode):
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`retries`, :attr:`retry_on`,
         :attr:`retry_delay_s`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`, :attr:`keep_output`,
-        :attr:`output_bytes`, :attr:`memoize`, :attr:`container`.
+        :attr:`output_bytes`, :attr:`memoize`, :attr:`container`, :attr:`environment`, :attr:`requirements`.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
     :raises Unsupported: for an argument that is not supported.
     :raises TypeError: for an option that does not exist.
@@ -600,11 +625,16 @@ class Executor(Submitter, SourceCode):
         metadata: Mapping[str, Any] | None = None,
         public: bool = False,
         memoize: bool = False,
+        container: str | None = None,
+        environment: Mapping[str, Any] | None = None,
+        requirements: Iterable[str] | None = None,
     ) -> str:
         """Register a function now, and use that registration for every later call of it.
 
         With ``function_id``, nothing is registered: calls of the function use the function with that id.
 
+        :param container: the environment of its calls, as ``environment`` and ``requirements`` (see
+            :meth:`Client.register_function`).
         :raises SerializationError: if the function cannot be sent.
         """
         accepts = None  # by an id, it is whatever that function is
@@ -619,6 +649,9 @@ class Executor(Submitter, SourceCode):
                 public=public,
                 memoize=memoize,
                 serializer=self._engine.serializer,
+                container=container,
+                environment=environment,
+                requirements=requirements,
             )
             function_id = self._api.register_function(request)
             accepts = accepts_of(function)

@@ -33,6 +33,7 @@ from farcall_common.payload import (
 )
 from farcall_common.payload.data import named_classes
 from farcall_common.payload.include import included, with_modules
+from farcall_common.task_options import TaskOptions
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 DEFAULT_SERIALIZER: Final = Serializer(own_classes=True)
@@ -165,9 +166,13 @@ def registration(
     public: bool = False,
     memoize: bool = False,
     serializer: Serializer = DEFAULT_SERIALIZER,
+    container: str | None = None,
+    environment: Mapping[str, Any] | None = None,
+    requirements: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """The body of a request that registers a function.
 
+    :raises ValueError: for an environment that there cannot be, and for two.
     :raises SerializationError: if the function cannot be sent.
     :raises PayloadTooLarge: if it takes more than 10 MiB.
     """
@@ -178,7 +183,24 @@ def registration(
     request = body.registration(
         name or display_name(function), description=description or documentation, metadata=metadata, public=public
     )
-    return request | ({"memoize": True} if memoize else {})
+    fields = environment_fields(container=container, environment=environment, requirements=requirements)
+    return request | ({"memoize": True} if memoize else {}) | fields
+
+
+def environment_fields(
+    *,
+    container: str | None,
+    environment: Mapping[str, Any] | None,
+    requirements: Iterable[str] | None,
+) -> dict[str, Any]:
+    """The environment of a function as fields of the request that registers it; none if it has none.
+
+    :raises TypeError, ValueError: for an environment that there cannot be, and for two.
+    """
+    options = TaskOptions.of(container=container, environment=environment, requirements=requirements)
+    if options.environment is not None:
+        return {"environment": options.environment.to_json()}
+    return {} if container is None else {"container": container}
 
 
 def source_registration(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _BLOCKED: Final = frozenset(
     {"ENDPOINT_DELETED", "ENDPOINT_NEVER_SEEN", "ENDPOINT_OFFLINE", "ENDPOINT_PROBLEM", "ALLOWANCE", "NO_WORKERS"}
-    | {"QUEUE_AWAY"}
+    | {"QUEUE_AWAY", "ENVIRONMENT_PROBLEM"}
 )
 
 
@@ -24,16 +24,15 @@ _BLOCKED: Final = frozenset(
 class Why:
     """Why a task is in its state. ``str()`` of it is one sentence.
 
-    ``reason`` is for programs: ENDED, RUNNING, RETRYING, STARTING, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN,
-    ENDPOINT_OFFLINE, ENDPOINT_PROBLEM, ALLOWANCE, NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API),
-    WAITING_FOR_INPUTS, NOT_SENT (of this side); there may be more. ``state`` is the task's state, which it has been in
-    for ``state_age_s`` seconds. If it has not started at ``expires_at`` (epoch seconds), it ends as failed.
-    ``queue_position`` is how many of your tasks go first, None when it is not in the endpoint's queue, in which
-    ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. The fields of the endpoint are its
-    name, whether it is online, when it was last seen (epoch seconds), its workers and how many of them are idle, and
-    ``problem``, as the endpoint reports it; its last report came at ``reported_at`` (epoch seconds), ``report_age_s``
-    seconds before the answer. Both are None if there was none.
-    """
+    ``reason`` is for programs: ENDED, RUNNING, RETRYING, STARTING, ENVIRONMENT_STARTING, ENVIRONMENT_PROBLEM,
+    ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE, ENDPOINT_PROBLEM, ALLOWANCE, NO_WORKERS, WORKERS_BUSY,
+    NEXT, NOT_QUEUED, QUEUE_AWAY (of the API), WAITING_FOR_INPUTS, NOT_SENT (of this side); there may be more. ``state``
+    is the task's state, which it has been in for ``state_age_s`` seconds. If it has not started at ``expires_at``
+    (epoch seconds), it ends as failed. ``queue_position`` is how many of your tasks go first, None when it is not in
+    the endpoint's queue, in which ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. The
+    fields of the endpoint are its name, whether it is online, when it was last seen (epoch seconds), its workers and
+    how many of them are idle, and ``problem``, as the endpoint reports it; its last report came at ``reported_at``
+    (epoch seconds), ``report_age_s`` seconds before the answer. Both are None if there was none."""
 
     task_id: str
     reason: str
@@ -109,7 +108,8 @@ class TaskInfo(Mapping[str, Any]):
     """A task at the time of the request. Instants and ``timings`` are epoch seconds, shown in local time.
 
     ``state`` is None for a task that does not exist. ``exception`` is raised by :meth:`result`: a
-    :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats.
+    :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats,
+    ``environment`` the name of what it runs in, or its technology and place.
 
     It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
@@ -128,6 +128,7 @@ class TaskInfo(Mapping[str, Any]):
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     value: Any = dataclasses.field(default=None, repr=False)
     exception: Exception | None = dataclasses.field(default=None, repr=False)
+    environment: str = ""
 
     def __repr__(self) -> str:
         ran = f", ran {seconds} s" if (seconds := self._ran_s()) else ""
@@ -136,6 +137,7 @@ class TaskInfo(Mapping[str, Any]):
 
     def _repr_html_(self) -> str:
         known = {"state": self._state_text(), "endpoint": self.endpoint_id, "function": self.function_id}
+        known |= {"environment": self.environment} if self.environment else {}
         instants = {name: self.timings.get(f"{name}_at") for name in ("submitted", "started", "ended")}
         result = shortened(self.value) if self.state is not None and self.state.value == "success" else None
         ended = {"error": self.exception and str(self.exception), "result": None if self.exception else result}

@@ -510,6 +510,44 @@ def test_containers(cloud: Cloud) -> None:
         client.get_container("xtal")
 
 
+def test_containers_of_packages(cloud: Cloud) -> None:
+    client = cloud.client
+    container_id = client.register_container(requirements=["polars==1.*"], name="frames", preload=["polars"])
+    shown = client.get_container("frames")
+    assert (shown["container_uuid"], shown["type"], shown["location"]) == (container_id, "uv", "")
+    assert (shown["requirements"], shown["preload"]) == (["polars==1.*"], ["polars"])
+    with pytest.raises(Conflict):
+        client.register_container(requirements=["polars==0.*"], name="frames")
+    for wrong in (
+        {"container_type": "aptainer", "location": "x"},
+        {"container_type": "conda", "location": "base"},
+        {"location": "x"},
+    ):
+        with pytest.raises(InvalidRequest):
+            client.register_container(**wrong)
+
+
+def test_a_task_never_runs_outside_its_environment(cloud: Cloud) -> None:
+    client = cloud.client
+    client.register_container("/images/xtal.sif", "singularity", "xtal")
+    function_id = client.register_function(divide, container="xtal")
+    packed = client.register_function(divide, requirements=["polars"])
+    assert client.get_function(function_id)["metadata"]["task_environment"]["name"] == "xtal"
+    for called, wanted in ((function_id, "xtal"), (packed, "uv:polars")):
+        with pytest.raises(EndpointIncompatible, match=rf"{wanted} .*, and endpoint .* runs no containers"):
+            client.run(1, endpoint_id=cloud.endpoint_id, function_id=called)
+    with Executor(cloud.endpoint_id, client=client, requirements=["polars"]) as executor:
+        with pytest.raises(EndpointIncompatible, match="uv:polars"):
+            executor.submit(divide, 1).result(WAIT_S)
+        with pytest.raises(EndpointIncompatible, match="docker:python"):
+            executor.options(environment={"type": "docker", "location": "python"}).submit(divide, 1).result(WAIT_S)
+    assert client.update_function(function_id, name="other") == 1
+    assert client.update_function(function_id, container="") == 2
+    assert "task_environment" not in client.get_function(function_id)["metadata"]
+    with pytest.raises(ContainerUnknown):
+        client.update_function(function_id, container="unheard-of")
+
+
 def test_groups(cloud: Cloud) -> None:
     client = cloud.client
     function_id = client.register_function(divide)

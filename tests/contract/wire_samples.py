@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from farcall_common.environments import Environment
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import messages as m
 from farcall_common.wire.states import TaskState
@@ -321,6 +322,43 @@ LATER_FIELDS: Final = {
             heartbeat_s=30.0,
             knows_retries=True,
         )
+    ),
+    "Hello.containers": m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            capabilities=m.Capabilities(containers=("apptainer", "uv")),
+        )
+    ),
+    "RunTasks.environment": m.Envelope(
+        m.RunTasks(
+            tasks=(
+                m.TaskSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    function_id="fn-1",
+                    function_hash=SHA,
+                    options=TaskOptions().within(
+                        Environment(type="apptainer", location="/images/sci.sif", preload=("numpy",), name="sci"),
+                        container="c-1",
+                    ),
+                    payload=0,
+                ),
+                m.TaskSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    function_id="fn-1",
+                    function_hash=SHA,
+                    options=TaskOptions().within(Environment(type="uv", requirements=("polars==1.*",))),
+                    payload=0,
+                ),
+            ),
+        ),
+        (b"4\n11\n[",),
     ),
     "RunTasks.retries": m.Envelope(
         m.RunTasks(

@@ -11,6 +11,7 @@ import pytest
 
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.tier import LocalTier
+from tests.support.packages import rebuild_wheel
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +24,17 @@ def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, s
 
 
 @pytest.fixture(scope="session")
-def environment(bare_environment: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package index without network: a directory with a wheel."""
+    folder = tmp_path_factory.mktemp("index")
+    rebuild_wheel(folder, "idna")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment(bare_environment: Mapping[str, str], index: Path) -> Iterator[Mapping[str, str]]:
     """The environment of a user who has a cloud tier, and an endpoint named ``here`` that is online."""
     home = Path(bare_environment["FARCALL_HOME"])
-    with LocalTier() as tier, LocalEndpoint("here", home=home, environment=tier.environment()):
+    packages = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(index)}
+    with LocalTier() as tier, LocalEndpoint("here", home=home, environment=packages | tier.environment()):
         yield {**bare_environment, **tier.environment()}

@@ -24,7 +24,8 @@ class Moody:
         self.refusals: dict[str, list[Exception]] = {"submit": [], "statuses": [], "cancel": []}
         self.calls: list[str] = []
 
-    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None) -> str:
+    def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None, image: str = "") -> str:
+        assert not image
         self._call("submit")
         self.jobs.append(name)
         return name

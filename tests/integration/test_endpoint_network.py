@@ -15,12 +15,14 @@ import zmq
 
 from farcall_common.errors import Unavailable
 from farcall_common.limits import MAX_FRAME_BYTES
+from farcall_common.wire import TaskState
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.fleet import Fleet, Lost
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.tasks import Demand
-from farcall_endpoint.pipe import pipe_pair
+from farcall_endpoint.pipe import Pipe, pipe_pair
+from farcall_endpoint.protocol import Finished
 from farcall_endpoint.providers import BlockStatus, Phase
 from farcall_endpoint.transport import (
     CurveKeys,
@@ -161,7 +163,8 @@ class Nodes:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.notices)
 
-    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> Nodes:
+    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str], image: str = "") -> Nodes:
+        assert not image
         self.commands[block_id] = command
         self.variables = environment
         return self
@@ -179,7 +182,8 @@ class Nodes:
 class Here(Nodes):
     """A provider of managers on this machine."""
 
-    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str]) -> Here:
+    def start(self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str], image: str = "") -> Here:
+        assert not image
         super().start(command, block_id=block_id, environment=environment)
         self.pipe, self.there = pipe_pair()
         return self
@@ -294,6 +298,56 @@ def test_an_agent_that_missed_a_message_drops_the_manager(site: Site) -> None:
     while not isinstance(told := site.told(), protocol.Stop):
         assert isinstance(told, protocol.Ping)
     assert len(site.heard) == 1
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [(2).to_bytes(4, "big") + b"no message"],
+        [(2).to_bytes(4, "big")],
+        [*protocol.encode(protocol.Progress((Finished("t", TaskState.SUCCESS, 7),)), number=2)],
+        [*protocol.encode(protocol.Progress(), number=2), b"no lengths", b""],
+        [*protocol.encode(protocol.Progress(), number=2), b"frames are missing"],
+    ],
+)
+def test_a_manager_that_sends_what_is_no_message_is_given_up(site: Site, frames: list[bytes]) -> None:
+    site.register()
+    site.turn(lambda: site.heard)
+    send_frames(site.manager, frames)
+    site.turn(lambda: site.lost)
+    assert "sent what is no message" in site.lost[0].reason
+    while not isinstance(told := site.told(), protocol.Stop):
+        assert isinstance(told, protocol.Ping)
+    assert len(site.heard) == 1
+
+
+@pytest.mark.parametrize("packet", [b"x", b"\xff" * 40, b"\x01\0\0\0" + b"\xff" * 8, b"\1\0\0\0\4\0\0\0\0\0\0\0spam"])
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_manager_here_that_sends_what_is_no_message_is_given_up(packet: bytes, is_registered: bool) -> None:
+    provider, poller = Here(), zmq.Poller()
+    with zmq.Context() as context:
+        fleet = one_block_fleet(context, poller, provider)
+        now = time.monotonic()
+        fleet.maintain(now=now)
+        there = Pipe(provider.there)
+        if is_registered:
+            registered = protocol.Registered("m", protocol.software_fingerprint(), 1, os.getpid(), "here", "b1")
+            there.send(protocol.encode(registered))
+        provider.there.send(packet)
+        heard, lost = [], []
+        deadline = time.monotonic() + WAIT_S
+        while provider.there and not (lost or (heard and not is_registered)) and time.monotonic() < deadline:
+            ready = {source for source, _ in poller.poll(20)}
+            heard += [message for _, message, _ in fleet.receive(ready=ready, now=now)]
+            lost += fleet.maintain(now=now, ready=ready)
+            if not is_registered:
+                break  # it is not known yet: nothing is lost, and the agent lives
+        assert [type(each) for each in heard] == [protocol.Registered] * is_registered
+        assert ["sent what is no message" in each.reason for each in lost] == [True] * is_registered
+        there.close()
+        provider.phase = Phase.ENDED
+        fleet.end()
+        fleet.close()
 
 
 def test_a_reconnection_without_loss_continues(site: Site) -> None:

@@ -121,6 +121,15 @@ def test_a_package_without_a_version_that_fits_fails_in_words_of_uv(index: Path,
     assert "requirements are unsatisfiable" in " ".join(conflict.split())
 
 
+def test_variables_of_the_owner_are_used(
+    index: Path, cache: Path, confinement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(index))
+    image = prepared(UvRunner(confine=confinement != "none"), packages("stone"), cache)
+    assert answer(image, "import stone; print(stone.version)") == "2.0"
+
+
 def test_an_index_that_does_not_answer_fails_in_words_of_uv(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):

@@ -393,6 +393,16 @@ def test_a_start_that_is_killed_at_any_moment_leaves_nothing(site: Site, runner:
     wait_until(lambda: not site.left(), "the end of all containers")
 
 
+def test_a_tree_with_a_place_for_everything_stays_read_only(site: Site, runner: Runner) -> None:
+    code = "import os; print(sorted(os.listdir('/mnt'))); os.mkdir('/usr/new')"
+    command = ("/usr/bin/python3", "-I", "-S", "-c", code, site.marker)
+    mounts = (Mount(str(site.worker), "/mnt"),)
+    container = site.run(runner, site.start(runner, command=command, mounts=mounts, directory="/"))
+    assert container.process.wait(timeout=WAIT_S) == 1
+    assert "['socket']" in container.log.read_text()
+    assert "Read-only file system: '/usr/new'" in container.log.read_text()
+
+
 def test_a_container_ends_with_its_program(site: Site, runner: Runner) -> None:
     container = site.run(runner, site.start(runner))
     container.connection().close()

@@ -14,6 +14,7 @@ from farcall_common.environments import Environment
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.manager.events import EnvironmentReady
 from farcall_endpoint.manager.launcher import Confinement
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
 from tests.support import images
@@ -21,9 +22,13 @@ from tests.support.environments import SUBMITTER, Node, running_node
 from tests.waiting import wait_until
 
 
+FRESH = EnvironmentSettings(fork=False)
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    with running_node(tmp_path) as node:
+    """Its workers are started afresh."""
+    with running_node(tmp_path, FRESH) as node:
         yield node
 
 
@@ -61,7 +66,12 @@ def libraries() -> tuple[str, str, str, bool]:
 
     from farcall_endpoint.worker.channel import Order
 
-    return msgspec.__version__, only_here.VALUE, type(Order).__module__, "typing_extensions" in __import__("sys").modules
+    return (
+        msgspec.__version__,
+        only_here.VALUE,
+        type(Order).__module__,
+        "typing_extensions" in __import__("sys").modules,
+    )
 
 
 def descendants(node: Node) -> set[int]:
@@ -82,7 +92,7 @@ def test_a_worker_in_a_tree(node: Node) -> None:
 
 def test_variables_of_the_node_stay_out_of_an_image(tmp_path: Path) -> None:
     given = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/nowhere", "PYTHONPATH": "/nowhere", "MY_DATA": "/x"}
-    with running_node(tmp_path, variables=given) as node:
+    with running_node(tmp_path, FRESH, variables=given) as node:
         found = node.run(node.ready(tree()), variables)
         assert "LD_LIBRARY_PATH" not in found
         assert "PYTHONPATH" not in found
@@ -210,7 +220,7 @@ def test_a_submitter_in_a_tree_sees_its_own_directories_only(tmp_path: Path) -> 
     (tmp_path / "secret").write_text("of the owner")
     location = images.image(images.DEBIAN)
     confinement = Confinement((str(location),), [], landlock=not landlock.missing(), bubblewrap=True)
-    with running_node(tmp_path, confinement=confinement) as node:
+    with running_node(tmp_path, FRESH, confinement=confinement) as node:
         worker = node.ready(tree(), submitter=SUBMITTER)
         home = str(node.directory / "work" / "submitters" / SUBMITTER)
         paths = [home, str(tmp_path / "secret"), str(tmp_path / "logs"), "/usr/bin/python3.11"]
@@ -239,3 +249,61 @@ def test_the_process_that_prepares_is_replaced_when_it_is_killed(node: Node) -> 
 def test_start_logs_are_kept(node: Node) -> None:
     node.kill(node.ready(tree()))
     assert any("farcall-probe" in log for log in node.start_logs)
+
+
+def forkable(node: Node, environment: Environment) -> None:
+    """Wait until the workers of an environment are forks."""
+
+    def has_template() -> bool:
+        node.serve()
+        return EnvironmentReady(environment.key, forkable=True) in node.events
+
+    wait_until(has_template)
+
+
+@pytest.mark.parametrize("type_", ["bubblewrap", "charliecloud"])
+def test_workers_are_forks_of_a_template_in_the_same_environment(tmp_path: Path, type_: str) -> None:
+    environment = Environment(type=type_, location=str(images.image(images.DEBIAN)), preload=("decimal",))
+    before = set(process_reaper.descendants({os.getpid()}, process_reaper.read_processes()))
+
+    def loaded() -> tuple[bool, str, str]:
+        import os
+        import sys
+
+        return "decimal" in sys.modules, sys.executable, os.environ["FARCALL_WORKER_ID"]
+
+    with running_node(tmp_path) as node:
+        fresh = node.ready(environment)
+        assert fresh.container is not None
+        forkable(node, environment)
+        forks = [node.launch(environment) for _ in range(3)]
+        for number, fork in enumerate(forks, 1):
+            assert fork.container is None
+            assert node.packet(fork).pid
+            assert node.run(fork, loaded) == (True, node.run(fresh, place)[0], str(number))
+        assert node.kill(forks[0]) == "killed by SIGKILL"
+        assert node.run(forks[1], loaded)[2] == "2"
+    wait_until(lambda: descendants(node) <= before)
+
+
+def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) -> None:
+    environment = tree()
+    with running_node(tmp_path) as node:
+        node.ready(environment)
+        forkable(node, environment)
+        fork = node.launch(environment)
+        assert node.packet(fork).pid
+        preparation_pid = {process.pid for process in [node.launcher._environments._process] if process}
+        [template] = node.launcher.children - preparation_pid
+        process_reaper.kill_trees({template})
+
+        def is_over() -> bool:
+            node.serve()
+            return EnvironmentReady(environment.key, forkable=False) in node.events
+
+        node.events.clear()
+        wait_until(is_over)
+        assert node.died(fork).startswith("killed by SIGKILL")
+        worker = node.launch(environment)
+        assert worker.container is not None
+        assert node.packet(worker).pid

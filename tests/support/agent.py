@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from farcall_common.event_log import UserBytes
 from farcall_common.wire import (
@@ -177,8 +177,17 @@ class CoreDriver:
     def nodes(self, *, refusal: str, problem: str) -> None:
         self.add(ev.NodesChanged(refusal, problem))
 
-    def manager_registered(self, manager_id: str, *, slots: int, ends_at: float | None = None) -> None:
-        self.add(ev.ManagerRegistered(manager_id, slots, ends_at))
+    def manager_registered(
+        self,
+        manager_id: str,
+        *,
+        slots: int,
+        ends_at: float | None = None,
+        node: str = "",
+        types: Mapping[str, str] | None = None,
+        image: str = "",
+    ) -> None:
+        self.add(ev.ManagerRegistered(manager_id, slots, ends_at, node, types or {}, image))
 
     def progress(self, manager_id: str, progress: Progress, results: Sequence[bytes] = ()) -> None:
         self.add(ev.ManagerProgress(manager_id, progress, UserBytes(results)))

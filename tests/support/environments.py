@@ -85,7 +85,9 @@ class Node:
     def texts(self, environment: Environment) -> list[str]:
         """What it said about the progress of a preparation."""
         return [
-            event.text for event in self.events if isinstance(event, EnvironmentProgress) and event.key == environment.key
+            event.text
+            for event in self.events
+            if isinstance(event, EnvironmentProgress) and event.key == environment.key
         ]
 
     def launch(self, environment: Environment | None, *, submitter: str = "") -> WorkerProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import tarfile
 import zipfile
@@ -56,4 +57,15 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
             member = tarfile.TarInfo(f"{name}-{version}/{file}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def rebuild_wheel(folder: Path, name: str) -> Path:
+    """The wheel of a pure package that is installed here."""
+    found = importlib.metadata.distribution(name)
+    path = folder / f"{name}-{found.version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in found.files or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                archive.write(str(found.locate_file(file)), str(file))
     return path

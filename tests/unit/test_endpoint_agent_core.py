@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from farcall_common import wire
+from farcall_common.environments import Environment
 from farcall_common.event_log import UserBytes
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.ssh_signatures import AllowedSigners, Signer, public_blob, sign, statement
@@ -639,6 +640,31 @@ def test_tasks_in_the_spool_are_refused_when_the_list_has_changed(starts: int, i
     [ended] = core.decide(now=0.0).finished
     assert ended.result is not None
     assert (ended.result.error or {})["code"] == ("FUNCTION_NOT_PERMITTED" if refused else "TASK_LOST")
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_a_restricted_endpoint_runs_no_environment_that_a_task_names(is_signed: bool) -> None:
+    """An image of the submitter's is another way to run other code."""
+    core = make_core(signatures=signatures()) if is_signed else make_core(allowed_functions=["f"])
+    sci = Environment(type="docker", location="python:3.12", name="sci")
+    named = spec("a", environment=sci, container="c-1")
+    signed = wire.RunTasks(tasks=(named, spec("b")), functions=(function(SIGNATURE),))
+    core.run_tasks(signed, [BODY, b"payload"])
+    [(code, message)] = errors_of(core.decide(now=0.0))
+    assert (code, "in no environment that the task names: sci." in message) == ("FUNCTION_NOT_PERMITTED", True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"container": "c-1"},  # the definition was lost on the way, by an older release
+        {"container": "c-1", "environment": Environment(type="docker", location="--privileged")},
+        {"environment": Environment(type="new-one", location="x")},
+    ],
+)
+def test_a_task_without_a_proper_environment_does_not_run(options: dict[str, object]) -> None:
+    [(code, _)] = errors_of(send(make_core(), spec("a", **options)))
+    assert code == "CONTAINER_UNSUPPORTED"
 
 
 # -- an endpoint that runs signed functions ----------------------------------------------------------------------------

@@ -222,3 +222,62 @@ def test_block_released_while_pending_is_no_failure() -> None:
     site.decide(after_s=121.0)
     site.end("b1", "cancelled")
     assert site.blocks.problem == ""
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def busy(name: str, image: str = "", *, age_s: float = 300.0) -> BlockLoad:
+    return BlockLoad(name, SLOTS, None, image, age_s)
+
+
+def free(name: str, image: str = "", idle_s: float = 10.0) -> BlockLoad:
+    return BlockLoad(name, SLOTS, idle_s, image, 300.0)
+
+
+def images(monitor: list[BlockLoad], tasks: dict[str, int], **policy: float) -> Scaling:
+    return scaling(**policy).scale(Monitor(sum(tasks.values()), SLOTS, monitor, tasks))
+
+
+def test_each_image_is_scaled_by_its_own_tasks() -> None:
+    assert images([], {"": 0, "a": 5, "b": 1}).images == ("a", "b", "a")
+    assert images([busy("x", "a")], {"": 0, "a": 4, "b": 1}).images == ("b",)
+    assert images([], {"": 0}, min_blocks=1).images == ("",)
+    assert images([busy("x", "a")], {"": 0, "a": 1}, min_blocks=1) == Scaling()
+
+
+def test_images_share_what_may_be_had() -> None:
+    assert sorted(images([], {"": 100, "a": 100, "b": 100}, max_blocks=3).images) == ["", "a", "b"]
+    assert images([busy("x", "a"), busy("y", "a")], {"": 0, "a": 100, "b": 100}, max_blocks=3).images == ("b",)
+
+
+def test_an_idle_block_makes_room_for_an_image_that_waits() -> None:
+    blocks = [free("x", "a"), busy("y", "c")]
+    assert images(blocks, {"": 0, "b": 1, "c": 1}, max_blocks=2) == Scaling(release=("x",))
+    assert images(blocks, {"": 0, "b": 1, "c": 1}, max_blocks=3).images == ("b",), "there is room"
+    assert images([free("x", ""), busy("y", "c")], {"b": 1, "c": 1}, max_blocks=2, min_blocks=2).release == ("x",)
+    assert images(blocks, {"": 0, "c": 1}, max_blocks=2) == Scaling(), "it is wanted again soon, perhaps"
+    assert images([free("x", "a", 200.0)], {"": 0}).release == ("x",)
+
+
+def test_a_busy_block_makes_room_when_it_has_none_left_to_do() -> None:
+    both = [busy("x", "a"), busy("y", "a")]
+    assert images(both, {"": 0, "a": 100, "b": 1}, max_blocks=2) == Scaling(drain=("x",))
+    both[0] = free("x", "a", 0.1)
+    assert images(both, {"": 0, "a": 100, "b": 1}, max_blocks=2) == Scaling(release=("x",))
+    young = [busy("x", "a", age_s=5.0), busy("y", "a", age_s=5.0)]
+    assert images(young, {"": 0, "a": 100, "b": 1}, max_blocks=2) == Scaling()
+    fair = [busy("x", "a"), busy("y", "b")]
+    assert images(fair, {"": 0, "a": 100, "b": 100}, max_blocks=2) == Scaling()
+
+
+def test_blocks_remember_their_image() -> None:
+    site = Site(first=1, max_blocks=2)
+    orders = site.blocks.decide(tasks=2, busy=(), now=site.now, images={"": 0, "a": 1, "b": 1})
+    assert orders.images == {"b1": "a", "b2": "b"}
+    for block_id in orders.start:
+        site.join(block_id)
+    site.now += 10
+    later = site.blocks.decide(tasks=2, busy={"b2"}, now=site.now, images={"": 1, "b": 1})
+    assert later == Orders(release=("b1",))
+    assert site.blocks.decide(tasks=2, busy={"b2"}, now=site.now, images={"": 1, "b": 1}).start == ("b3",)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farcall_common.environments import TYPES, UV
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint.config import SiteTemplate, SlurmProviderConfig, find_template, list_templates, parse_config
 
@@ -24,6 +25,13 @@ def test_templates_have_a_description() -> None:
     by_name = {each.name: each for each in list_templates()}
     assert by_name["slurm-gpu"].description.startswith("Slurm, GPU nodes: ")
     assert "yaml-language-server" not in by_name["slurm-gpu"].text
+
+
+def test_there_is_an_example_of_each_technology_of_environments() -> None:
+    for technology in TYPES:
+        engine = parse_config(find_template(f"containers-{technology}").text, source="x").engine
+        assert technology in (engine.environments.types or ())
+        assert engine.container_type == (None if technology == UV else technology)
 
 
 def test_settings_change_lines_and_nothing_else() -> None:
@@ -52,6 +60,7 @@ def test_fields_of_a_site_are_to_be_reviewed() -> None:
     assert template.to_review({}) == ["partition", "account", "scheduler_options", "worker_init"]
     assert template.to_review({"provider.partition": "a", "account": "b"}) == ["scheduler_options", "worker_init"]
     assert find_template("laptop").to_review({}) == []
+    assert find_template("containers-venv").to_review({}) == ["container_uri", "locations"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,13 @@ def test_images_of_registries_are_allowed_but_with_shifter(type_: str, location:
 @pytest.mark.parametrize(
     "location",
     [
-        *("docker-archive:/home/owner/image.tar", "dir:/home/owner", "oci:layout", "oci-archive:x", "file:///etc/passwd"),
+        *(
+            "docker-archive:/home/owner/image.tar",
+            "dir:/home/owner",
+            "oci:layout",
+            "oci-archive:x",
+            "file:///etc/passwd",
+        ),
         *("containers-storage:x", "docker-daemon:x:y", "image.sif/../../x", "./image.sif", "~/image.sif", "sif:x"),
         *("http://169.254.169.254/latest", "localimage:x", "a b", "$HOME", "python:3.12\u0000"),
     ],

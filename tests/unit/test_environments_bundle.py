@@ -122,7 +122,9 @@ def test_a_failed_installation_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_wheels_are_those_of_the_image(version: str, soabi: str, words: list[str]) -> None:
-    command = uv_command(Abi(version=version, soabi=soabi), Path("/target"), index_url="https://index.example.org/simple")
+    command = uv_command(
+        Abi(version=version, soabi=soabi), Path("/target"), index_url="https://index.example.org/simple"
+    )
     assert [command[command.index(option) + 1] for option in ("--python-version", "--python-platform")] == words
     assert command[command.index("--only-binary") + 1] == ":all:"
     assert command[command.index("--index-url") + 1] == "https://index.example.org/simple"

@@ -86,7 +86,7 @@ def test_other_output(output: bytes) -> None:
     "output",
     [
         b"bwrap: execvp python3: No such file or directory",
-        b'Error: crun: executable file `python3` not found in $PATH: No such file or directory: OCI runtime error',
+        b"Error: crun: executable file `python3` not found in $PATH: No such file or directory: OCI runtime error",
         b"ch-run[1]: error: can't execve(2): python3: No such file or directory (ch_core.c:1 2)",
         b"FATAL:   stat /usr/bin/python3: no such file or directory",
     ],

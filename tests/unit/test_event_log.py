@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from farcall_common import wire
+from farcall_common.environments import Environment
 from farcall_common.errors import Unavailable
 from farcall_common.event_log import EventLog, UserBytes, read_events
 from farcall_common.limits import MAX_INLINE_BYTES
@@ -27,7 +28,7 @@ from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
 from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, Finished, Progress, Started
+from farcall_endpoint.protocol import Died, EnvironmentStatus, Finished, PrewarmRequest, Progress, Started
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, spec
 
 SECRET = b"the user's own bytes"
@@ -138,6 +139,9 @@ def _outline(value: object) -> object:
 
 def story() -> list[tuple[float, list[ev.Event]]]:
     """Turns with every kind of event."""
+    environment = Environment(type="apptainer", location="/images/sci.sif")
+    private = Environment(type="apptainer", location=f"docker://me:{SECRET.decode()}@registry.example/sci")
+    status = EnvironmentStatus(environment.key, environment.label, "apptainer", warm=1, text=SECRET.decode())
     blob = wire.BlobLocation(blob_key="k", size_bytes=7, sha256="0" * 64, url=URL)
     message = wire.RunTasks(
         tasks=(
@@ -145,6 +149,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
             spec("blob", payload=None, payload_blob=blob),
             spec("once", idempotent=False),
             spec("special", resource_specification={"account": SECRET.decode()}),
+            spec("contained", environment=private),
         ),
         functions=(SIGNED,),
     )
@@ -165,6 +170,9 @@ def story() -> list[tuple[float, list[ev.Event]]]:
         (0.1, [ev.SpoolWritten()]),
         (0.2, [ev.SessionOpened(), ev.ManagerRegistered("m", 2), ev.ManagerRegistered("n", 2, 500.0)]),
         (0.3, [ev.ManagerProgress(name, Progress(workers=2)) for name in "mn"]),
+        (0.32, [ev.ManagerRegistered("b", 1, None, "n1", {"apptainer": ""}), ev.ManagersDraining(["n"])]),
+        (0.34, [ev.ManagerProgress("b", Progress(workers=1, environments=(status,)))]),
+        (0.36, [ev.PrewarmRequested([PrewarmRequest(environment=environment, count=1)]), ev.ManagersDraining([])]),
         (0.4, [tasks_received(message, [BODY, SECRET])]),
         (0.5, [ev.SpoolWriteFailed("full"), ev.SpoolRetryOrdered()]),
         (0.6, [ev.SpoolWritten()]),

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from farcall_common import wire
+from farcall_common.environments import Environment
 from farcall_common.errors import EndpointInUse, ErrorRecord, FrameMalformed
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import (
@@ -700,6 +701,30 @@ def test_a_task_with_retries_is_not_sent_to_an_agent_that_does_not_know_them(kno
     assert result.error is not None
     assert (result.task_id, result.state, result.error.code) == (task_id(1), TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
     assert "too old to run a task again that raised" in result.error.message
+
+
+@pytest.mark.parametrize("containers", [(), ("docker",), ("docker", "apptainer")])
+def test_a_task_is_not_sent_to_an_agent_that_does_not_run_its_environment(containers: tuple[str, ...]) -> None:
+    world = World()
+    world.hears(hello(capabilities=wire.Capabilities(containers=containers)))
+    world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7))
+    world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
+    world.hears(wire.Credit(tasks=2))
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
+    sci = Environment(type="apptainer", location="/images/sci.sif", name="sci")
+
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1, environment=sci), leased(2)]))
+
+    [order] = sent(actions)
+    assert isinstance(order, wire.RunTasks)
+    if "apptainer" in containers:
+        assert [spec.options.environment for spec in order.tasks] == [sci, None]
+        return
+    assert [spec.task_id for spec in order.tasks] == [task_id(2)]
+    [result] = the_flush(actions).batches[0].results
+    assert result.error is not None
+    assert (result.task_id, result.state, result.error.code) == (task_id(1), TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
+    assert "requires environment sci (apptainer)" in result.error.message
 
 
 # -- losing the queue, or the endpoint ---------------------------------------------------------------------------------

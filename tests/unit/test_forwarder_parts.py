@@ -22,6 +22,7 @@ from farcall_common.errors import ConfigurationError, EndpointInUse, Fault
 from farcall_common.store.model import (
     Endpoint,
     EndpointStatus,
+    EnvironmentState,
     ForwarderInfo,
     FunctionBody,
     LeasedTask,
@@ -310,6 +311,23 @@ def test_numbers_fit_a_column_of_integers() -> None:
     )
     assert len(clean_status(EndpointReport(detail={"problem": "x" * 9999}), now=1.0).problem) == 1000
     assert clean_status(EndpointReport(detail={"problem": ["odd"]}), now=1.0).problem == ""
+
+
+def test_environments_of_a_report_are_bounded() -> None:
+    def cleaned(environments: Any) -> tuple[EnvironmentState, ...]:
+        return clean_status(EndpointReport(detail={"environments": environments}), now=1_800_000_000.0).environments
+
+    good = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1_799_999_999.0, "none")
+    assert cleaned([dataclasses.asdict(good)]) == (good,)
+    nothing = EnvironmentState("", "", "", "")
+    odd = {"key": 5, "label": None, "warm": -1, "busy": True, "starting": 1.5, "forkable": 1, "since": "x", "text": []}
+    assert cleaned([odd, {}, {"since": 1e300}, {"since": True}]) == (nothing,) * 4
+    assert cleaned([{"warm": 2**63}])[0].warm in (0, 2**31 - 1)
+    [long] = cleaned([dict.fromkeys(("key", "label", "type", "node", "text", "problem"), "x" * 9999)])
+    assert len(msgspec.json.encode(long)) < 2000
+    assert len(cleaned([{}] * 100)) == 20
+    for wrong in (None, "sci", {"key": "k"}, ["sci", 5, None]):
+        assert cleaned(wrong) == ()
 
 
 # -- transitions, functions, RunTasks ----------------------------------------------------------------------------------

@@ -66,9 +66,41 @@ def test_containers_have_a_quota() -> None:
     assert api.call("POST", "/v2/containers", XTAL | {"name": "b"}).body["code"] == "QUOTA_EXCEEDED"
 
 
-@pytest.mark.parametrize("change", [{"name": "a b"}, {"type": ""}, {"type": "Docker"}, {"location": ""}])
-def test_invalid_container_is_refused(api: MemoryApi, change: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "a b"},
+        {"type": ""},
+        {"type": "Docker"},
+        {"location": ""},
+        {"type": "conda", "location": "base"},
+        {"type": "bubblewrap", "location": "/images/../home"},
+        {"requirements": ["numpy"]},
+        {"type": "uv", "location": "", "requirements": ["-r /etc/passwd"]},
+        {"preload": ["os; import evil"]},
+        {"preload": ["os\n"]},
+        {"location": "/x" * 1000},
+    ],
+)
+def test_invalid_container_is_refused(api: MemoryApi, change: dict[str, Any]) -> None:
     assert api.call("POST", "/v2/containers", XTAL | change).status == 422
+
+
+def test_type_that_there_is_not_names_those_that_are_spelled_alike(api: MemoryApi) -> None:
+    refused = api.call("POST", "/v3/containers", XTAL | {"type": "aptainer"})
+    assert "Did you mean 'apptainer'?" in refused.body["message"]
+
+
+def test_container_of_packages_and_modules(api: MemoryApi) -> None:
+    packages = {"name": "frames", "type": "uv", "requirements": ["polars==1.*"], "preload": ["polars"]}
+    frames = api.call("POST", "/v3/containers", packages).body["container_id"]
+    shown = api.call("GET", "/v3/containers/frames").body
+    assert {key: shown[key] for key in packages} == packages
+    assert (shown["container_uuid"], shown["location"]) == (frames, "")
+    assert api.call("POST", "/v3/containers", packages).body["container_id"] == frames
+    for other in ({"requirements": ["polars"]}, {"preload": None}):
+        assert api.call("POST", "/v3/containers", packages | other).body["code"] == "CONFLICT"
+    assert api.call("GET", f"/v3/containers/{register(api)}").body["preload"] is None
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------

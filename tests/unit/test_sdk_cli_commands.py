@@ -390,6 +390,13 @@ def test_containers(cloud: FakeCloud) -> None:
     ((listed, *shown, _),) = farcall.lines("containers", "ls")
     assert (listed, shown) == (container_id, ["xtal", "singularity", "/images/xtal.sif"])
     assert ["container uuid", container_id] in farcall.lines("containers", "show", "xtal")
+    packages = ("--requirement", "polars==1.*", "--requirement", "numpy", "--preload", "polars", "--name", "frames")
+    frames = farcall("containers", "register", *packages).stdout.strip()
+    assert farcall.lines("containers", "ls")[0][:4] == [frames, "frames", "uv", "polars==1.* numpy"]
+    shown = json.loads(farcall("containers", "show", "frames", "--json").stdout)
+    assert (shown["requirements"], shown["preload"]) == (["polars==1.*", "numpy"], ["polars"])
+    refused = farcall("containers", "register", "/x", "--type", "aptainer")
+    assert "Did you mean 'apptainer'?" in refused.output
     assert farcall("containers", "rm", "xtal").exit_code == 0
     assert farcall("containers", "show", "xtal").exit_code == 66
 

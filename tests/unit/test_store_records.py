@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from farcall_common.environments import Environment
 from farcall_common.errors import (
     Conflict,
     EndpointUnknown,
@@ -44,6 +45,7 @@ from farcall_common.store.model import (
     SIGNATURE,
     ApiToken,
     EndpointKey,
+    EnvironmentState,
     FunctionBody,
     ObjectKind,
     Presence,
@@ -255,7 +257,7 @@ class RecordsSuite:
 
     def test_a_container_is_its_owners_by_id_and_by_name(self, records: Records) -> None:
         first = Container("c1", "alice", "xtal", "singularity", "/images/xtal.sif", "diffraction", T0)
-        second = Container("c2", "alice", "plain", "docker", "python:3.12", created_at=at(1))
+        second = Container("c2", "alice", "plain", "uv", "", None, at(1), ("polars==1.*", 'quo"ted, {}'), ("polars",))
         for each in (first, second, dataclasses.replace(first, container_id="c3", owner_id="bob")):
             records.functions.add_container(each)
         with pytest.raises(Conflict):
@@ -271,6 +273,9 @@ class RecordsSuite:
         assert records.functions.delete_container("c1")
         assert not records.functions.delete_container("c1")
         assert records.functions.list_containers("alice") == [second]
+        empty = dataclasses.replace(first, preload=())  # not the same as None
+        records.functions.add_container(empty)
+        assert records.functions.get_container("c1") == empty
 
     # lookups of a submit
 
@@ -634,7 +639,10 @@ class RecordsSuite:
     def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
         status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
-        status = dataclasses.replace(status, blocks=2, pending_blocks=1, reported_at=1234.5)
+        environment = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1.5, "none \x00")
+        status = dataclasses.replace(
+            status, blocks=2, pending_blocks=1, environments=(environment,), reported_at=1234.5
+        )
         records.endpoints.set_presence([Presence("e1", True, status)])
         records.endpoints.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
         found = records.endpoints.get_endpoint("e1")
@@ -891,6 +899,7 @@ class RecordsSuite:
             payload=None,
             payload_ref=BlobRef("alice/abc", 5, "abc"),
             container="c1",
+            environment=Environment(type="uv", requirements=("polars==1.*",), preload=("polars",), name="frames"),
             idempotent=False,
             memory_bytes=2**40,
             memoize=False,

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import psycopg
 
 from farcall_common.errors import Conflict, FunctionUnknown
@@ -168,11 +169,16 @@ class PostgresFunctions(PostgresPort):
     def add_container(self, container: Container) -> None:
         self._database.run(
             """
-            INSERT INTO container (container_id, owner_id, name, technology, image, description, created_at)
+            INSERT INTO container (container_id, owner_id, name, technology, image, description, created_at,
+                                   requirements, preload)
             VALUES (%(container_id)s, %(owner_id)s, %(name)s, %(technology)s, %(image)s, %(description)s,
-                    coalesce(%(created_at)s, now()))
+                    coalesce(%(created_at)s, now()), %(requirements)s, %(preload)s)
             """,
-            vars(container),
+            {
+                **vars(container),
+                "requirements": list(container.requirements),
+                "preload": None if container.preload is None else list(container.preload),
+            },
         )
 
     def get_container(self, container_id: str) -> Container | None:
@@ -189,7 +195,7 @@ class PostgresFunctions(PostgresPort):
             """,
             {"owner_id": owner_id, "limit": limit},
         )
-        return [Container(**row) for row in rows]
+        return [msgspec.convert(row, Container) for row in rows]
 
     def count_containers(self, owner_id: str, *, limit: int) -> int:
         return self._database.count("container", owner_id, limit)
@@ -199,4 +205,4 @@ class PostgresFunctions(PostgresPort):
 
     def _container(self, condition: str, parameters: Mapping[str, Any]) -> Container | None:
         rows = self._database.rows(f"{_CONTAINER} WHERE {condition}", parameters)
-        return Container(**rows[0]) if rows else None
+        return msgspec.convert(rows[0], Container) if rows else None

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.messages import OutputPiece, OutputWanted
@@ -173,7 +174,8 @@ class FunctionAlias:
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """A registered environment: an image as its ``technology`` (docker, singularity, ...) refers to one."""
+    """A registered environment: an image as its ``technology`` (docker, singularity, ...) refers to one, or packages to
+    install (``uv``). ``preload``: modules that a worker has loaded before its first task; None: learned."""
 
     container_id: str
     owner_id: str
@@ -182,11 +184,54 @@ class Container:
     image: str
     description: str | None = None
     created_at: dt.datetime | None = None
+    requirements: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = None
+
+    def environment(self) -> Environment:
+        """The definition, as tasks have it.
+
+        :raises ValueError: if it is none: earlier releases registered any technology.
+        """
+        return Environment.of(
+            {
+                "type": self.technology,
+                "location": self.image,
+                "requirements": self.requirements,
+                "preload": self.preload,
+                "name": "" if self.name == self.container_id else self.name,
+            }
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentState:
+    """An environment on a node of an endpoint, as its agent reports it.
+
+    :param key: identifies it, as :attr:`farcall_common.environments.Environment.key`.
+    :param label: its name, or technology and place, for people.
+    :param warm: its idle workers there; ``busy``: those with a task; ``starting``: those that start.
+    :param forkable: whether there is a template that workers are forked from.
+    :param text: what happens, for people, since ``since`` (epoch seconds).
+    :param problem: why it cannot be started.
+    """
+
+    key: str
+    label: str
+    type: str
+    node: str
+    warm: int = 0
+    busy: int = 0
+    starting: int = 0
+    forkable: bool = False
+    text: str = ""
+    since: float | None = None
+    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class EndpointStatus:
-    """The last report of an agent: numbers of managers, workers, tasks and blocks, and its problem, if it has one.
+    """The last report of an agent: numbers of managers, workers, tasks and blocks, its environments by node, and its
+    problem, if it has one.
     ``reported_at`` is when its forwarder received that, in epoch seconds; None before the first report."""
 
     managers: int = 0
@@ -197,6 +242,7 @@ class EndpointStatus:
     problem: str = ""
     blocks: int = 0
     pending_blocks: int = 0
+    environments: tuple[EnvironmentState, ...] = ()
     reported_at: float | None = dataclasses.field(default=None, compare=False)
 
     def age_s(self, *, now: float) -> float | None:

@@ -27,7 +27,7 @@ from farcall_common.backoff import Backoff
 @dataclasses.dataclass(frozen=True)
 class BlockLoad:
     """A block as a policy sees it. ``slots``: 0 while none of its managers is there. ``idle_s``: seconds without a
-    task; None while it has one, or has no manager yet. ``image``: the key of its environment; empty: the endpoint's own.
+    task; None while it has one, or has no manager yet. ``image``: the key of its environment, or empty for its own.
     ``age_s``: since its last manager came; None before the first."""
 
     block_id: str
@@ -50,8 +50,8 @@ class Monitor:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """The decision of a policy: so many blocks more, and these released. ``images``: those of the new ones, where blocks
-    have images. ``drain``: these get no new tasks, and can be released when they have none."""
+    """The decision of a policy: so many blocks more, and these released. ``images``: those of the new ones, where
+    blocks have images. ``drain``: these get no new tasks, and can be released when they have none."""
 
     more: int = 0
     release: tuple[str, ...] = ()
@@ -98,8 +98,8 @@ class SimpleScaling:
         return Scaling(release=tuple(block.block_id for block in idle[: max(0, have - self._min_blocks)]))
 
     def _scale_images(self, monitor: Monitor, tasks: Mapping[str, int]) -> Scaling:
-        """Each image by its own tasks. New blocks go to the image with the fewest of them; when there are as many as may
-        be, one that is idle, or else one of the image with the most, makes room for an image that has too few."""
+        """Each image by its own tasks. New blocks go to the image with the fewest of them; when there are as many as
+        may be, one that is idle, or else one of the image with the most, makes room for an image that has too few."""
         by_image: dict[str, list[BlockLoad]] = {image: [] for image in ("", *tasks)}
         for block in monitor.blocks:
             by_image.setdefault(block.image, []).append(block)

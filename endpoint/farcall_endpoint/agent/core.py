@@ -218,6 +218,8 @@ class AgentCore:
         self._image_check = image_check
         self._prewarming = Prewarming()
         self._look_again_at: float | None = None
+        #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
+        self._has_changed = True
         self._held_results = 0
         #: Results since the start, of any state.
         self.finished_tasks = 0
@@ -333,6 +335,7 @@ class AgentCore:
         return list(waiting_reasons(self._queue, self._managers, self._environments, now=now))
 
     def _apply(self, event: Event, now: float) -> None:
+        self._has_changed = self._has_changed or not isinstance(event, ev.SpoolWritten)
         match event:
             case ev.ManagerProgress():
                 self._on_progress(event, now)
@@ -587,6 +590,7 @@ class AgentCore:
             not_signed=None if self._signatures is None else self._signatures.refusal(spec.function_hash, now=now),
             block_s=self._block_s,
             no_nodes=self._no_nodes,
+            is_restricted=self._allowed_functions is not None or self._signatures is not None,
         )
 
     def _redeliver(self, task: Task, attempt: int) -> None:
@@ -735,7 +739,9 @@ class AgentCore:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
-        self._look_again_at = None
+        if self._look_again_at is not None and now < self._look_again_at and not self._has_changed:
+            return
+        self._look_again_at, self._has_changed = None, False
         if not (self._queue and self._managers):
             return
         if self._queue.waiting:
@@ -774,6 +780,7 @@ class AgentCore:
 
     def _queue_again(self, tasks: Sequence[Task]) -> None:
         """The back-off of these is over: they are next, as their turn had come before."""
+        self._has_changed = True
         for task in tasks:
             task.stage = Stage.QUEUED
             if self._no_nodes:

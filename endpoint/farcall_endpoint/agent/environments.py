@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from farcall_common.environments import Environment
@@ -20,7 +20,7 @@ MOST_REPORTED: Final = 20
 """Environments of nodes in a report to the cloud."""
 _MOST_KNOWN: Final = 100
 _REGISTRY_IMAGES: Final = ("docker", "podman", "podman-hpc", "shifter")
-_USER_OF_URL: Final = re.compile(r"://[^/@\s]+@")
+_USER_OF_URL: Final = re.compile(r"://[^/@]+@")
 
 
 @dataclasses.dataclass(slots=True)
@@ -213,7 +213,7 @@ def without_secrets(text: str) -> str:
     return _USER_OF_URL.sub("://", text) if "@" in text else text
 
 
-def masked(environment: Environment) -> Environment:
+def without_credentials(environment: Environment) -> Environment:
     """An environment without the user and password of a URL, for logs."""
     location = without_secrets(environment.location)
     requirements = tuple(map(without_secrets, environment.requirements))
@@ -226,13 +226,3 @@ def masked(environment: Environment) -> Environment:
         preload=environment.preload,
         name=environment.name,
     )
-
-
-def by_name(known: Sequence[Environment], given: str) -> list[Environment]:
-    """The known environments with this name, label or key."""
-    return [each for each in known if given in (each.name, each.label, each.key)]
-
-
-def workers_by_node(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
-    """Warm and busy workers of an environment on each node."""
-    return {str(row["node"]): int(row["warm"]) + int(row["busy"]) for row in rows if row["key"] == key}

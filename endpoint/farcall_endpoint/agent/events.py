@@ -9,7 +9,7 @@ import msgspec
 
 from farcall_common.event_log import UserBytes, without_texts
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskRef, TaskSpec
-from farcall_endpoint.agent.environments import masked, without_secrets
+from farcall_endpoint.agent.environments import without_credentials, without_secrets
 from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask
 from farcall_endpoint.protocol import EnvironmentStatus, PrewarmRequest, Progress
 
@@ -228,7 +228,9 @@ def for_log(event: Event) -> tuple[Event, int]:
         case CancelRequested(task_ids=task_ids):
             return event, len(task_ids)
         case PrewarmRequested(requests=requests):
-            hidden = [msgspec.structs.replace(each, environment=masked(each.environment)) for each in requests]
+            hidden = [
+                msgspec.structs.replace(each, environment=without_credentials(each.environment)) for each in requests
+            ]
             return PrewarmRequested(hidden), 0
         case _:
             return event, 0
@@ -261,7 +263,7 @@ def _masked(spec: TaskSpec) -> TaskSpec:
         )
         spec = msgspec.structs.replace(spec, options=options)
     if options.environment is not None:
-        options = msgspec.structs.replace(options, environment=masked(options.environment))
+        options = msgspec.structs.replace(options, environment=without_credentials(options.environment))
         spec = msgspec.structs.replace(spec, options=options)
     return spec
 

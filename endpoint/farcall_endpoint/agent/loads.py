@@ -1,4 +1,4 @@
-"""Loads of managers and the demand of environments, which scheduling policies read; and the plainest way to place tasks.
+"""Loads of managers and the demand of environments, which scheduling policies read; and the plainest placement.
 
 Instants are epoch seconds.
 """

@@ -83,7 +83,7 @@ class Managers:
         types: Mapping[str, str] = _NO_NODE,
         image: str = "",
     ) -> None:
-        """A manager has registered; its workers are not ready yet. ``types`` and ``image``: see :class:`ManagerLoad`."""
+        """A manager has registered; its workers are not ready yet. ``types``, ``image``: see :class:`ManagerLoad`."""
         load = ManagerLoad(manager_id, 0, 0, lifetime, types, image)
         self._members[manager_id] = ManagerEntry(slots, load, node=node)
         self.slots += slots

@@ -7,7 +7,7 @@ second, and again when it starts. Pure; the number of workers is for the endpoin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from farcall_common.environments import Environment
@@ -98,6 +98,7 @@ class Prewarming:
         members = [each for each in managers.members.values() if request.node in ("", each.node)]
         placed = sum(spread(request, managers.members).values())
         here = [status for each in members for status in each.environments if status.key == key]
+        why, is_final = _why(request, members, placed)
         return {
             "environment": without_secrets(request.environment.label),
             "key": key,
@@ -107,24 +108,25 @@ class Prewarming:
             "starting": sum(each.starting for each in here),
             "node": request.node,
             "requested_at": request.requested_at,
-            "why": without_secrets(_why(request, members, placed)),
+            "why": without_secrets(why),
+            "failed": is_final,
         }
 
 
-def _why(request: PrewarmRequest, members: Iterable[ManagerEntry], placed: int) -> str:
-    """What the request waits for, or why it cannot be done in full; empty if nothing is to say."""
-    members = list(members)
+def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int) -> tuple[str, bool]:
+    """What the request waits for, or why it cannot be done in full, and whether that is final; empty if nothing is to
+    say."""
     if not members:
-        return f"there is no node {request.node}" if request.node else "there is no node yet"
+        return (f"there is no node {request.node}", True) if request.node else ("there is no node yet", False)
     refusals = [each.load.refusal(request.environment) for each in members]
     if all(refusals):
-        return f"no node can run it: {refusals[0]}"
+        return f"no node can run it: {refusals[0]}", True
     key = request.environment.key
     here = [(each.node, status) for each in members for status in each.environments if status.key == key]
     for node, status in here:
         if status.problem:
-            return f"it cannot be started on node {node}: {status.problem}"
+            return f"it cannot be started on node {node}: {status.problem}", True
     for node, status in here:
         if status.text:
-            return f"node {node}: {status.text}"
-    return f"the nodes have slots for {placed} of them" if placed < request.count else ""
+            return f"node {node}: {status.text}", False
+    return (f"the nodes have slots for {placed} of them" if placed < request.count else ""), False

@@ -266,6 +266,7 @@ def refusal(
     not_signed: ErrorRecord | None,
     block_s: float | None,
     no_nodes: str,
+    is_restricted: bool = False,
 ) -> ErrorRecord | None:
     """Why a task fails before it is queued; None if it is accepted.
 
@@ -273,6 +274,8 @@ def refusal(
     :param not_signed: why its function has no signature that counts; None if it needs none.
     :param block_s: seconds that a block of managers lives; None if it has no result.
     :param no_nodes: why no manager can be had; empty if one can.
+    :param is_restricted: whether the endpoint's own configuration permits certain functions only: an image of the
+        submitter's choice would be a way to run other code.
     """
     if allowed_functions is not None and not {spec.function_id, spec.function_hash}.intersection(allowed_functions):
         return outcomes.function_not_permitted(spec.function_id)
@@ -283,6 +286,11 @@ def refusal(
     options = spec.options
     if options.container is not None and options.environment is None:  # the API has not resolved it
         return outcomes.containers_unsupported(options.container)
+    if options.environment is not None:
+        if is_restricted:
+            return outcomes.environment_not_permitted(options.environment.label)
+        if problem := options.environment.problem():  # the API has checked it; commands are made of it here
+            return outcomes.environment_invalid(problem)
     if options.resource_specification and (wrong := options.untranslatable()):
         return outcomes.limit_invalid(*wrong)
     if block_s is not None and (options.walltime_s or 0.0) > block_s:

@@ -1,7 +1,7 @@
 """Warming-aware scheduling: tasks go where their environment is warm, and as few workers are started as are worth it.
 
-As in the paper (HPDC 2020, section 6.2), a manager with an idle worker of a task's environment comes first, the one with
-the most of them before others; then one that can fork a worker; then one with free slots, where a worker must be
+As in the paper (HPDC 2020, section 6), a manager with an idle worker of a task's environment comes first, the one
+with the most of them before others; then one that can fork a worker; then one with free slots, where a worker must be
 started. What the paper leaves open is how many to start: another one while the work of an environment that is here
 would keep those that it has busy for longer than a start takes, within its share of the slots. Of an environment
 whose tasks have never been seen to run, one worker is started at first, and twice as many after each
@@ -138,14 +138,18 @@ class _Plan:
         failing: dict[str, list[tuple[_Node, EnvironmentLoad]]] = {}
         for manager in managers:
             here = manager.environments
-            starting = sum(each.starting for each in here.values())
-            workers = sum(each.workers for key, each in here.items() if key)
-            sent = sum(each.sent for key, each in here.items() if key)
+            workers_of: dict[str, int] = {}
+            starting = sent = running = 0
+            for key, each in here.items():
+                count = workers_of[key] = each.workers
+                starting += each.starting
+                if key:
+                    sent += each.sent
+                    running += min(each.sent, count)
+            workers = sum(workers_of.values()) - workers_of.get("", 0)
             capacity = manager.slots + starting
             own_sent = max(0, manager.slots - manager.free - sent)
-            own = here.get("")
-            own_workers = max(0, capacity - workers) if own is None else max(own.workers, min(1, own_sent))
-            running = sum(min(each.sent, each.workers) for key, each in here.items() if key)
+            own_workers = max(0, capacity - workers) if "" not in here else max(workers_of[""], min(1, own_sent))
             running += min(own_sent, max(own_workers, 1))
             node = _Node(manager, max(0, capacity - running), capacity - workers)
             self._nodes.append(node)
@@ -156,7 +160,7 @@ class _Plan:
                 elif manager.refusal(need.demand.environment):
                     continue
                 elif key:
-                    seats = _Seats(load, load.workers, load.ready, load.sent)
+                    seats = _Seats(load, workers_of.get(key, 0), load.ready, load.sent)
                 else:
                     seats = _Seats(load, own_workers, own_workers, own_sent)
                 if load.problem:

@@ -24,6 +24,7 @@ _OF_A_SITE: Final = frozenset(
     {"partition", "account", "project", "queue", "qos", "address", "select_options", "requirements", "image"}
     | {"namespace", "service_account_name", "user_id", "group_id", "persistent_volumes", "available_accelerators"}
     | {"scheduler_options", "worker_init"}
+    | {"container_uri", "locations", "binds", "cache_dir", "index_url"}
 )
 """Fields whose values in a template are examples: they differ from site to site."""
 _LINE: Final = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+):(?P<space> *)(?P<value>.*?)(?P<comment> +#.*)?")

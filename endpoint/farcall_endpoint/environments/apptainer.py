@@ -51,8 +51,10 @@ class ApptainerRunner:
         self.type = type
 
     def missing(self) -> str:
-        """As :meth:`.Runner.missing`; as root, it takes CAP_SYS_RESOURCE, too."""
+        """As :meth:`.Runner.missing`."""
         found = start_problem(self, self.type)
+        if "capability set" in found:
+            found += " (as root, it takes CAP_SYS_RESOURCE: an endpoint of an ordinary user works)"
         return f"{self.type}: {found}" if found else ""
 
     def prepare(self, environment: Environment, *, cache: Path) -> Preparation:

@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from farcall_common.environments import PREFIXES, TYPES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
+from farcall_endpoint.environments.preload import PreloadStore
 from farcall_endpoint.environments.preparation import (
     UNTRUSTED_OUTSIDE,
     Failed,
@@ -45,6 +47,8 @@ from farcall_endpoint.environments.preparation import (
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
+from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -59,6 +63,9 @@ _TAIL_BYTES: Final = 16 * 1024
 _MOST_LOGS: Final = 50
 _CREDENTIALS: Final = struct.Struct("3i")
 _STOP_LIMIT_S: Final = 40.0
+TEMPLATE: Final = "farcall_endpoint.worker.template"
+_IMPORTS: Final = ".imports"
+"""In the cache: what tasks import."""
 _REMOTE: Final = ("docker",)
 """Types whose containers are started by a daemon."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -72,6 +79,8 @@ class ContainerStart:
     :param sent: called when the descriptors are not needed any more.
     :param mounts: of working directories, besides those of the settings.
     :param variables: of the runner's own process; for a Python prefix also those of the worker until it boots.
+    :param group: of workers that see the same of the node: they may be forks of the same template.
+    :param fork: whether it may be a fork of a template, and another worker be one of its own template.
     :param accelerators, amd, private_root: as of :class:`~farcall_endpoint.environments.runner.Start`.
     :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides.
     """
@@ -81,6 +90,8 @@ class ContainerStart:
     sent: Callable[[], object]
     mounts: tuple[Mount, ...]
     variables: Mapping[str, str]
+    group: str = ""
+    fork: bool = False
     accelerators: tuple[str, ...] = ()
     amd: bool = False
     private_root: bool = False
@@ -91,6 +102,8 @@ class Container:
     """A container that starts or runs; its process is the runner's, the leader of a session.
 
     ``worker_pid``: the worker's process as seen here, once it has connected; 0 if the system does not say.
+    ``template_key``, ``origin``: of the template of workers like this, and how that is started. ``modules``: if it is a
+    template itself, what that imports.
     ``has_stop``: whether a command makes sure of its end. ``is_remote``: it is no descendant of its runner.
     """
 
@@ -114,6 +127,9 @@ class Container:
         self.listener: socket.socket | None = listener
         self.connection: socket.socket | None = None
         self.has_begun = False
+        self.template_key = ""
+        self.origin: tuple[Environment, ContainerStart] | None = None
+        self.modules: tuple[str, ...] | None = None
         self._pidfd: int | None = None
         self._process = process
         self._directory = directory
@@ -247,6 +263,10 @@ class EnvironmentLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._root: Path | None = None
+        self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS))
+        self._epoll.register(self._pool.fileno(), select.EPOLLIN)
+        self._templates: set[Container] = set()
+        self._ends: dict[str, int] = {}  # descriptors of the processes of templates, by name
 
     def fileno(self) -> int:
         """Readable when :meth:`serve` has something to do."""
@@ -254,8 +274,13 @@ class EnvironmentLauncher:
 
     @property
     def children(self) -> set[int]:
-        """Process ids of this process's children that are no containers."""
-        return set() if self._process is None else {self._process.pid}
+        """Process ids of this process's children that are no workers."""
+        templates = {container.pid for container in self._templates}
+        return templates if self._process is None else {*templates, self._process.pid}
+
+    def next_deadline(self) -> float:
+        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+        return self._pool.next_deadline()
 
     # -- preparation ---------------------------------------------------------------------------------------------------
 
@@ -269,21 +294,34 @@ class EnvironmentLauncher:
 
     def release(self, key: str) -> None:
         """An environment is not used any more, until it is prepared again."""
+        self._pool.release(key)
         if self._prepared.pop(key, None) is not None:
             self._order(preparation.Release(key))
 
-    def serve(self) -> list[PreparationReport]:
+    def learn(self, key: str, modules: Sequence[str]) -> None:
+        """Tasks have imported these in an environment."""
+        self._pool.learn(key, modules, now=time.monotonic())
+
+    def serve(self) -> list[PreparationReport | TemplateChange]:
         """Do what is due, without waiting; what happened to environments."""
-        reports: list[PreparationReport] = []
+        reports: list[PreparationReport | TemplateChange] = []
+        if time.monotonic() >= self._pool.next_deadline():
+            reports += self._serve_templates()
         for descriptor, _ in self._epoll.poll(0):
             container = self._containers.get(descriptor)
-            if container is None:
+            if descriptor == self._pool.fileno():
+                reports += self._serve_templates()
+            elif container is None:
                 reports += self._read_reports()
+            elif descriptor == self._ends.get(container.name):
+                self._template_failed(container)
             elif container.listener is not None and descriptor == container.listener.fileno():
                 self._accept(container)
             elif container.connection is not None and descriptor == container.connection.fileno():
                 container.read()
                 self._forget(descriptor)
+                if container.has_begun:
+                    self._start_template(container)
             elif not container.log.read():
                 self._forget(descriptor)
                 container.log.close()
@@ -396,11 +434,22 @@ class EnvironmentLauncher:
 
     # -- containers ----------------------------------------------------------------------------------------------------
 
-    def start(self, environment: Environment, wanted: ContainerStart) -> Container:
-        """Start a container for a worker; it gets its descriptors when it connects.
+    def start(self, environment: Environment, wanted: ContainerStart) -> Container | ForkedProcess:
+        """Start a worker: fork it from a template, or start a container; that gets its descriptors when it connects.
 
         :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
         """
+        key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
+        if wanted.fork and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors)) is not None:
+            wanted.sent()
+            return fork
+        container = self._start(environment, wanted)
+        if wanted.fork:
+            container.template_key = key
+            container.origin = environment, wanted
+        return container
+
+    def _start(self, environment: Environment, wanted: ContainerStart, module: str = "") -> Container:
         prepared = self._prepared.get(environment.key)
         if prepared is None:
             raise OSError(f"environment {environment.label} is not prepared")
@@ -412,7 +461,7 @@ class EnvironmentLauncher:
         try:
             listener = booting.listen(str(directory / _SOCKET))
             log = StartLog(self._new_log(environment, name))
-            start = self._start_of(environment, prepared, runner, wanted, directory)
+            start = self._start_of(environment, prepared, runner, wanted, directory, module)
             stop = runner.stop(start)
             command = runner.command(start)
             if wanted.confine is not None:
@@ -470,6 +519,9 @@ class EnvironmentLauncher:
 
     def close(self) -> None:
         """End what is left; waits for the ends of containers, for a limited time."""
+        self._pool.close()
+        for container in set(self._templates):
+            self._end_template(container)
         for container in set(self._containers.values()):
             self.ended(container)
         if self._process is not None:
@@ -478,8 +530,80 @@ class EnvironmentLauncher:
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
 
+    # -- templates -----------------------------------------------------------------------------------------------------
+
+    def _start_template(self, container: Container) -> None:
+        """A worker has begun afresh: start a template for the next ones like it, if there should be one."""
+        if container.origin is None:
+            return
+        (environment, wanted), key = container.origin, container.template_key
+        modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
+        if modules is None:
+            return
+        try:
+            template = self._start(environment, wanted, TEMPLATE)
+        except OSError as error:
+            self._pool.not_started(key, str(error), now=time.monotonic())
+            return
+        self._starts.pop(template.name)
+        template.modules, template.template_key, template.origin = modules, key, container.origin
+        self._templates.add(template)
+        if not template.has_stop:  # kill its group, if this manager is killed
+            self._order(preparation.Started(template.name, ("kill", "-KILL", "--", f"-{template.pid}")))
+        end = os.pidfd_open(template.pid)
+        self._ends[template.name] = end
+        self._containers[end] = template
+        self._epoll.register(end, select.EPOLLIN)
+
+    def _add_template(self, template: Container) -> None:
+        """A template has connected."""
+        assert template.connection is not None
+        assert template.origin is not None
+        assert template.modules is not None
+        connection, template.connection = template.connection, None
+        self._pool.add(
+            template.template_key,
+            template.origin[0].key,
+            connection,
+            template.modules,
+            stop=lambda: self._end_template(template),
+            now=time.monotonic(),
+            network=self.settings.network,
+        )
+
+    def _template_failed(self, template: Container) -> None:
+        """The process of a template has ended; one that has connected is the pool's matter."""
+        self._forget(self._ends[template.name])
+        if template.listener is not None:
+            template.log.read()
+            reason = template.log.last_lines() or "it ended before it connected"
+            self._pool.not_started(template.template_key, reason, now=time.monotonic())
+            self._end_template(template)
+
+    def _end_template(self, template: Container) -> None:
+        """End what was started for a template."""
+        if template not in self._templates:
+            return
+        self._templates.discard(template)
+        process_reaper.kill_trees({template.pid})
+        template.wait()
+        self._forget(self._ends[template.name])
+        os.close(self._ends.pop(template.name))
+        if not template.has_stop:
+            self._order(preparation.Ended(template.name, stops=False))
+        self.ended(template)
+
+    def _serve_templates(self) -> list[TemplateChange]:
+        return self._pool.serve(now=time.monotonic())
+
     def _start_of(
-        self, environment: Environment, prepared: Prepared, runner: Runner, wanted: ContainerStart, directory: Path
+        self,
+        environment: Environment,
+        prepared: Prepared,
+        runner: Runner,
+        wanted: ContainerStart,
+        directory: Path,
+        module: str,
     ) -> Start:
         code, run = prepared.bundle, str(directory)
         mounts: tuple[Mount, ...] = ()
@@ -489,7 +613,14 @@ class EnvironmentLauncher:
                 *(Mount(prepared.bundle, code), Mount(str(directory), run)),
                 *(*wanted.mounts, *self._mounts),
             )
-        program = (prepared.python, "-I", "-S", f"{code}/{bundle.BOOTSTRAP}", f"{run}/{_SOCKET}")
+        program = (
+            prepared.python,
+            "-I",
+            "-S",
+            f"{code}/{bundle.BOOTSTRAP}",
+            f"{run}/{_SOCKET}",
+            *filter(None, [module]),
+        )
         return Start(
             prepared.image,
             program,
@@ -518,6 +649,9 @@ class EnvironmentLauncher:
             return
         self._forget(container.listener.fileno())
         container.connected(connection, pid)
+        if container.modules is not None:
+            self._add_template(container)
+            return
         wanted = self._starts.pop(container.name)
         connection.setblocking(False)
         try:

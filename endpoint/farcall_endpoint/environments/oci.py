@@ -29,6 +29,17 @@ _PULL: Final = '"$1" image inspect "$2" >/dev/null 2>&1 || exec "$1" pull --quie
 # $1: the program, $2: the location, $3: the name that the image gets.
 _LOAD: Final = 'id=$("$1" pull --quiet "$2") && exec "$1" tag "$id" "$3"'
 
+# Podman 4 takes two tries for a container whose monitor was killed: the first finds out that it does not run.
+_REMOVE: Final = 'for _ in 1 2 3; do "$@" && exit; done; exit 1'
+# Docker's daemon may just be about to create what its client had asked for before that was killed. $1: program, $2: name.
+_AWAIT: Final = r"""
+for _ in 1 2 3 4 5; do
+    found=$("$1" ps --all --quiet --filter "name=^/$2\$") || exit
+    test -z "$found" || exec "$1" rm --force --volumes "$found"
+    sleep 0.1
+done
+"""
+
 # Podman's monitor of a container leaves its parent, and the container with it. As the adopter of orphans, the process
 # that runs Podman stays the ancestor of both: who kills it with its descendants, kills the container.
 _ADOPT: Final = (
@@ -39,8 +50,8 @@ _ADOPT: Final = (
 class OciRunner:
     """Runs ``podman run``, ``podman-hpc run`` or ``docker run``.
 
-    The location is a reference to an image; for Podman also ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:``
-    with a path, or the directory of a root file system. The root file system of the container is read-only, but for
+    The location is a reference to an image; for both Podmans also the directory of a root file system, and for
+    ``podman`` ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:`` with a path. The root file system of the container is read-only, but for
     ``/tmp``, ``/run`` and ``/var/tmp`` in memory. In it, the endpoint's user has their own id with Docker, and is root
     without capabilities with the others: there, that is the endpoint's user on the node. Docker's containers are no
     descendants of the process that starts them.
@@ -78,7 +89,7 @@ class OciRunner:
         location = environment.location
         if self._is_directory(location):
             return Preparation(location)
-        if self._podman and _OF_FILES.match(location):
+        if self.type == "podman" and _OF_FILES.match(location):
             image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:16]}:latest"
             load = ("sh", "-c", _LOAD, "sh", self.type, location, image)
             return Preparation(image, (load,), f"{self.type} is loading the image")
@@ -131,8 +142,10 @@ class OciRunner:
         return [*command, start.image, *start.command[1:]]
 
     def stop(self, start: Start) -> list[str] | None:
-        """As :meth:`.Runner.stop`."""
-        return self.remove([start.name]) if start.name else None
+        """As :meth:`.Runner.stop`; it may run before Docker's daemon has heard of the container: see :meth:`leftovers`."""
+        if not start.name:
+            return None
+        return self.remove([start.name]) if self._podman else ["sh", "-c", _AWAIT, "sh", self.type, start.name]
 
     def leftovers(self) -> list[str]:
         """The command that lists the names of all containers of Farcall of this user, running or not, one per line."""
@@ -140,8 +153,10 @@ class OciRunner:
 
     def remove(self, names: Iterable[str]) -> list[str]:
         """The command that ends containers, and removes them. Docker's fails for one that is not there any more."""
-        waiting = ["--time", "0", "--ignore"] if self._podman else []
-        return [self.type, "rm", "--force", "--volumes", *waiting, *names]
+        command = [self.type, "rm", "--force", "--volumes"]
+        if self._podman:
+            command = ["sh", "-c", _REMOVE, "sh", *command, "--time", "0", "--ignore"]
+        return [*command, *names]
 
     def _is_directory(self, location: str) -> bool:
         return self._podman and location.startswith("/")

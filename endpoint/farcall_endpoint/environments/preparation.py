@@ -96,9 +96,10 @@ class Started(_Message, frozen=True):
 
 
 class Ended(_Message, frozen=True):
-    """The process of a container has ended: make sure of the container, too."""
+    """The process of a container has ended: make sure of the container, too, unless nothing can be left of it."""
 
     name: str
+    stops: bool = True
 
 
 class Progressed(_Message, frozen=True):
@@ -628,8 +629,10 @@ def main() -> None:
                     preparation.release(key)
                 case Started(name=name, stop=command):
                     stops[name] = command
-                case Ended(name=name):
+                case Ended(name=name, stops=True):
                     ends.submit(stop, stops.pop(name))
+                case Ended(name=name):
+                    del stops[name]
         preparations.shutdown(wait=False, cancel_futures=True)
         preparation.commands.close()
         for command in stops.values():

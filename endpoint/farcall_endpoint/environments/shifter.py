@@ -9,10 +9,19 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.runner import Preparation, Start
 from farcall_endpoint.environments.trial import problem
+
+
+# $1: the image. The exit code of a pull that failed may be 0.
+_PULL: Final = '''
+shifterimg pull "$1" && shifterimg lookup "$1" >/dev/null && exit
+echo "the image gateway has no $1" >&2
+exit 1
+'''
 
 
 class ShifterRunner:
@@ -34,7 +43,7 @@ class ShifterRunner:
         """As :meth:`.Runner.prepare`; images are in the gateway."""
         location = environment.location
         image = location if re.match("(docker|custom|id):", location) else f"docker:{location}"
-        return Preparation(image, (("shifterimg", "pull", image),), "shifter is pulling the image")
+        return Preparation(image, (("sh", "-c", _PULL, "sh", image),), "shifter is pulling the image")
 
     def node_path(self, location: str) -> str:  # noqa: ARG002 - as the other runners'
         """The file or directory of the node that a location names: none."""

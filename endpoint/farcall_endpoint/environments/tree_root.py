@@ -166,14 +166,17 @@ def assemble(tree: str, mounts: Iterable[tuple[str, str, str]], *, network: bool
     root = os.open(tree, os.O_PATH | os.O_DIRECTORY)
     steps = layout(read_directory(tree), early | _OF_CHARLIECLOUD)
     tree = tree.rstrip("/")
-    system.mount("tmpfs", tree, "tmpfs", _NOSUID | _NODEV, "mode=755")
+    if steps == [("bind", "/", "")]:  # it has a place for everything, and stays where it is
+        steps = []
+    else:
+        system.mount("tmpfs", tree, "tmpfs", _NOSUID | _NODEV, "mode=755")
     for step, path, leads_to in steps:
         if step == "link":
             os.symlink(leads_to, tree + path)  # noqa: PTH211
         elif step == "directory":
             os.mkdir(tree + path, 0o755)  # noqa: PTH102
         else:
-            source = os.open(path.lstrip("/") or ".", os.O_PATH | os.O_NOFOLLOW, dir_fd=root)
+            source = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW, dir_fd=root)
             system.bind(source, tree + path, kind=_kind_of(source), writable=False)
             os.close(source)
     for target, kind in sorted((early | _OF_CHARLIECLOUD).items()):

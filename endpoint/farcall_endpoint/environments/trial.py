@@ -11,9 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from farcall_common.plain_text import plain
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 
 _LIMIT_S: Final = 60.0
+_LINES: Final = 3
+"""At the end of its output, a program says why it fails."""
 _DIRECTORIES: Final = ("bin", "lib", "lib32", "lib64", "usr")
 """What ``true`` and its libraries need of a root file system."""
 
@@ -33,8 +36,9 @@ def problem(command: Sequence[str]) -> str:
         return str(error)
     if done.returncode == 0:
         return ""
-    lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else f"exit code {done.returncode}"
+    lines = (done.stderr or done.stdout).decode(errors="replace").splitlines()
+    words = [text for line in lines if (text := plain(line).strip())]
+    return "; ".join(words[-_LINES:]) or f"exit code {done.returncode}"
 
 
 def start_problem(runner: Runner, program: str) -> str:

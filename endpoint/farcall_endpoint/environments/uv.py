@@ -52,6 +52,15 @@ _FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
 _COMMON: Final = ("--quiet", "--no-config", "--no-progress", "--color", "never", "--no-python-downloads")
 _NETWORK: Final = ("UV_*", "*_proxy", "*_PROXY")
 """Variables that uv needs to reach an index, where builds run code that could read them."""
+_OF_FILES: Final = (
+    "UV_FIND_LINKS",
+    "UV_CONSTRAINT",
+    "UV_OVERRIDE",
+    "UV_BUILD_CONSTRAINT",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+"""Variables of the owner's with paths that uv reads."""
 _SECRET: Final = re.compile(r"PASSWORD|TOKEN|USERNAME|KEY")
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
@@ -241,7 +250,8 @@ class _Sandbox:
         self._readable: list[str] = []
         if confine:
             # The endpoint's own files lie around the cache, or the caller has left them out.
-            chosen = [uv.find_uv_bin(), *readable, *([index] if index.startswith("/") else [])]
+            named = re.split(r"[\s,]+", " ".join(os.environ.get(name, "") for name in _OF_FILES))
+            chosen = [uv.find_uv_bin(), *readable, *(each for each in (index, *named) if each.startswith("/"))]
             self._readable = readable_paths(chosen, private=[partial.parent], home=Path.home(), environ={})
 
     def run(self, command: Sequence[str]) -> int:

@@ -295,7 +295,8 @@ class ManagerCore:
             self._queue.add(job)
         else:
             state.waiting.append(job)
-            self._environments_at = 0.0
+            if state.state is State.COLD:
+                self._prepare(state, now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
@@ -388,8 +389,9 @@ class ManagerCore:
         if isinstance(event, Prewarm):
             if event.count or self._environments.get(event.environment.key) is not None:
                 state = self._environments.of(event.environment)
-                state.used_at = now.mono
                 state.prewarm = min(event.count, self._slots + self._warm.extra_workers)
+                if state.prewarm and state.needed(now) is None and state.state is State.COLD:
+                    self._prepare(state, now)
             return
         if (found := self._environments.get(event.key)) is None:
             return
@@ -406,6 +408,11 @@ class ManagerCore:
                     state.preparation_failed(record, now)
                     self._fail_tasks_of(state)
 
+    def _prepare(self, state: EnvironmentState, now: Instant) -> None:
+        self._actions.append(Prepare(state.environment))
+        state.preparing(now, limit_s=self._environment_start_limit_s)
+        self._environments_at = 0.0
+
     def _fail_tasks_of(self, state: EnvironmentState) -> None:
         """Fail the tasks that wait for an environment, if it has failed."""
         if state.state is not State.FAILED or state.record is None:
@@ -421,22 +428,20 @@ class ManagerCore:
         due: list[float] = [now.mono + self._warm.idle_s]
         in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
         for state in self._environments:
-            key, limit_s = state.key, self._environment_start_limit_s
-            if ((state.is_wanted and state.needed(now) is None) or state.waiting) and state.state is State.COLD:
-                self._actions.append(Prepare(state.environment))
-                state.preparing(now, limit_s=limit_s)
+            if state.is_wanted and state.needed(now) is None and state.state is State.COLD:
+                self._prepare(state, now)
             if state.due_at is not None and now.mono >= state.due_at:
                 if state.prepares_again:
-                    self._actions.append(Prepare(state.environment))
-                    state.preparing(now, limit_s=limit_s)
+                    self._prepare(state, now)
                 else:
+                    limit_s = self._environment_start_limit_s
                     words = f"its preparation has taken longer than {limit_s:g} s; at the end {state.text}"
                     record = outcomes.environment_start_failed(state.environment.label, words)
                     state.preparation_failed(record, now)
                     self._fail_tasks_of(state)
-            if state.state is State.READY and key not in in_use and not state.is_wanted:
+            if state.state is State.READY and state.key not in in_use and not state.is_wanted:
                 if now.mono >= state.used_at + self._warm.idle_s:
-                    self._actions.append(Release(key))
+                    self._actions.append(Release(state.key))
                     state.released(now)
                 else:
                     due.append(state.used_at + self._warm.idle_s)
@@ -484,9 +489,11 @@ class ManagerCore:
         worker.yields_to, worker.parked = None, True
         self._free_slots.append((worker.slot, place))
         parked = [each for each in self._workers.values() if each.parked and not each.killed]
-        protected = self._placement.protected()
-        if len(parked) > self._warm.extra_workers:
-            self._evict(self._pool.in_order([each for each in parked if each.worker_id not in protected] or parked)[0])
+        gets_place = any(each.pair == place for each in parked)
+        if len(parked) - gets_place > self._warm.extra_workers:
+            protected = self._placement.protected()
+            least = self._pool.in_order([each for each in parked if each.pair != place])
+            self._evict(next((each for each in least if each.worker_id not in protected), least[0]))
 
     # -- workers -------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ from farcall_endpoint.environments.preparation import (
     confinement_of,
 )
 from farcall_endpoint.environments.runner import Mount
+from farcall_endpoint.environments.template_pool import TemplateChange
+from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_image, for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
@@ -67,8 +69,8 @@ class WorkerProcess:
 
     ``worker_end`` is a copy of the worker's socket: while it is open, packets can be read after the worker's death.
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
-    it. ``container``: the same as ``process``, in an environment; ``ended`` makes sure that nothing is left of it, and
-    returns its last words if the worker did not begin.
+    it. ``container``: the same as ``process``, if it was started for an environment; ``ended`` makes sure that nothing
+    is left of it, and returns its last words if the worker did not begin. ``environment_key``: of its environment.
     """
 
     process: Process
@@ -77,13 +79,16 @@ class WorkerProcess:
     pidfd: int
     output: tuple[int, int]
     namespaced: bool = False
+    environment_key: str = ""
     container: Container | None = None
     ended: Callable[[Container], str] | None = None
 
     @property
     def worker_pid(self) -> int | None:
         """Of the worker itself, where that is another process and is known."""
-        return self.container.worker_pid or None if self.container is not None else None
+        if self.container is not None:
+            return self.container.worker_pid or None
+        return self.pid if isinstance(self.process, ForkedProcess) else None
 
     @property
     def pid(self) -> int:
@@ -99,6 +104,8 @@ class WorkerProcess:
         """Kill what is no descendant of the process that the manager started."""
         if self.container is not None:
             self.container.kill_remote()
+        elif isinstance(self.process, ForkedProcess):
+            self.process.kill()
 
     def tails(self) -> tuple[str, str]:
         """The last bytes of standard output and error of a task that runs or has died; empty if that has made them
@@ -195,6 +202,12 @@ class WorkerLauncher(Protocol):
 
     def serve(self) -> Sequence[Event]:
         """Do what is due, without waiting; what happened to environments."""
+
+    def next_deadline(self) -> float:
+        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+
+    def learn(self, environment_key: str, modules: Sequence[str]) -> None:
+        """Tasks have imported these in an environment."""
 
     @property
     def children(self) -> Collection[int]:
@@ -319,6 +332,14 @@ class FreshProcessLauncher:
         """Do what is due, without waiting; what happened to environments."""
         return [_event(report) for report in self._environments.serve()]
 
+    def next_deadline(self) -> float:
+        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+        return self._environments.next_deadline()
+
+    def learn(self, environment_key: str, modules: Sequence[str]) -> None:
+        """Tasks have imported these in an environment."""
+        self._environments.learn(environment_key, modules)
+
     @property
     def children(self) -> set[int]:
         """Process ids of children that are no workers."""
@@ -354,10 +375,18 @@ class FreshProcessLauncher:
         confine, settings = None, self._settings
         if submitter and self._confinement is not None:
             confine, settings = self._confine_in(environment, outer | own, writable)
+        # Only a confined template may run code of the environment before its forks confine themselves.
+        forks = self._environments.settings.fork and (
+            not submitter
+            or self._confinement is None
+            or confine is not None
+            or environment.type not in CONFINED_OUTSIDE
+        )
+        settings = msgspec.structs.replace(settings, reports_imports=forks)
         channel, worker_end, claims = channel_pair()
         output = (_open_capture_file(), _open_capture_file())
         try:
-            container = self._environments.start(
+            process = self._environments.start(
                 environment,
                 ContainerStart(
                     Boot({**variables, **settings.to_variables()}, str(working_dir), merged=True),
@@ -367,6 +396,8 @@ class FreshProcessLauncher:
                     variables={**outer, **({} if is_image else own)},
                     accelerators=share.accelerators,
                     amd=self._amd,
+                    group=submitter,
+                    fork=forks,
                     private_root=bool(submitter),
                     confine=confine,
                 ),
@@ -377,14 +408,18 @@ class FreshProcessLauncher:
             for descriptor in output:
                 os.close(descriptor)
             raise
+        if isinstance(process, ForkedProcess):
+            pidfd, key = process.pidfd, environment.key
+            return WorkerProcess(process, channel, worker_end, pidfd, output, namespaced=True, environment_key=key)
         return WorkerProcess(
-            container,
+            process,
             channel,
             worker_end,
-            os.pidfd_open(container.pid),
+            os.pidfd_open(process.pid),
             output,
             namespaced=True,
-            container=container,
+            environment_key=environment.key,
+            container=process,
             ended=self._environments.ended,
         )
 
@@ -452,8 +487,10 @@ class FreshProcessLauncher:
         return environment, settings, prefix
 
 
-def _event(report: PreparationReport) -> Event:
+def _event(report: PreparationReport | TemplateChange) -> Event:
     match report:
+        case TemplateChange(environment_key=key, problem=problem):
+            return EnvironmentReady(key, forkable=not problem)
         case Progressed(key=key, text=text):
             return EnvironmentProgress(key, text)
         case Failed(key=key, record=record):

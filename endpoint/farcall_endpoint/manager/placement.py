@@ -27,7 +27,7 @@ from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, Worker
 from farcall_endpoint.prefetch import PrefetchPolicy
 
 _KEPT_STARTS: Final = 4.0
-"""An environment keeps a place at least for so many times what the next one's start takes."""
+"""An environment keeps a place at least for so many times what its start takes."""
 _MARGIN: Final = 1.1
 """A place goes to another environment of a submitter only if its tasks are more by this factor."""
 _LEAST_REVIEW_S: Final = 0.02
@@ -283,7 +283,7 @@ class Placement:
             mine = [worker for worker in mine if worker.pair == giver]
         # else: fewer places than environments, which take turns
         worker = min(mine, key=lambda each: each.turn_began)
-        state = self._environments.get(pair.key)
+        state = self._environments.get(worker.pair.key)
         start_s = 0.0 if state is None else state.expected_start_s
         return self._at_end_of_turn(worker, worker.turn_began + max(TURN_S, _KEPT_STARTS * start_s), now)
 

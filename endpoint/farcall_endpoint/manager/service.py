@@ -48,7 +48,7 @@ from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_
 from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame, SharedBytes
-from farcall_endpoint.worker.channel import MALFORMED, Packet, Sync
+from farcall_endpoint.worker.channel import MALFORMED, NewModules, Packet, Sync
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
@@ -164,6 +164,8 @@ class Manager:
             self._agent.flush()
             self._watch_congestion()
         events += self._receive_from_agent()
+        if time.monotonic() >= self._launcher.next_deadline():
+            events += self._launcher.serve()
         if self._agent_liveness.is_expired(now=time.monotonic()) and not self._agent_lost:
             events.append(self._lose_agent("the agent has been silent for too long"))
         return events
@@ -176,6 +178,7 @@ class Manager:
             deadline = min(deadline, self._measure_at)
         if self._orphans.due_at is not None:
             deadline = min(deadline, self._orphans.due_at)
+        deadline = min(deadline, self._launcher.next_deadline())
         return max(0.0, deadline - time.monotonic())
 
     def _measure(self) -> list[Event]:
@@ -395,7 +398,10 @@ class Manager:
             while (received := worker.process.channel.receive_shared()) is not None:
                 if isinstance(body := received[1], SharedBytes) and not body.memory.is_sealed:
                     raise ValueError("a body in a file that can shrink")
-                packets.append(received)
+                if type(received[0]) is NewModules:
+                    self._launcher.learn(worker.process.environment_key, received[0].names)
+                else:
+                    packets.append(received)
         except BlockingIOError:
             pass
         except MALFORMED as error:

@@ -62,6 +62,9 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
         if task.options.retries and not endpoint.knows_retries:
             endpoint.finish(results.cannot_retry(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
             continue
+        if task.options.environment is not None and task.options.environment.type not in endpoint.containers:
+            endpoint.finish(results.cannot_contain(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
+            continue
         is_ready = task.options.idempotent and task.payload is not None and _has_function(endpoint, session, task)
         stage = Stage.SENT if is_ready else Stage.PREPARING
         endpoint.leases[task.task_id] = Lease.of_leased(leased, stage=stage, expires_at=expires_at)

@@ -100,6 +100,8 @@ class Endpoint:
         self.output = OutputRequests()
         #: It runs signed functions only.
         self.signed_functions = hello.capabilities.signed_functions
+        #: Technologies of environments that it runs; none at agents that do not know environments.
+        self.containers = frozenset(hello.capabilities.containers)
 
         self.context = context
         self.policy = context.policy

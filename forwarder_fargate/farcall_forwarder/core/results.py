@@ -187,6 +187,22 @@ def cannot_retry(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskRes
     return _outdated_agent(task, endpoint_id, attempt, problem)
 
 
+def cannot_contain(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
+    """The result of a task with an environment of a technology that the agent does not report: it would run it outside,
+    or not at all."""
+    environment = task.options.environment
+    assert environment is not None
+    error = ErrorRecord(
+        code=EndpointIncompatible.code,
+        message=f"The task requires environment {environment.label} ({environment.type}), and its endpoint does not "
+        f"run {environment.type} any more.",
+        hint="Submit it to another endpoint, or without the environment.",
+        fault=Fault.PEER,
+        endpoint_id=endpoint_id,
+    )
+    return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
+
+
 def _outdated_agent(task: QueuedTask, endpoint_id: str, attempt: int, problem: str) -> TaskResult:
     error = ErrorRecord(
         code=EndpointIncompatible.code,

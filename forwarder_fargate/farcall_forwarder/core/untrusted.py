@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
-from farcall_common.store.model import EndpointStatus
+from farcall_common.store.model import EndpointStatus, EnvironmentState
 from farcall_common.wire import EndpointReport
 
 #: Characters of one text, entries of one object, and levels of nesting that are kept.
@@ -24,6 +24,10 @@ TRANSITIONS: Final = "task_transitions"
 #: Characters of an endpoint's problem, and of the reason why one attempt of a task failed.
 MAX_PROBLEM: Final = 1000
 MAX_REASON: Final = 1000
+#: Environments that a report may have, and characters of their keys, names and sentences.
+MAX_ENVIRONMENTS: Final = 20
+MAX_KEY: Final = 32
+MAX_LABEL: Final = 200
 #: The detail of the history's entries that have none.
 NO_DETAIL: Final[Mapping[str, Any]] = {}
 _MAX_INTEGER: Final = 2**53
@@ -86,8 +90,10 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
 
 
 def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
-    """An agent's numbers, within the range of an integer column, and its problem. ``now`` is in epoch seconds."""
-    problem = clean_map(report.detail).get("problem")
+    """An agent's numbers, within the range of an integer column, its environments and its problem. ``now`` is in epoch
+    seconds."""
+    detail = clean_map(report.detail)
+    problem, environments = detail.get("problem"), detail.get("environments")
     return EndpointStatus(
         managers=min(report.managers, _MAX_COUNT),
         total_workers=min(report.total_workers, _MAX_COUNT),
@@ -97,7 +103,38 @@ def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
         problem=problem[:MAX_PROBLEM] if isinstance(problem, str) else "",
         blocks=min(report.blocks, _MAX_COUNT),
         pending_blocks=min(report.pending_blocks, _MAX_COUNT),
+        environments=_environments(environments, now=now),
         reported_at=now,
+    )
+
+
+def _environments(value: Any, *, now: float) -> tuple[EnvironmentState, ...]:
+    """The environments of a report, some at most. What is none is left out."""
+    found = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else ()
+    return tuple(_environment(each, now=now) for each in found[:MAX_ENVIRONMENTS])
+
+
+def _environment(value: Mapping[str, Any], *, now: float) -> EnvironmentState:
+    def text(name: str, most: int = MAX_LABEL) -> str:
+        return found[:most] if isinstance(found := value.get(name), str) else ""
+
+    def count(name: str) -> int:
+        return min(found, _MAX_COUNT) if type(found := value.get(name)) is int and found > 0 else 0
+
+    since = value.get("since")
+    since = clean_time(float(since), now=now) if _is_number(since) and since else None
+    return EnvironmentState(
+        key=text("key", MAX_KEY),
+        label=text("label"),
+        type=text("type", MAX_KEY),
+        node=text("node"),
+        warm=count("warm"),
+        busy=count("busy"),
+        starting=count("starting"),
+        forkable=value.get("forkable") is True,
+        text=text("text"),
+        since=since,
+        problem=text("problem", MAX_PROBLEM),
     )
 
 

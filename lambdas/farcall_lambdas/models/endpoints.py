@@ -121,14 +121,16 @@ class EndpointEntry(Shape):
 
 class EndpointRuntime(Shape):
     """Workers of an endpoint, as its agent reported when it last connected: Python version, packages with versions, ids
-    of the serialisation strategies that they read (left out by agents that read all), the operating system, and whether
-    a task whose function raised is run again there (``knows_retries``)."""
+    of the serialisation strategies that they read (left out by agents that read all), the operating system, whether
+    a task whose function raised is run again there (``knows_retries``), and the technologies of environments that they
+    run in (``containers``)."""
 
     python_version: str
     packages: dict[str, Any]
     serializers: Maybe[list[str]] = None
     platform: Maybe[str] = None
     knows_retries: Maybe[bool] = None
+    containers: Maybe[list[str]] = None
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any]) -> EndpointRuntime | None:
@@ -195,15 +197,35 @@ class EndpointDetails(Shape):
     pending_blocks: Maybe[int] = None
 
 
+class EnvironmentEntry(Shape):
+    """An environment on a node of an endpoint. ``key`` is equal for what runs in the same workers. ``warm`` are its
+    idle workers there, ``busy`` those with a task, ``starting`` those that start; with ``forkable`` workers are forked
+    from a template. ``text`` is what happens, since ``since`` (epoch seconds); ``problem`` is why it cannot be started.
+    ``label``, ``text`` and ``problem`` are left out for environments of others, unless you manage the endpoint."""
+
+    key: str
+    type: str
+    node: str
+    warm: int
+    busy: int
+    starting: int
+    forkable: bool
+    label: Maybe[str] = None
+    text: Maybe[str] = None
+    since: Maybe[float] = None
+    problem: Maybe[str] = None
+
+
 class EndpointStatusAnswer(Shape):
     """``status`` is "online" or "offline"; the details are the agent's last report, which came at ``reported_at``
     (epoch seconds), ``age_s`` seconds ago; both are left out if there is none. Changes are reported within a second,
-    and within five seconds if there are many. ``problem`` is for those who may use the endpoint; it is left out if
-    there is none."""
+    and within five seconds if there are many. ``problem`` is for those who may use the endpoint, as ``environments``
+    are; both are left out if there is none."""
 
     status: str
     details: EndpointDetails
     problem: Maybe[str] = None
+    environments: Maybe[list[EnvironmentEntry]] = None
     reported_at: Maybe[float] = None
     age_s: Maybe[float] = None
 
@@ -259,6 +281,9 @@ class Connect(Shape):
     serializers: Strategies | None = None
     platform: Annotated[Text, Field(max_length=200)] = ""
     knows_retries: bool = False
+    containers: Annotated[list[Annotated[Text, Field(max_length=40)]], Field(fail_fast=True, max_length=32)] = Field(
+        default_factory=list
+    )
     worker_share: WorkerShareShape | None = None
     sealing: SealingKeyShape | None = None
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from farcall_lambdas.models.fields import Description, Id, Metadata, Name, Shape, Text, Title, UserBytes, WaitingTasks
+from farcall_lambdas.models.containers import EnvironmentShape
+from farcall_lambdas.models.fields import (
+    Description,
+    Id,
+    Maybe,
+    Metadata,
+    Name,
+    Reference,
+    Shape,
+    Text,
+    Title,
+    UserBytes,
+    WaitingTasks,
+)
 
 Version = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -17,7 +30,9 @@ Signature = Annotated[Text, Field(max_length=8192, pattern="^-----BEGIN SSH SIGN
 
 class RegisterFunction(Shape):
     """``function_code`` is a packed buffer, or source text when ``serialized`` is false. With ``memoize``, calls of the
-    function are memoized unless they say otherwise."""
+    function are memoized unless they say otherwise. ``container`` (id or name of a container of yours; Globus Compute
+    says ``container_uuid``) or ``environment``: in which its calls run unless they name another one. The definition is
+    copied: it stays as it is now, also for others who run the function, and if the container is deleted."""
 
     function_name: Annotated[Title, Field(min_length=1)]
     function_code: Annotated[UserBytes, Field(min_length=1)]
@@ -28,14 +43,17 @@ class RegisterFunction(Shape):
     group: Id | None = None
     ha_endpoint_id: Id | None = None
     memoize: bool = False
+    container: Reference | None = None
+    container_uuid: Reference | None = None
+    environment: EnvironmentShape | None = None
     signature: Signature | None = None
 
 
 class UpdateFunction(Shape):
-    """Fields that are left out stay as they are. Other code or ``meta`` make a new version, which has the ``meta``
-    given and no other. Another name or other code end the ``signature``, unless a new one is given. ``waiting_tasks``:
-    whether open tasks of others that would be refused now are cancelled ("cancel", the default if the function is made
-    private) or may still run ("keep")."""
+    """Fields that are left out stay as they are. Other code, ``meta``, ``container`` or ``environment`` make a new
+    version, which has the ``meta`` given and no other; an empty ``container`` means none. Another name or other code
+    end the ``signature``, unless a new one is given. ``waiting_tasks``: whether open tasks of others that would be
+    refused now are cancelled ("cancel", the default if the function is made private) or may still run ("keep")."""
 
     function_name: Annotated[Title, Field(min_length=1)] | None = None
     function_code: Annotated[UserBytes, Field(min_length=1)] | None = None
@@ -44,16 +62,21 @@ class UpdateFunction(Shape):
     meta: Metadata | None = None
     public: bool | None = None
     memoize: bool | None = None
+    container: Reference | Literal[""] | None = None
+    environment: EnvironmentShape | None = None
     signature: Signature | None = None
     waiting_tasks: WaitingTasks | None = None
 
 
 class FunctionRegistered(Shape):
+    """``environment``: the label of the one that its calls run in; left out if it has none."""
+
     function_uuid: str
+    environment: Maybe[str] = None
 
 
 class FunctionUpdated(FunctionRegistered):
-    """``version`` is the newest one: a new one if code or ``meta`` changed."""
+    """``version`` is the newest one: a new one if code, ``meta`` or the environment changed."""
 
     version: int
 

@@ -11,7 +11,8 @@ from pydantic import Base64Bytes, Field, create_model, model_validator
 from farcall_common.limits import MAX_OUTPUT_TASKS
 from farcall_common.retries import MAX_NAME_CHARACTERS, MAX_NAMES, NAME_PATTERN
 from farcall_common.task_options import TaskOptions
-from farcall_lambdas.models.endpoints import EndpointDetails
+from farcall_lambdas.models.containers import EnvironmentShape
+from farcall_lambdas.models.endpoints import EndpointDetails, EnvironmentEntry
 from farcall_lambdas.models.fields import (
     Id,
     Ids,
@@ -53,6 +54,7 @@ _OWN_RULES: Final = frozenset(
         "max_attempts",
         "retry_on",
         "container",
+        "environment",
         "result_serializers",
         "resource_specification",
         "user_endpoint_config",
@@ -98,8 +100,10 @@ class _SubmitOptions(_PlainOptions):
     With ``memoize``, a task whose function and payload have the bytes of an earlier one of yours that succeeded gets
     its result at once; null leaves it to the function. ``retries`` is how often a task runs again after its function
     raised an exception of a class in ``retry_on`` (``module.Class``; without it, any), first after about
-    ``retry_delay_s``. ``num_nodes``, ``ranks_per_node``, ``num_ranks``,
-    ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in ``resource_specification`` instead."""
+    ``retry_delay_s``. The tasks run in ``container`` (id or name of a container of yours) or ``environment``, one of
+    the two; else in the environment of their function, else in the endpoint's own Python. ``num_nodes``,
+    ``ranks_per_node``, ``num_ranks``, ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in
+    ``resource_specification`` instead."""
 
     task_group_id: Id | None = None
     create_queue: bool | None = None
@@ -110,6 +114,7 @@ class _SubmitOptions(_PlainOptions):
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     retry_on: Annotated[list[ClassName], Field(fail_fast=True, max_length=MAX_NAMES)] | None = None
     container: Reference | None = None
+    environment: EnvironmentShape | None = None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -119,9 +124,14 @@ class _SubmitOptions(_PlainOptions):
     def options(self) -> TaskOptions:
         """The options of the tasks; the resource specification of Globus Compute's programs is translated.
 
-        :raises ValueError: for a value there that an option cannot have.
+        :raises ValueError: for a value there that an option cannot have, and for two environments.
         """
+        environment = None if self.environment is None else self.environment.environment()
+        # Clients send both, the name for releases of the API that know no environments.
+        if environment is not None and self.container not in (None, environment.reference):
+            raise ValueError("container and environment: a task has one environment")
         given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
+        given["environment"] = environment
         given |= {name: tuple(given[name] or ()) for name in ("result_serializers", "retry_on")}
         return TaskOptions(**given).translated()
 
@@ -180,7 +190,8 @@ class TaskAnswer(Shape):
     finished.
 
     ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stages of the task.
-    ``result_serializers`` are those of the submit, if there are any.
+    ``result_serializers`` are those of the submit, if there are any. ``environment`` is the name of that in which it
+    runs, or technology and place.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
@@ -202,6 +213,7 @@ class TaskAnswer(Shape):
     timings: Maybe[dict[str, float]] = None
     result_serializers: Maybe[list[str]] = None
     retry_of: Maybe[str] = None
+    environment: Maybe[str] = None
 
 
 class BatchStatus(Shape):
@@ -335,9 +347,9 @@ class TaskEvents(Shape):
 
 
 class WhyEndpoint(Shape):
-    """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is the one
-    that it reported. ``details`` and ``problem`` are as of ``reported_at`` (epoch seconds), ``age_s`` seconds ago; both
-    are left out if it has not reported yet."""
+    """The endpoint of a task. ``seen_at`` is its last heartbeat, in epoch seconds; ``problem`` is the one that it
+    reported; ``environments`` are the states of the task's environment by node. ``details`` and ``problem`` are as of
+    ``reported_at`` (epoch seconds), ``age_s`` seconds ago; both are left out if it has not reported yet."""
 
     endpoint_id: str
     name: str
@@ -347,6 +359,7 @@ class WhyEndpoint(Shape):
     problem: str
     reported_at: Maybe[float] = None
     age_s: Maybe[float] = None
+    environments: Maybe[list[EnvironmentEntry]] = None
 
 
 class WhyAnswer(Shape):

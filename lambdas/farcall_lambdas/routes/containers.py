@@ -60,6 +60,8 @@ def _entry(container: Container) -> ContainerEntry:
         name=container.name,
         type=container.technology,
         location=container.image,
+        requirements=list(container.requirements),
+        preload=None if container.preload is None else list(container.preload),
         description=container.description,
         created_at=container.created_at.timestamp() if container.created_at else None,
     )

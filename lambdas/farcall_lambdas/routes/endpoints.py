@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
 from farcall_common.errors import Unsupported
-from farcall_common.store.model import Endpoint
+from farcall_common.store.model import Endpoint, EnvironmentState
 from farcall_lambdas.models.endpoints import (
     AllowedFunctions,
     Connect,
@@ -20,6 +20,7 @@ from farcall_lambdas.models.endpoints import (
     EndpointRegisteredV2,
     EndpointRuntime,
     EndpointStatusAnswer,
+    EnvironmentEntry,
     ForwarderEntry,
     OpenStream,
     QueueInfo,
@@ -108,10 +109,12 @@ def delete_endpoint(endpoint_id: Id, call: CurrentCall) -> Removed:
 @router.get("/v2/endpoints/<endpoint_id>/status", summary="Whether an endpoint is online", tags=["endpoints"])
 def get_endpoint_status(endpoint_id: Id, call: CurrentCall) -> EndpointStatusAnswer:
     endpoint = call.services.endpoints.get(call.identity, endpoint_id)
+    shown = call.services.endpoints.environments(call.identity, endpoint)
     return EndpointStatusAnswer(
         status=call.services.endpoints.state(endpoint).value,
         details=endpoint_details(endpoint),
         problem=call.services.endpoints.problem(call.identity, endpoint),
+        environments=[environment_entry(each, is_whole=is_whole) for each, is_whole in shown] or None,
         reported_at=endpoint.status.reported_at,
         age_s=call.services.endpoints.report_age_s(endpoint),
     )
@@ -181,6 +184,23 @@ def endpoint_details(endpoint: Endpoint) -> EndpointDetails:
         outstanding_tasks=status.outstanding_tasks,
         managers=status.managers,
         **blocks,
+    )
+
+
+def environment_entry(state: EnvironmentState, *, is_whole: bool) -> EnvironmentEntry:
+    """An environment on a node; ``is_whole``: with its names and sentences."""
+    return EnvironmentEntry(
+        key=state.key,
+        type=state.type,
+        node=state.node,
+        warm=state.warm,
+        busy=state.busy,
+        starting=state.starting,
+        forkable=state.forkable,
+        label=state.label if is_whole else None,
+        text=(state.text or None) if is_whole else None,
+        since=state.since,
+        problem=(state.problem or None) if is_whole else None,
     )
 
 

@@ -24,6 +24,7 @@ from farcall_lambdas.models.functions import (
     VersionEntry,
 )
 from farcall_lambdas.routes.call import CurrentCall, new_router
+from farcall_lambdas.services.functions import environment_of
 
 router = new_router()
 
@@ -35,7 +36,7 @@ _GLOBUS_METADATA: Final[Mapping[str, None]] = {"python_version": None, "sdk_vers
 @router.post("/v2/functions", summary="Register a function", tags=["functions"])
 def register_function(body: RegisterFunction, call: CurrentCall) -> FunctionRegistered:
     function = call.services.functions.register(call.identity, body)
-    return FunctionRegistered(function_uuid=function.function_id)
+    return FunctionRegistered(function_uuid=function.function_id, environment=_environment(function))
 
 
 @router.get("/v3/functions", summary="Search your functions, newest first", tags=["functions"])
@@ -75,7 +76,8 @@ def delete_function(
 @router.put("/v3/functions/<function_id>", summary="Change a function of yours, or add a version", tags=["functions"])
 def update_function(function_id: Id, body: UpdateFunction, call: CurrentCall) -> FunctionUpdated:
     function = call.services.functions.update(call.identity, function_id, body)
-    return FunctionUpdated(function_uuid=function.function_id, version=function.version)
+    environment = _environment(function)
+    return FunctionUpdated(function_uuid=function.function_id, version=function.version, environment=environment)
 
 
 @router.get("/v3/functions/<function>", summary="Find a function by id, version or alias", tags=["functions"])
@@ -127,6 +129,11 @@ def _entry(function: Function) -> FunctionEntry:
         metadata=dict(function.metadata),
         created_at=_epoch_s(function),
     )
+
+
+def _environment(function: Function) -> str | None:
+    found = environment_of(function)
+    return found.label if found else None
 
 
 def _alias(alias: FunctionAlias) -> AliasEntry:

@@ -41,12 +41,12 @@ from farcall_lambdas.models.tasks import (
     WhyEndpoint,
 )
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router
-from farcall_lambdas.routes.endpoints import endpoint_details
+from farcall_lambdas.routes.endpoints import endpoint_details, environment_entry
 from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.limits import ENTRIES_PER_TOKEN
 from farcall_lambdas.services.output import NO_ANSWER, Output
 from farcall_lambdas.services.results import TaskView
-from farcall_lambdas.services.why import Situation, Why
+from farcall_lambdas.services.why import Situation, Why, environment_states
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -267,6 +267,7 @@ def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
         timings=dict(task.timings),
         result_serializers=list(task.options.result_serializers) or None,
         retry_of=task.retry_of,
+        environment=task.options.environment.label if task.options.environment else None,
     )
 
 
@@ -397,4 +398,5 @@ def _why_endpoint(situation: Situation) -> WhyEndpoint | None:
         problem=endpoint.status.problem,
         reported_at=endpoint.status.reported_at,
         age_s=endpoint.status.age_s(now=situation.now.timestamp()),
+        environments=[environment_entry(each, is_whole=True) for each in environment_states(situation)] or None,
     )

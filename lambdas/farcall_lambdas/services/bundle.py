@@ -81,7 +81,7 @@ class Services:
         return cls(
             account=AccountService(context),
             containers=containers,
-            functions=FunctionService(context, withdrawals),
+            functions=FunctionService(context, withdrawals, containers),
             endpoints=endpoints,
             sharing=sharing,
             submit=submit,

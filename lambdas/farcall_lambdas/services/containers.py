@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farcall_common.errors import Conflict, ContainerUnknown
+from farcall_common.environments import Environment
+from farcall_common.errors import Conflict, ContainerUnknown, InvalidRequest
 from farcall_common.store.model import Container, Quota, Quotable
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
@@ -21,10 +22,15 @@ class ContainerService(Service):
         :raises Conflict: for the name of a different container of the caller.
         :raises QuotaExceeded: over the number of containers.
         """
-        owner_id, container_id = identity.identity_id, new_id()
+        owner_id, container_id, definition = identity.identity_id, new_id(), wanted.environment()
         known = self._stores.functions.find_container(owner_id, wanted.name) if wanted.name else None
         if known is not None:
-            if (known.technology, known.image) != (wanted.type, wanted.location):
+            if (known.technology, known.image, known.requirements, known.preload) != (
+                definition.type,
+                definition.location,
+                definition.requirements,
+                definition.preload,
+            ):
                 raise Conflict(
                     f"You have a different container named {known.name} already.",
                     hint="Choose another name, or delete that one first.",
@@ -34,12 +40,14 @@ class ContainerService(Service):
             container_id=container_id,
             owner_id=owner_id,
             name=wanted.name or container_id,
-            technology=wanted.type,
-            image=wanted.location,
+            technology=definition.type,
+            image=definition.location,
             description=wanted.description,
             created_at=self._now(),
+            requirements=definition.requirements,
+            preload=definition.preload,
         )
-        about = {"name": container.name, "image": container.image}
+        about = {"name": container.name, "image": container.image or " ".join(container.requirements)}
         done = self._entry(identity, "container.register", container.container_id, **about)
         self._storage.check()
         quota = Quota(Quotable.CONTAINER, owner_id, self._settings.max_containers)
@@ -60,10 +68,27 @@ class ContainerService(Service):
             raise ContainerUnknown(f"You have no container {reference}{kind}.")
         return found
 
+    def environment(self, identity: Identity, reference: str) -> tuple[str, Environment]:
+        """Id and definition of a container of the caller, by id or name.
+
+        :raises ContainerUnknown: if there is none.
+        :raises InvalidRequest: for one of an earlier release that cannot be an environment.
+        """
+        container = self.get(identity, reference)
+        try:
+            return container.container_id, container.environment()
+        except ValueError as error:
+            raise InvalidRequest(
+                f"Container {container.name} cannot be used: {error}.",
+                hint="Delete it, and register it as it should be.",
+            ) from error
+
     def newest(self, identity: Identity, *, limit: int) -> Sequence[Container]:
         """The caller's containers, newest first; as many as fit an answer."""
         found = self._stores.functions.list_containers(identity.identity_id, limit=limit)
-        return self._fitting(found, shown=lambda each: (each.name, each.image, each.description))
+        return self._fitting(
+            found, shown=lambda each: (each.name, each.image, each.description, each.requirements, each.preload)
+        )
 
     def delete(self, identity: Identity, reference: str) -> None:
         """Delete a container of the caller. Tasks that were submitted with it keep it.

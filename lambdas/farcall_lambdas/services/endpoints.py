@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from aws_lambda_powertools import Logger
 
 from farcall_common.errors import Forbidden, InvalidRequest, NotFound, Unavailable, Unsupported
 from farcall_common.store import Stores
-from farcall_common.store.model import Endpoint, EndpointKey, Quota, Quotable, Right, Task
+from farcall_common.store.model import Endpoint, EndpointKey, EnvironmentState, Quota, Quotable, Right, Task
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.states import EndpointState, Reporter
 from farcall_lambdas.identity import Identity
@@ -235,13 +236,32 @@ class EndpointService(Service):
     def problem(self, identity: Identity, endpoint: Endpoint) -> str | None:
         """The problem that an endpoint reported; None if there is none, or if the caller may not use the endpoint: it
         quotes the scheduler."""
-        if not endpoint.status.problem:
-            return None
-        try:
-            self._access.endpoint(identity, endpoint.endpoint_id, Right.USE)
-        except Forbidden:
+        if not endpoint.status.problem or not self._permits(identity, endpoint.endpoint_id, Right.USE):
             return None
         return endpoint.status.problem
+
+    def environments(self, identity: Identity, endpoint: Endpoint) -> Sequence[tuple[EnvironmentState, bool]]:
+        """The environments that an endpoint reported, each with whether the caller may read its name and what is said
+        of it: who manages the endpoint may, others of their own containers. None for a caller who may not use it."""
+        states = endpoint.status.environments
+        if not states:
+            return ()
+        rights = [right for right in (Right.USE, Right.MANAGE) if self._permits(identity, endpoint.endpoint_id, right)]
+        if not rights:
+            return ()
+        own: set[str] = set()
+        if Right.MANAGE not in rights:
+            for container in self._stores.functions.list_containers(identity.identity_id):
+                with contextlib.suppress(ValueError):
+                    own.add(container.environment().key)
+        return [(state, Right.MANAGE in rights or state.key in own) for state in states]
+
+    def _permits(self, identity: Identity, endpoint_id: str, right: Right) -> bool:
+        try:
+            self._access.endpoint(identity, endpoint_id, right)
+        except Forbidden:
+            return False
+        return True
 
     def workers(self, endpoint_id: str) -> Mapping[str, str]:
         """Workers of an endpoint as reported when it last connected, with Globus Compute's keys."""

@@ -8,16 +8,24 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
+from farcall_common.environments import Environment
 from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
 from farcall_common.store.model import SIGNATURE, Function, FunctionAlias, Quota, Quotable, Right
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
+from farcall_lambdas.models.containers import EnvironmentShape
 from farcall_lambdas.models.fields import WaitingTasks
 from farcall_lambdas.models.functions import PutAlias, RegisterFunction, UpdateFunction
 from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.services.withdrawal import WithdrawalService
+
+#: Key in a function's metadata: the environment of its calls.
+ENVIRONMENT: Final = "task_environment"
 
 #: Attempts to number a version, when another one is added at the same moment.
 _ATTEMPTS: Final = 5
@@ -26,14 +34,16 @@ _ATTEMPTS: Final = 5
 class FunctionService(Service):
     """Functions of the caller, and those of others that the caller may run."""
 
-    def __init__(self, context: Context, withdrawals: WithdrawalService) -> None:
+    def __init__(self, context: Context, withdrawals: WithdrawalService, containers: ContainerService) -> None:
         super().__init__(context)
         self._withdrawals = withdrawals
+        self._containers = containers
 
     def register(self, identity: Identity, wanted: RegisterFunction) -> Function:
         """Register a function under a new id.
 
-        :raises InvalidRequest: for sharing that could not be enforced.
+        :raises InvalidRequest: for sharing that could not be enforced, and for two environments.
+        :raises ContainerUnknown: if the caller has no such container.
         :raises PayloadTooLarge: for a body over the payload limit.
         :raises QuotaExceeded: over the number or bytes of functions.
         """
@@ -42,6 +52,9 @@ class FunctionService(Service):
                 "A function cannot be registered for a group or bound to a high-assurance endpoint.",
                 hint="Leave out group and ha_endpoint_id; `farcall functions share` shares the function afterwards.",
             )
+        if wanted.container and wanted.container_uuid:
+            raise InvalidRequest("container and container_uuid are the same field.", hint="Leave container_uuid out.")
+        environment = self._environment(identity, wanted.container or wanted.container_uuid, wanted.environment)
         body = self._body(wanted.function_name, wanted.function_code, serialized=wanted.serialized)
         function = Function(
             function_id=new_id(),
@@ -51,7 +64,9 @@ class FunctionService(Service):
             body_hash=hashlib.sha256(body).hexdigest(),
             description=wanted.description,
             public=wanted.public,
-            metadata=_metadata(wanted.meta or {}, memoize=wanted.memoize, signature=wanted.signature),
+            metadata=_metadata(
+                wanted.meta or {}, memoize=wanted.memoize, signature=wanted.signature, environment=environment
+            ),
             created_at=self._now(),
         )
         done = self._entry(identity, "function.register", function.function_id, name=function.name)
@@ -76,7 +91,7 @@ class FunctionService(Service):
     def _update(self, identity: Identity, function_id: str, wanted: UpdateFunction) -> Function:
         for _ in range(_ATTEMPTS):
             newest = self._access.function(identity, function_id, Right.MANAGE)
-            updated = self._updated(newest, wanted)
+            updated = self._updated(identity, newest, wanted)
             if (updated.body_hash, updated.metadata) == (newest.body_hash, newest.metadata):
                 done = self._entry(identity, "function.update", function_id, owner_id=newest.owner_id)
                 self._stores.functions.audited(done).update_function(updated)
@@ -168,12 +183,15 @@ class FunctionService(Service):
         if withdrawal is not None:
             self._withdrawals.carry_out(withdrawal)
 
-    def _updated(self, newest: Function, wanted: UpdateFunction) -> Function:
+    def _updated(self, identity: Identity, newest: Function, wanted: UpdateFunction) -> Function:
         name = wanted.function_name or newest.name
         body = newest.body
         if wanted.function_code is not None:
             body = self._body(name, wanted.function_code, serialized=wanted.serialized)
         memoize = newest.metadata.get(MEMOIZE) is True if wanted.memoize is None else wanted.memoize
+        environment = self._environment(identity, wanted.container, wanted.environment)
+        if environment is None and wanted.container != "":
+            environment = environment_of(newest)
         metadata = newest.metadata if wanted.meta is None else wanted.meta
         metadata = {key: value for key, value in metadata.items() if key != MEMOIZE}
         body_hash = hashlib.sha256(body).hexdigest()
@@ -187,8 +205,18 @@ class FunctionService(Service):
             body_hash=body_hash,
             description=newest.description if wanted.description is None else wanted.description,
             public=newest.public if wanted.public is None else wanted.public,
-            metadata=_metadata(metadata, memoize=memoize, signature=signature),
+            metadata=_metadata(metadata, memoize=memoize, signature=signature, environment=environment),
         )
+
+    def _environment(
+        self, identity: Identity, container: str | None, given: EnvironmentShape | None
+    ) -> Environment | None:
+        """The environment that a request names: a copy of the caller's container, or the one that it defines."""
+        if container and given is not None:
+            raise InvalidRequest("container and environment: a function has one environment.", hint="Leave one out.")
+        if given is not None:
+            return given.environment()
+        return self._containers.environment(identity, container)[1] if container else None
 
     def _body(self, name: str, code: str, *, serialized: bool) -> bytes:
         body = (code if serialized else _packed_source(name, code)).encode()
@@ -211,10 +239,23 @@ class FunctionService(Service):
         )
 
 
-def _metadata(given: Mapping[str, Any], *, memoize: bool, signature: str | None) -> Mapping[str, Any]:
+def environment_of(function: Function) -> Environment | None:
+    """The environment that a version of a function was registered with; None if it has none."""
+    found = function.metadata.get(ENVIRONMENT)
+    return None if found is None else msgspec.convert(found, Environment)
+
+
+def _metadata(
+    given: Mapping[str, Any], *, memoize: bool, signature: str | None, environment: Environment | None
+) -> Mapping[str, Any]:
     """The metadata of a version: what was given, and what else the service keeps with it."""
-    kept = {key: value for key, value in given.items() if key != SIGNATURE}
-    return {**kept, **({MEMOIZE: True} if memoize else {}), **({SIGNATURE: signature} if signature else {})}
+    own = {
+        MEMOIZE: memoize,
+        SIGNATURE: signature,
+        ENVIRONMENT: None if environment is None else environment.to_json(),
+    }
+    kept = {key: value for key, value in given.items() if key not in (SIGNATURE, ENVIRONMENT)}
+    return kept | {key: value for key, value in own.items() if value}
 
 
 def _unknown_alias(name: str) -> FunctionUnknown:

@@ -34,12 +34,12 @@ class Memo:
     def marked(self, task: Task) -> Task:
         """The task with its key.
 
-        The endpoint is part of it. So are the serialisation strategies of the result: another form of the result is
-        another result.
+        The endpoint is part of it, and the environment, whatever its name. So are the serialisation strategies of the
+        result: another form of the result is another result.
         """
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
         options = task.options
-        environment = [f"container {options.container}"] if options.container else []
+        environment = [f"environment {options.environment.key}"] if options.environment else []
         parts = [task.endpoint_id, task.function_hash, payload, *environment, *options.result_serializers]
         return msgspec.structs.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from aws_lambda_powertools import Logger
 
+from farcall_common.environments import Environment
 from farcall_common.errors import (
     EndpointIncompatible,
     FunctionNotPermitted,
@@ -31,7 +32,6 @@ from farcall_common.store.model import (
     MAX_QUEUED_BYTES,
     AuditEntry,
     BlobRef,
-    Container,
     Endpoint,
     Function,
     QueuedTask,
@@ -49,6 +49,7 @@ from farcall_lambdas.services.allowances import AllowanceService
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.containers import ContainerService
+from farcall_lambdas.services.functions import environment_of
 from farcall_lambdas.services.limits import Memory, Room, check_count
 from farcall_lambdas.services.memo import Memo, is_memoized
 
@@ -91,7 +92,7 @@ class SubmitService(Service):
         :param retry_of: the task that they retry.
         :raises InvalidRequest: for a request that contradicts itself; its subclass PayloadTooLarge over a limit.
         :raises NotFound: for an unknown function, endpoint or blob.
-        :raises InvalidRequest: also for a function or a container that the endpoint cannot run.
+        :raises InvalidRequest: also for a function or an environment that the endpoint cannot run.
         :raises Forbidden: for what the caller may not use, or the endpoint does not allow.
         :raises TaskIdReused: for a task id that already names another task.
         :raises AllowanceExceeded: for more than the caller's allowance on the endpoint.
@@ -104,25 +105,24 @@ class SubmitService(Service):
         given_ids = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
         endpoint, functions, existing = self._access.submission(identity, endpoint_id, list(wanted.tasks), given_ids)
         _check_allowed(endpoint, functions)
-        _check_runnable(endpoint, functions)
         _check_retries(endpoint, options)
-        if options.container is not None:
-            container = self._containers.get(identity, options.container)
-            _check_container(endpoint, container)
-            options = msgspec.structs.replace(options, container=container.container_id)
         allowance = self._allowances.of(identity, endpoint)
         options = self._allowances.limited(allowance, options)
+        options_of = self._in_environments(identity, options, functions)
+        _check_environments(endpoint, functions, options_of)
+        _check_runnable(endpoint, functions, options_of)
         payloads, uploads = self._payloads(identity, wanted)
         spans = _spans(wanted)
 
         group_id = wanted.task_group_id or _group_of(existing, identity) or new_id()
-        make_task = self._template(identity, endpoint_id, group_id, options, retry_of)
+        make_task = self._template(identity, endpoint_id, group_id, retry_of)
         tasks = [
             make_task(
                 task_id=task_id,
                 function_id=functions[reference].function_id,
                 function_version=functions[reference].version,
                 function_hash=functions[reference].body_hash,
+                options=options_of[reference],
                 payload=payload if isinstance(payload, bytes) else None,
                 payload_ref=payload if isinstance(payload, BlobRef) else None,
                 traceparent=span,
@@ -165,6 +165,27 @@ class SubmitService(Service):
         memoized = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoizing]
         return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, memoized=memoized)
 
+    def _in_environments(
+        self, identity: Identity, options: TaskOptions, functions: Mapping[str, Function]
+    ) -> Mapping[str, TaskOptions]:
+        """The options of the tasks by function: with the environment that the submit names, else that of the function.
+        Functions with the same environment share one object: the store writes it once.
+
+        :raises ContainerUnknown: if the caller has no such container.
+        """
+        called = options
+        if options.environment is not None:
+            called = options.within(options.environment)
+        elif options.container is not None:
+            container_id, environment = self._containers.environment(identity, options.container)
+            called = options.within(environment, container=container_id)
+        found: dict[str, TaskOptions] = {}
+        by_environment: dict[Environment, TaskOptions] = {}
+        for reference, function in functions.items():
+            own = environment_of(function) if called.environment is None else None
+            found[reference] = called if own is None else by_environment.setdefault(own, called.within(own))
+        return found
+
     def _task_ids(self, wanted: Submit, options: TaskOptions) -> Mapping[str, Sequence[str]]:
         """The ids of the tasks: the caller's, checked to run parallel to the payloads, or new ones."""
         count = sum(map(len, wanted.tasks.values()))
@@ -205,7 +226,7 @@ class SubmitService(Service):
         return payloads, uploads
 
     def _template(
-        self, identity: Identity, endpoint_id: str, group_id: str, options: TaskOptions, retry_of: str | None
+        self, identity: Identity, endpoint_id: str, group_id: str, retry_of: str | None
     ) -> Callable[..., Task]:
         """Makes tasks of one submit from the fields in which they differ."""
         now = self._clock()
@@ -214,7 +235,6 @@ class SubmitService(Service):
             task_group_id=group_id,
             owner_id=identity.identity_id,
             endpoint_id=endpoint_id,
-            options=options,
             submitted_at=dt.datetime.fromtimestamp(now, dt.UTC),
             timings={"submitted_at": now},
             retry_of=retry_of,
@@ -267,10 +287,14 @@ def was_dispatched(task: Task) -> bool:
 
 
 def _queued_bytes(tasks: Sequence[Task]) -> int:
-    """About as many bytes as these tasks of one submit have in the queue: they differ in their payloads."""
-    without = msgspec.structs.replace(QueuedTask.of(tasks[0]), payload=None)
+    """About as many bytes as these tasks of one submit have in the queue: they differ in their payloads, and in their
+    options if their functions have environments."""
+    sizes: dict[int, int] = {}
+    for task in tasks:
+        if id(task.options) not in sizes:
+            sizes[id(task.options)] = len(pack(msgspec.structs.replace(QueuedTask.of(task), payload=None)))
     payloads = sum(len(task.payload or b"") for task in tasks if len(task.payload or b"") <= MAX_QUEUED_BYTES)
-    return len(tasks) * len(pack(without)) + payloads
+    return sum(sizes[id(task.options)] for task in tasks) + payloads
 
 
 def queue_tasks(stores: Stores, tasks: Sequence[Task]) -> int:
@@ -293,24 +317,50 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
             )
 
 
-def _check_container(endpoint: Endpoint, container: Container) -> None:
-    """A task for a container never runs outside of it: an endpoint that reports no containers has none."""
+def _check_environments(
+    endpoint: Endpoint, functions: Mapping[str, Function], options_of: Mapping[str, TaskOptions]
+) -> None:
+    """A task never runs outside of its environment: an endpoint that reports no technologies runs none.
+
+    On an endpoint that runs certain functions only, an environment of the caller's would be a way to run other code.
+
+    :raises EndpointIncompatible: if the endpoint does not run the technology.
+    :raises FunctionNotPermitted: for an environment that is not the function's own, where functions are restricted.
+    """
     runs = _runtime(endpoint).get("containers")
-    if not isinstance(runs, list) or container.technology not in runs:
-        offer = f"runs {', '.join(map(str, runs))}" if isinstance(runs, list) and runs else "runs no containers"
-        wanted = f"container {container.name} ({container.technology})"
-        raise EndpointIncompatible(
-            f"The tasks require {wanted}, and endpoint {endpoint.name} {offer}.",
-            hint="Submit without the container, or choose an endpoint whose workers run in that environment.",
-        )
+    runs = list(map(str, runs)) if isinstance(runs, list) else []
+    for reference, options in options_of.items():
+        environment = options.environment
+        if environment is None:
+            continue
+        if environment.type not in runs:
+            offer = f"runs {', '.join(runs)}" if runs else "runs no containers"
+            raise EndpointIncompatible(
+                f"The tasks require container {environment.label} ({environment.type}), and endpoint {endpoint.name} "
+                f"{offer}.",
+                hint="Submit without the container, or choose an endpoint whose workers run in that environment.",
+            )
+        function = functions[reference]
+        own = environment_of(function)
+        if endpoint.allowed_functions is not None and (own is None or own.key != environment.key):
+            raise FunctionNotPermitted(
+                f"Endpoint {endpoint.name} runs certain functions only, each in its own environment: function "
+                f"{function.name} does not run in {environment.label} there.",
+                hint="Submit without the container.",
+            ).of(endpoint.endpoint_id, owner_id=endpoint.owner_id)
 
 
-def _check_runnable(endpoint: Endpoint, functions: Mapping[str, Function]) -> None:
-    """Compare the Python versions, if the function is byte code of one and the endpoint has reported its own."""
+def _check_runnable(
+    endpoint: Endpoint, functions: Mapping[str, Function], options_of: Mapping[str, TaskOptions]
+) -> None:
+    """Compare the Python versions, if the function is byte code of one and the endpoint has reported its own. That of
+    an environment is not known here."""
     reported = str(_runtime(endpoint).get("python_version", ""))
     runs = ".".join(reported.split(".")[:2])
-    for function in functions.values():
+    for reference, function in functions.items():
         wanted = function.metadata.get("byte_code_of_python")
+        if options_of[reference].environment is not None:
+            continue
         if runs and isinstance(wanted, str) and wanted != runs:
             raise EndpointIncompatible(
                 f"Function {function.name} ({function.function_id}) is byte code of Python {wanted}, and endpoint "

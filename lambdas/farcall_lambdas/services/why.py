@@ -6,12 +6,12 @@ import dataclasses
 import datetime as dt
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.durations import ago, span
 from farcall_common.errors import Unavailable
-from farcall_common.store.model import Endpoint, EndpointStatus, QueuePosition, QueueState, Task
+from farcall_common.store.model import Endpoint, EndpointStatus, EnvironmentState, QueuePosition, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
@@ -30,6 +30,10 @@ class Reason(enum.StrEnum):
     """Its function raised, and it waits to be run again."""
     STARTING = "STARTING"
     """Its worker is being started."""
+    ENVIRONMENT_STARTING = "ENVIRONMENT_STARTING"
+    """Its environment is being prepared, or a worker in it started."""
+    ENVIRONMENT_PROBLEM = "ENVIRONMENT_PROBLEM"
+    """Its environment could not be started."""
     ENDPOINT_DELETED = "ENDPOINT_DELETED"
     """Its endpoint is not registered any more."""
     ENDPOINT_NEVER_SEEN = "ENDPOINT_NEVER_SEEN"
@@ -143,6 +147,8 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
         case TaskState.RUNNING if situation.online:
             return Reason.RUNNING, f"The task has been running for {ago} (attempt {task.attempt})."
         case TaskState.WAITING_FOR_LAUNCH if situation.online:
+            if found := _of_the_environment(situation):
+                return found
             return Reason.STARTING, f"The worker of the task has been starting for {ago} (attempt {task.attempt})."
         case TaskState.WAITING_FOR_NODES if situation.online and "retry" in situation.detail:
             return _before_retry(situation)
@@ -187,12 +193,56 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
         most = situation.position.limit
         running = "one running task, and it has one" if most == 1 else f"{most} running tasks, and it has as many"
         return Reason.ALLOWANCE, f"Your allowance on endpoint {endpoint.name} is {running}; {waits}."
+    if found := _of_the_environment(situation):
+        return found
     if status.total_workers == 0:
         return Reason.NO_WORKERS, f"{name} {_without_workers(status)}{as_of}; {waits}."
     if status.idle_workers == 0:
         workers = "its worker is" if status.total_workers == 1 else f"all {status.total_workers} workers are"
         return Reason.WORKERS_BUSY, f"{name} is online, and {workers} busy{as_of}; {waits}."
     return None
+
+
+def environment_states(situation: Situation) -> Sequence[EnvironmentState]:
+    """What the endpoint of a task reports of the task's environment, by node; none if the task has none."""
+    environment, endpoint = situation.task.options.environment, situation.endpoint
+    if environment is None or endpoint is None or not situation.online:
+        return ()
+    return [each for each in endpoint.status.environments if each.key == environment.key]
+
+
+def _of_the_environment(situation: Situation) -> _Answer | None:
+    """For a task whose environment has no idle worker: what the endpoint says of it."""
+    environment, states = situation.task.options.environment, environment_states(situation)
+    if environment is None or not states or any(each.warm for each in states):
+        return None
+    label, as_of, waits = environment.label, _as_of(situation), _waits(situation)
+    starting = [each for each in states if each.starting or (each.text and not each.problem)]
+    if starting:
+        first = min(starting, key=lambda each: each.since or math.inf)
+        since_s = None if first.since is None else situation.now.timestamp() - first.since
+        doing = ", ".join(filter(None, (first.text, "" if since_s is None else f"{span(since_s)} so far")))
+        text = f"The task waits for environment {label} to start {_where(starting, first)}"
+        return Reason.ENVIRONMENT_STARTING, f"{text}{': ' if doing else ''}{doing}{as_of}; {waits}."
+    busy = sum(each.busy for each in states)
+    if busy:
+        workers = f"the only worker of environment {label} is"
+        if busy > 1:
+            workers = f"all {busy} workers of environment {label} are"
+        name = situation.endpoint.name if situation.endpoint else ""
+        return Reason.WORKERS_BUSY, f"Endpoint {name} is online, and {workers} busy{as_of}; {waits}."
+    failed = next((each for each in states if each.problem), None)
+    if failed is not None:
+        where, problem = _where([each for each in states if each.problem], failed), failed.problem.rstrip(".")
+        return Reason.ENVIRONMENT_PROBLEM, f"Environment {label} cannot start {where}: {problem}{as_of}; {waits}."
+    return None
+
+
+def _where(states: Sequence[EnvironmentState], first: EnvironmentState) -> str:
+    """The nodes of an environment, in a sentence."""
+    node = f"on node {first.node}" if first.node else "on a node"
+    others = len(states) - 1
+    return node if not others else f"{node} and {others} more"
 
 
 def _without_workers(status: EndpointStatus) -> str:

@@ -9,6 +9,7 @@ import typer
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_json
 from farcall_common.console import instant, new_group, show_fields, show_table
+from farcall_common.environments import TYPES
 
 app = new_group("Environments for your tasks.")
 
@@ -27,23 +28,46 @@ def list_(
     if as_json:
         show_json(found)
         return
-    keys = ("container_uuid", "name", "type", "location")
-    rows = [(*(each[key] for key in keys), instant(each["created_at"])) for each in found]
-    show_table(("container", "name", "type", "image", "registered"), rows, empty="You have no containers.")
+    rows = [
+        (
+            *(each[key] for key in ("container_uuid", "name", "type")),
+            each["location"] or " ".join(each.get("requirements", ())),
+            instant(each["created_at"]),
+        )
+        for each in found
+    ]
+    columns = ("container", "name", "type", "image or packages", "registered")
+    show_table(columns, rows, empty="You have no containers.")
 
 
 @app.command()
 def register(
     context: typer.Context,
-    image: Annotated[str, typer.Argument(help="The image, in the form of its type: a reference or a path.")],
-    type_: Annotated[str, typer.Option("--type", help="docker, podman, apptainer, singularity, ...")] = "docker",
+    image: Annotated[
+        str,
+        typer.Argument(help="The image, in the form of its type: a reference or a path. None with --requirement."),
+    ] = "",
+    type_: Annotated[
+        str, typer.Option("--type", help=f"{', '.join(TYPES)}; default: docker, with --requirement uv.")
+    ] = "",
     name: Annotated[str, typer.Option(help="Its name; default: its id.")] = "",
     description: Annotated[str, typer.Option(help="Its description.")] = "",
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="A module that workers load before their first task. Repeatable."),
+    ] = None,
+    requirement: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE", help="A package that the endpoint installs, as pip takes it. Repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register a container and show its id."""
+    """Register an environment for tasks and functions, and show its id."""
+    type_ = type_ or ("uv" if requirement else "docker")
     with connected(context) as client:
-        container_id = client.register_container(image, type_, name, description)
+        container_id = client.register_container(
+            image, type_, name, description, preload=preload or None, requirements=requirement or None
+        )
     if as_json:
         show_json({"container_id": container_id})
     else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -84,13 +85,16 @@ def list_(
 
 @app.command()
 def show(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = False) -> None:
-    """Show an endpoint."""
+    """Show an endpoint, and the environments that it has now."""
     with connected(context) as client:
-        found = client.get_endpoint(resolve_endpoint(client, endpoint))
+        endpoint_id = resolve_endpoint(client, endpoint)
+        found = client.get_endpoint(endpoint_id)
+        environments = client.get_endpoint_status(endpoint_id).get("environments") or []
     if as_json:
-        show_json(found)
-    else:
-        show_fields({name.replace("_", " "): value for name, value in found.items()})
+        show_json({**found, "environments": environments} if environments else found)
+        return
+    show_fields({name.replace("_", " "): value for name, value in found.items()})
+    _show_environments(environments)
 
 
 @app.command()
@@ -125,6 +129,41 @@ def _show_status(found: Mapping[str, Any]) -> None:
     age_s = found.get("age_s")
     problem = {"problem": text} if (text := found.get("problem")) else {}
     show_fields({"status": found["status"], **problem, "as of": None if age_s is None else ago(age_s), **numbers})
+    _show_environments(found.get("environments") or ())
+
+
+def _show_environments(environments: Sequence[Mapping[str, Any]]) -> None:
+    """The environments of an endpoint by node, if it reports any."""
+    if not environments:
+        return
+    rows = [
+        (
+            each.get("label") or f"{each['type']} {each['key']}",
+            each["node"],
+            each["warm"],
+            each["busy"],
+            each["starting"],
+            _readiness(each),
+            _activity(each),
+        )
+        for each in environments
+    ]
+    typer.echo()
+    show_table(("environment", "node", "warm", "busy", "starting", "next start", "what it does"), rows)
+
+
+def _readiness(environment: Mapping[str, Any]) -> str:
+    """How the next task of an environment starts on a node."""
+    if environment["warm"]:
+        return "warm"
+    return "forked" if environment["forkable"] else "cold"
+
+
+def _activity(environment: Mapping[str, Any]) -> str:
+    if problem := environment.get("problem"):
+        return f"problem: {problem}"
+    since, text = environment.get("since"), environment.get("text") or ""
+    return f"{text}, {duration(max(0.0, time.time() - since))} so far" if text and since else text
 
 
 @app.command()

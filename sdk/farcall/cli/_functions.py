@@ -13,6 +13,7 @@ from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, FullIds, show_json, shown_ids
 from farcall.cli._sharing import Shareable, add_sharing
 from farcall_common.console import instant, new_group, show_fields, show_table
+from farcall_common.environments import Environment
 from farcall_common.errors import InvalidRequest
 
 app = new_group("Your registered functions.")
@@ -45,6 +46,14 @@ SignWith = Annotated[
     typer.Option(
         metavar="KEY", help="Sign it, with the file of an SSH private key, or of a public key in an ssh-agent."
     ),
+]
+Container = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|ID", help="A container of yours in which calls run unless they name another one."),
+]
+Requirement = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PACKAGE", help="A package that the endpoint installs for calls. Repeatable."),
 ]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 FunctionIds = Annotated[list[str], typer.Argument(metavar="FUNCTION...", autocompletion=completes("functions"))]
@@ -86,7 +95,7 @@ def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) 
         show_json(found | whole)
         return
     metadata = dict(found["metadata"])
-    signature = metadata.pop("ssh_signature", None)
+    signature, environment = metadata.pop("ssh_signature", None), metadata.pop("task_environment", None)
     show_fields(
         {
             "function": found["function_uuid"],
@@ -94,6 +103,7 @@ def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) 
             "name": found["function_name"],
             "description": found["description"],
             **{name.replace("_", " "): value for name, value in metadata.items()},
+            "environment": Environment.of(environment).label if environment else None,
             "signed": "yes" if signature else "no",
             "size": f"{len(whole['function_code'])} bytes",
         }
@@ -110,6 +120,8 @@ def register(
     memoize: Annotated[
         bool, typer.Option("--memoize", help="Memoize: answer equal calls with the first result.")
     ] = False,
+    container: Container = None,
+    requirement: Requirement = None,
     sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,7 +129,14 @@ def register(
     loaded = load_function(function)
     with connected(context) as client:
         function_id = client.register_function(
-            loaded, name=name, description=description, public=public, memoize=memoize, sign_with=sign_with
+            loaded,
+            name=name,
+            description=description,
+            public=public,
+            memoize=memoize,
+            container=container,
+            requirements=requirement or None,
+            sign_with=sign_with,
         )
     remember("functions", [function_id])
     if as_json:
@@ -140,6 +159,11 @@ def update(
         bool | None,
         typer.Option("--memoize/--no-memoize", help="Whether equal calls are answered with the first result."),
     ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|ID", help="The container in which calls run; '' for none."),
+    ] = None,
+    requirement: Requirement = None,
     sign_with: SignWith = None,
     as_json: AsJson = False,
 ) -> None:
@@ -153,6 +177,8 @@ def update(
             description=description,
             public=public,
             memoize=memoize,
+            container=container,
+            requirements=requirement or None,
             sign_with=sign_with,
         )
     if as_json:

@@ -65,6 +65,13 @@ RetryOn = Annotated[
         help="Retry only this exception, such as OSError or module.Error. May be given several times.",
     ),
 ]
+Container = Annotated[
+    str | None, typer.Option(metavar="NAME|ID", help="Run it in a container of yours (see `farcall containers ls`).")
+]
+Requirement = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PACKAGE", help="Run it with a package that the endpoint installs. Repeatable."),
+]
 Output = Annotated[
     bool, typer.Option("--output", help="Show what the function prints, on standard error, while it runs.")
 ]
@@ -84,11 +91,13 @@ def run(
     walltime: Walltime = None,
     retries: Retries = None,
     retry_on: RetryOn = None,
+    container: Container = None,
+    requirement: Requirement = None,
     output: Output = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a Python function on an endpoint and show its result."""
-    options = _options(walltime, retries, retry_on)
+    options = _options(walltime, retries, retry_on, container, requirement)
     called = _with_options(load_function(function), options)
     args, named = [parse_argument(each) for each in arguments or ()], parse_kwargs(kwargs)
     _check(called, [(args, named)])
@@ -135,6 +144,8 @@ def map_(
     walltime: Walltime = None,
     retries: Retries = None,
     retry_on: RetryOn = None,
+    container: Container = None,
+    requirement: Requirement = None,
     output: Output = False,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +154,7 @@ def map_(
     The line of a call that failed is null; its error is written to standard error. With --json each line is an object
     with index, task_id and either result or error.
     """
-    options = _options(walltime, retries, retry_on)
+    options = _options(walltime, retries, retry_on, container, requirement)
     called = _with_options(load_function(function), options)
     calls = [_as_call(value, unpack=unpack) for value in _values(inputs)]
     _check(called, calls)
@@ -170,7 +181,13 @@ def map_(
         raise typer.Exit(FAILED)
 
 
-def _options(walltime_s: float | None, retries: int | None, retry_on: list[str] | None) -> OwnOptionsDict:
+def _options(
+    walltime_s: float | None,
+    retries: int | None,
+    retry_on: list[str] | None,
+    container: str | None,
+    requirements: list[str] | None,
+) -> OwnOptionsDict:
     """The options that the command line has.
 
     :raises InvalidRequest: for a value that an option cannot have.
@@ -182,6 +199,10 @@ def _options(walltime_s: float | None, retries: int | None, retry_on: list[str] 
         options["retries"] = retries
     if retry_on:
         options["retry_on"] = retry_on
+    if container:
+        options["container"] = container
+    if requirements:
+        options["requirements"] = requirements
     try:
         TaskOptions.of(**options)
     except ValueError as error:

@@ -49,7 +49,7 @@ _EXPORTED: Final = (
 )
 
 #: Those of `tasks show` that its JSON has, with what the worker reported.
-_KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "attempt", "retry of")
+_KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "environment", "attempt", "retry of")
 
 State = Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")]
 OnEndpoint = Annotated[
@@ -131,6 +131,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "task group": task.task_group_id,
         "endpoint": task.endpoint_id,
         "function": task.function_id,
+        "environment": task.environment,
         "attempt": task.attempt,
         "submitted": instant(times.get("submitted_at")),
         "started": instant(times.get("started_at")),

@@ -272,7 +272,7 @@ class FakeCloud:
         group_id = body.get("task_group_id") or str(uuid.uuid4())
         ids = body.get("task_ids") or {key: [str(uuid.uuid4()) for _ in each] for key, each in body["tasks"].items()}
         tasks = []
-        self._registry.check_container(body.get("container"))
+        self._registry.check_environments(body)
         for reference, payloads in body["tasks"].items():
             function = self._registry.function(reference)
             function_id = function["function_uuid"]

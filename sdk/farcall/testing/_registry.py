@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from farcall_common.environments import Environment
 from farcall_common.errors import Conflict, ContainerUnknown, EndpointIncompatible, FunctionUnknown, InvalidRequest
 
 Json = dict[str, Any]
@@ -58,12 +59,27 @@ class Registry:
         versions = self._functions.get(function_id)
         return str(versions[-1]["function_name"]) if versions else None
 
-    def check_container(self, reference: str | None) -> None:
-        """The endpoint runs calls in this process, and so none in a container."""
-        if reference is not None:
-            container = self._find_container({}, reference)
-            wanted = f"container {container['name']} ({container['type']})"
-            raise EndpointIncompatible(f"The tasks ask for {wanted}, and endpoint fake runs no containers.")
+    def check_environments(self, body: Json) -> None:
+        """The endpoint runs calls in this process, and so none in an environment."""
+        if given := self._environment(body):
+            wanted = [given]
+        else:
+            metadata = [self.function(reference)["metadata"] for reference in body["tasks"]]
+            wanted = [Environment.of(each[_ENVIRONMENT]) for each in metadata if _ENVIRONMENT in each]
+        for each in wanted:
+            raise EndpointIncompatible(
+                f"The tasks require container {each.label} ({each.type}), and endpoint fake runs no containers."
+            )
+
+    def _environment(self, body: Json) -> Environment | None:
+        """The environment that a request names, if it names one."""
+        try:
+            if given := body.get("environment"):
+                return Environment.of(given)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        reference = body.get("container") or body.get("container_uuid")
+        return _definition(self._find_container({}, reference)) if reference else None
 
     def quotas(self) -> Json:
         """Use of each quota."""
@@ -83,13 +99,18 @@ class Registry:
             "description": body.get("description"),
             "public": body.get("public", False),
         }
-        self._functions[function_id] = [shared | _version(1, body["function_code"], _metadata(body))]
-        return {"function_uuid": function_id}
+        environment = self._environment(body)
+        self._functions[function_id] = [shared | _version(1, body["function_code"], _metadata(body, environment))]
+        return {"function_uuid": function_id, **_shown(environment)}
 
     def _update_function(self, body: Json, function_id: str) -> Json:
         newest = self.function(function_id)
         shared = {name: body[name] for name in ("function_name", "description", "public") if body.get(name) is not None}
-        metadata = _metadata({"memoize": newest["metadata"].get("memoize", False), "meta": newest["metadata"]} | body)
+        environment = self._environment(body)
+        if environment is None and body.get("container") != "" and _ENVIRONMENT in newest["metadata"]:
+            environment = Environment.of(newest["metadata"][_ENVIRONMENT])
+        kept = {"memoize": newest["metadata"].get("memoize", False), "meta": newest["metadata"]}
+        metadata = _metadata(kept | body, environment)
         code = str(body.get("function_code", newest["function_code"]))
         former = newest["metadata"].get("ssh_signature")
         if former and "signature" not in body and (newest | shared)["function_name"] == newest["function_name"]:
@@ -99,7 +120,7 @@ class Registry:
             versions.append(newest | _version(len(versions) + 1, code, metadata))
         for version in versions:
             version |= shared
-        return {"function_uuid": function_id, "version": len(versions)}
+        return {"function_uuid": function_id, "version": len(versions), **_shown(environment)}
 
     def _list_functions(self, query: Json) -> Json:
         search, limit = query.get("search", "").lower(), int(query.get("limit", 100))
@@ -156,18 +177,22 @@ class Registry:
     def _register_container(self, body: Json) -> Json:
         container_id = str(uuid.uuid4())
         known = next((each for each in self._containers.values() if each["name"] == body.get("name")), None)
-        if known is not None:
-            if (known["type"], known["location"]) != (body["type"], body["location"]):
-                raise Conflict(f"there is a container named {known['name']} already")
-            return {"container_id": known["container_uuid"]}
-        self._containers[container_id] = {
+        container = {
             "container_uuid": container_id,
             "name": body.get("name") or container_id,
             "type": body["type"],
-            "location": body["location"],
+            "location": body.get("location", ""),
+            "requirements": body.get("requirements") or [],
+            "preload": body.get("preload"),
             "description": body.get("description"),
             "created_at": time.time(),
         }
+        definition = _definition(container)
+        if known is not None:
+            if _definition(known).key != definition.key:
+                raise Conflict(f"there is a container named {known['name']} already")
+            return {"container_id": known["container_uuid"]}
+        self._containers[container_id] = container
         return {"container_id": container_id}
 
     def _list_containers(self, query: Json) -> Json:
@@ -194,11 +219,29 @@ class Registry:
 
 
 _SEARCHED = ("function_name", "description")
+#: Key in a function's metadata.
+_ENVIRONMENT = "task_environment"
 
 
-def _metadata(body: Mapping[str, Any]) -> Json:
-    kept = {key: value for key, value in (body.get("meta") or {}).items() if key not in ("memoize", "ssh_signature")}
+def _definition(container: Mapping[str, Any]) -> Environment:
+    """The environment that a container is."""
+    name = "" if container["name"] == container["container_uuid"] else container["name"]
+    fields = {field: container[field] for field in ("type", "location", "requirements", "preload")}
+    try:
+        return Environment.of({**fields, "name": name})
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _shown(environment: Environment | None) -> Json:
+    return {"environment": environment.label} if environment else {}
+
+
+def _metadata(body: Mapping[str, Any], environment: Environment | None) -> Json:
+    own = ("memoize", "ssh_signature", _ENVIRONMENT)
+    kept = {key: value for key, value in (body.get("meta") or {}).items() if key not in own}
     kept |= {"memoize": True} if body.get("memoize") else {}
+    kept |= {_ENVIRONMENT: environment.to_json()} if environment else {}
     return kept | ({"ssh_signature": body["signature"]} if body.get("signature") else {})
 
 

@@ -1,0 +1,516 @@
+"""Tasks and environments: where they go, how many workers that takes, and what becomes of those that nobody can run."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farcall_common.environments import Environment
+from farcall_common.errors import ConfigurationError, ErrorRecord
+from farcall_common.task_options import TaskOptions
+from farcall_common.wire import TaskSpec, TaskState
+from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.nodes import image_check
+from farcall_endpoint.agent.scheduling import (
+    POLICIES,
+    EnvironmentDemand,
+    EnvironmentLoad,
+    Lifetime,
+    ManagerLoad,
+    OwnPolicy,
+    Placed,
+    SchedulingPolicy,
+    load_policy,
+)
+from farcall_endpoint.agent.tasks import Stage, Task
+from farcall_endpoint.agent.warming import WarmingAwarePolicy
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import EnvironmentStatus, Finished, Progress
+from tests.support.agent import CoreDriver, Turn
+
+SCI = Environment(type="apptainer", location="/images/sci.sif", name="sci")
+ML = Environment(type="apptainer", location="/images/ml.sif", name="ml")
+OWN = ""
+WORKS = {"apptainer": ""}
+HASH = "f" * 64
+
+
+def tasks_of(environment: Environment | None, count: int, **options: Any) -> list[Task]:
+    label = "own" if environment is None else environment.label
+    return [
+        Task(
+            number,
+            TaskSpec(f"{label}{number}", 1, "", HASH, TaskOptions(environment=environment, **options), 0),
+            1,
+            Stage.QUEUED,
+            0.0,
+        )
+        for number in range(count)
+    ]
+
+
+def load(name: str, *, slots: int = 4, free: int | None = None, **environments: EnvironmentLoad) -> ManagerLoad:
+    keys = {"sci": SCI.key, "ml": ML.key}
+    here = {keys[label]: each for label, each in environments.items()}
+    return ManagerLoad(name, slots, slots if free is None else free, types=WORKS, environments=here)
+
+
+def place(
+    tasks: Sequence[Task], managers: Sequence[ManagerLoad], *, depth: int = 0, now: float = 0.0, **demand: Any
+) -> dict[str, int]:
+    """How many tasks each manager gets."""
+    placed = WarmingAwarePolicy(random.Random(1)).place(
+        tasks, managers, depth=depth, now=now, environments=demands(tasks, managers, depth=depth, **demand)
+    )
+    return Counter(manager_id for _, manager_id in placed)
+
+
+def demands(
+    tasks: Iterable[Task],
+    managers: Iterable[ManagerLoad],
+    *,
+    depth: int = 0,
+    run_s: float | None = None,
+    since: float = 0.0,
+) -> dict[str, EnvironmentDemand]:
+    waiting = Counter(task.environment_key for task in tasks)
+    found = {task.environment_key: task.spec.options.environment for task in tasks}
+    sent = Counter({key: sum(m.environments.get(key, EnvironmentLoad()).sent for m in managers) for key in waiting})
+    return {key: EnvironmentDemand(found[key], waiting[key], sent[key], since, run_s, depth) for key in waiting}
+
+
+# -- the policy --------------------------------------------------------------------------------------------------------
+
+
+def test_the_manager_with_the_most_idle_workers_comes_first() -> None:
+    managers = [load("cold"), load("one", sci=EnvironmentLoad(1)), load("three", sci=EnvironmentLoad(3))]
+    assert place(tasks_of(SCI, 2), managers, run_s=0.01) == {"three": 2}
+    managers = [load("cold"), load("one", sci=EnvironmentLoad(1)), load("three", sci=EnvironmentLoad(3))]
+    assert place(tasks_of(SCI, 4), managers, run_s=0.01) == {"three": 3, "one": 1}
+
+
+def test_of_an_unknown_environment_one_worker_is_started_at_first() -> None:
+    managers = [load(name) for name in "abc"]
+    assert sum(place(tasks_of(SCI, 100), managers).values()) == 1
+    managers = [load(name) for name in "abc"]
+    assert sum(place(tasks_of(SCI, 100), managers, now=31.0).values()) == 4, "a start that takes long is not waited for"
+
+
+def test_long_tasks_get_every_worker_and_short_ones_wait_for_a_warm_one() -> None:
+    managers = [load("a", sci=EnvironmentLoad(1, start_s=2.0)), load("b")]
+    assert place(tasks_of(SCI, 20), managers, run_s=60.0) == {"a": 4, "b": 4}
+    managers = [load("a", sci=EnvironmentLoad(1, start_s=2.0)), load("b")]
+    assert place(tasks_of(SCI, 20), managers, run_s=0.01) == {"a": 1}
+
+
+def test_a_fork_comes_before_a_cold_start() -> None:
+    managers = [load("cold", slots=8), load("forking", sci=EnvironmentLoad(forkable=True, start_s=0.02))]
+    assert place(tasks_of(SCI, 3), managers, run_s=1.0) == {"forking": 3}
+
+
+def test_never_where_it_cannot_run() -> None:
+    managers = [
+        ManagerLoad("without", 4, 4),
+        ManagerLoad("refuses", 4, 4, types={"apptainer": "no user namespaces"}),
+        ManagerLoad("pod", 4, 4, types=WORKS, image=ML.key),
+        load("failing", sci=EnvironmentLoad(problem="no such image")),
+        load("able"),
+    ]
+    assert place(tasks_of(SCI, 20), managers, run_s=60.0) == {"able": 4}
+    assert set(place(tasks_of(None, 8) + tasks_of(ML, 1), managers, run_s=60.0)) <= {
+        "without",
+        "refuses",
+        "failing",
+        "able",
+        "pod",
+    }
+
+
+def test_where_it_fails_on_all_nodes_a_manager_answers() -> None:
+    managers = [ManagerLoad("without", 4, 4), load("failing", sci=EnvironmentLoad(problem="no such image"))]
+    assert place(tasks_of(SCI, 2), managers) == {"failing": 1}
+
+
+def test_a_pod_serves_its_image_and_nothing_else() -> None:
+    pods = [ManagerLoad("sci", 2, 2, image=SCI.key), ManagerLoad("ml", 2, 2, image=ML.key), ManagerLoad("own", 2, 2)]
+    placed = WarmingAwarePolicy(random.Random(1)).place(
+        waiting := [*tasks_of(SCI, 5), *tasks_of(ML, 5), *tasks_of(None, 5)],
+        pods,
+        depth=0,
+        now=0.0,
+        environments=demands(waiting, pods),
+    )
+    assert Counter((task.spec.options.environment, name) for task, name in placed) == {
+        (SCI, "sci"): 2,
+        (ML, "ml"): 2,
+        (None, "own"): 2,
+    }
+
+
+def test_short_tasks_wait_behind_those_of_their_own_environment_only() -> None:
+    managers = [load("ml", free=0, ml=EnvironmentLoad(4, sent=4)), load("sci", free=2, sci=EnvironmentLoad(2, sent=2))]
+    managers[1].slots = managers[1].free = 2
+    managers[1].free = 0
+    assert place(tasks_of(SCI, 20), managers, depth=3, run_s=0.01) == {"sci": 6}
+    assert place(tasks_of(SCI, 20, idempotent=False), managers, depth=3, run_s=0.01) == {}
+
+
+def test_two_environments_that_alternate_do_not_take_each_others_workers() -> None:
+    managers = [load("m", free=1, sci=EnvironmentLoad(2, sent=2), ml=EnvironmentLoad(2, sent=1))]
+    placed = WarmingAwarePolicy(random.Random(1)).place(
+        waiting := [*tasks_of(SCI, 6), *tasks_of(ML, 3)],
+        managers,
+        depth=0,
+        now=0.0,
+        environments=demands(waiting, managers, run_s=2.0),
+    )
+    assert [task.spec.options.environment for task, _ in placed] == [ML]
+
+
+def test_an_environment_without_a_worker_gets_one_although_another_has_tasks_for_all() -> None:
+    managers = [load("m", free=1, sci=EnvironmentLoad(4, sent=3))]
+    placed = WarmingAwarePolicy(random.Random(1)).place(
+        waiting := [*tasks_of(SCI, 100), *tasks_of(ML, 1)],
+        managers,
+        depth=0,
+        now=0.0,
+        environments=demands(waiting, managers, run_s=2.0),
+    )
+    assert [task.spec.options.environment for task, _ in placed] == [ML]
+
+
+loads_of = st.builds(
+    EnvironmentLoad,
+    ready=st.integers(0, 4),
+    starting=st.integers(0, 2),
+    forkable=st.booleans(),
+    problem=st.sampled_from(["", "", "broken"]),
+    start_s=st.none() | st.floats(0, 100),
+    sent=st.integers(0, 4),
+)
+
+
+@settings(max_examples=200)
+@given(
+    managers=st.lists(
+        st.tuples(
+            st.integers(0, 6),
+            st.dictionaries(st.sampled_from([SCI.key, ML.key]), loads_of),
+            st.sampled_from([WORKS, {}, {"apptainer": "it does not"}]),
+            st.sampled_from(["", "", SCI.key]),
+            st.none() | st.just(Lifetime(50.0)),
+        ),
+        max_size=5,
+    ),
+    counts=st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)),
+    walltime_s=st.none() | st.sampled_from([10.0, 100.0]),
+    idempotent=st.booleans(),
+    depth=st.integers(0, 4),
+    run_s=st.none() | st.floats(0, 1000),
+    policy=st.sampled_from(sorted(POLICIES)),
+)
+def test_each_task_is_placed_once_where_it_can_run_and_the_loads_are_right(
+    managers: list[tuple[int, dict[str, EnvironmentLoad], dict[str, str], str, Lifetime | None]],
+    counts: tuple[int, int, int],
+    walltime_s: float | None,
+    idempotent: bool,
+    depth: int,
+    run_s: float | None,
+    policy: str,
+) -> None:
+    loads = [
+        ManagerLoad(f"m{number}", slots, slots - sum(each.sent for each in here.values()), lifetime, kinds, image, here)
+        for number, (slots, here, kinds, image, lifetime) in enumerate(managers)
+    ]
+    before = {each.manager_id: each.free for each in loads}
+    waiting = [
+        task
+        for environment, count in zip((None, SCI, ML), counts, strict=True)
+        for task in tasks_of(environment, count, walltime_s=walltime_s, idempotent=idempotent)
+    ]
+    random.Random(0).shuffle(waiting)
+    placed = load_policy(policy, random.Random(0)).place(
+        iter(waiting), loads, depth=depth, now=0.0, environments=demands(waiting, loads, depth=depth, run_s=run_s)
+    )
+    assert len({id(task) for task, _ in placed}) == len(placed)
+    assert [task for task, _ in placed] == [task for task in waiting if task in {each for each, _ in placed}]
+    by_id = {each.manager_id: each for each in loads}
+    for task, manager_id in placed:
+        assert by_id[manager_id].refusal(task.spec.options.environment) == ""
+        assert by_id[manager_id].lasts(walltime_s, now=0.0)
+    given_to = Counter(manager_id for _, manager_id in placed)
+    assert {name: before[name] - given_to[name] for name in before} == {each.manager_id: each.free for each in loads}
+
+
+# -- a policy of the user's own ----------------------------------------------------------------------------------------
+
+
+class Last:
+    """All to the last manager."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def place(
+        self,
+        tasks: Iterable[Task],
+        managers: Sequence[ManagerLoad],
+        *,
+        depth: int,
+        now: float,
+        environments: Mapping[str, EnvironmentDemand],
+    ) -> Placed:
+        room = managers[-1].room(depth)
+        managers[-1].free = -99  # only a copy
+        return [(task, managers[-1].manager_id) for task in list(tasks)[:room]]
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    made = types.ModuleType("my_policies")
+    monkeypatch.setitem(sys.modules, "my_policies", made)
+    return made
+
+
+def test_a_policy_of_ones_own(module: types.ModuleType) -> None:
+    module.Last = Last  # type: ignore[attr-defined]
+    policy = load_policy("my_policies:Last", random.Random(1))
+    loads = [ManagerLoad("a", 2, 2), ManagerLoad("b", 2, 2)]
+    assert [name for _, name in policy.place(tasks_of(None, 5), loads, depth=0, now=0.0)] == ["b", "b"]
+    assert [each.free for each in loads] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("warming-awere", "no policy 'warming-awere'.*Did you mean 'warming-aware'"),
+        ("no_such_module_here:Policy", "no_such_module_here cannot be imported"),
+        ("my_policies:Missing", "my_policies has no class 'Missing'"),
+        ("my_policies:Wrong", "is no policy: TypeError"),
+        ("my_policies:NoPlace", "is no policy: AttributeError"),
+    ],
+)
+def test_what_is_no_policy_is_refused_in_a_sentence(module: types.ModuleType, spec: str, says: str) -> None:
+    class Wrong:
+        def __init__(self, rng: random.Random) -> None:
+            pass
+
+        def place(self, tasks: object) -> None:
+            pass
+
+    module.Wrong, module.NoPlace = Wrong, lambda rng: rng  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=f"(?s){says}"):
+        load_policy(spec, random.Random(1))
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        lambda _, __: 1 / 0,
+        lambda tasks, _: [(tasks[0], "nobody")],
+        lambda tasks, managers: [(tasks[0], managers[0].manager_id)] * 2,
+        lambda tasks, managers: [(each, managers[0].manager_id) for each in tasks],
+        lambda tasks, managers: [(tasks[0], managers[1].manager_id)],
+        lambda _, __: 7,
+    ],
+)
+def test_nonsense_of_a_policy_is_logged_once_and_its_turn_is_the_defaults(
+    nonsense: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mad:
+        def place(self, tasks: Any, managers: Any, **_: Any) -> Any:
+            return nonsense(tasks, managers)
+
+    policy: SchedulingPolicy = OwnPolicy(Mad(), WarmingAwarePolicy(random.Random(1)), name="my:Mad")
+    for _ in range(2):
+        loads = [ManagerLoad("a", 2, 2), ManagerLoad("pod", 2, 2, image=SCI.key)]
+        placed = policy.place(tasks_of(None, 5), loads, depth=0, now=0.0)
+        assert [name for _, name in placed][:2] == ["a", "a"] or not placed
+    assert len(caplog.records) == 1
+    assert "my:Mad" in caplog.text
+
+
+# -- the core ----------------------------------------------------------------------------------------------------------
+
+
+def core_with(**options: Any) -> CoreDriver:
+    prefetch = PrefetchPolicy(horizon_s=0.1, limit=8)
+    core = CoreDriver(
+        AgentCore(
+            endpoint_id="e",
+            policy=WarmingAwarePolicy(random.Random(1)),
+            slots_hint=1,
+            prefetch=prefetch,
+            window=PrefetchPolicy(horizon_s=1.0, limit=0),
+            max_window=1000,
+            **options,
+        )
+    )
+    core.opened()
+    core.accept(functions=[HASH])
+    core.decide(now=0.0)
+    return core
+
+
+def manager(core: CoreDriver, name: str, *, types: Mapping[str, str] = WORKS, image: str = "", slots: int = 4) -> None:
+    core.manager_registered(name, slots=slots, node=f"node-{name}", types=types, image=image)
+    core.progress(name, Progress(workers=slots, idle_workers=slots))
+
+
+def submit(core: CoreDriver, environment: Environment | None, count: int, *, now: float = 0.0) -> Turn:
+    core.accept(*(task.spec for task in tasks_of(environment, count)))
+    return core.decide(now=now)
+
+
+def ids(turn: Turn) -> dict[str, list[str]]:
+    return {name: [task.task_id for task in tasks] for name, tasks in turn.orders.items()}
+
+
+def test_tasks_wait_for_managers_and_fail_once_none_can_run_their_environment() -> None:
+    core = core_with()
+    assert not submit(core, SCI, 2).finished
+    manager(core, "m", types={"apptainer": "apptainer is not installed", "podman": ""})
+    turn = core.decide(now=1.0)
+    assert len(turn.finished) == 2
+    result = turn.finished[0].result
+    assert result is not None
+    assert result.state is TaskState.FAILED
+    assert result.error is not None
+    record = ErrorRecord.from_json(result.error)
+    assert record.code == "CONTAINER_UNSUPPORTED"
+    assert record.message == "No node of this endpoint can run environment sci: apptainer is not installed."
+    assert core.core.waiting_reasons(1.0) == []
+
+
+def test_a_second_start_is_worth_it_only_when_tasks_turn_out_to_be_long() -> None:
+    core = core_with()
+    manager(core, "a")
+    manager(core, "b")
+    first = ids(submit(core, SCI, 12))
+    assert sum(map(len, first.values())) == 1
+    [name] = first
+    starting = EnvironmentStatus(SCI.key, "sci", "apptainer", starting=1, text="converts the image", since=1.0)
+    core.progress(name, Progress(workers=3, idle_workers=3, environments=(starting,)))
+    assert ids(core.decide(now=1.0)) == {}
+    assert core.core.waiting_reasons(41.0) == [
+        {
+            "environment": "sci",
+            "waiting_tasks": 11,
+            "why": f"waits for environment sci to start on node node-{name}: converts the image, 40 s so far",
+        }
+    ]
+    busy = EnvironmentStatus(SCI.key, "sci", "apptainer", busy=1, start_s=2.0)
+    core.progress(name, Progress(workers=4, idle_workers=3, environments=(busy,)))
+    core.decide(now=2.0)
+    deadline = core.next_deadline()
+    assert deadline is not None
+    assert deadline <= 2.2, "time alone changes what is best"
+    later = ids(core.decide(now=8.0))
+    assert sum(map(len, later.values())) == 7, "all slots are used"
+
+
+def test_short_tasks_stay_with_the_worker_that_is_warm() -> None:
+    core = core_with()
+    manager(core, "a")
+    manager(core, "b")
+    turn = submit(core, SCI, 12)
+    [(name, [task])] = turn.orders.items()
+    warm = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=1, start_s=2.0)
+    done = Finished(task.task_id, TaskState.SUCCESS, 0, None, 2.0, 2.001)
+    core.progress(name, Progress((done,), workers=4, idle_workers=4, environments=(warm,)), [b"r"])
+    assert {name: len(each) for name, each in ids(core.decide(now=2.1)).items()} == {name: 9}
+
+
+def test_the_report_has_what_is_interesting_first() -> None:
+    core = core_with()
+    manager(core, "a")
+    statuses = [
+        EnvironmentStatus("k1", "cold", "apptainer"),
+        EnvironmentStatus("k2", "busy", "apptainer", busy=2, warm=1),
+        EnvironmentStatus("k3", "broken", "apptainer", problem="from docker://me:token@registry.example: denied"),
+        EnvironmentStatus("k4", "new", "apptainer", starting=1, text="converts the image", since=5.0),
+    ]
+    core.progress("a", Progress(workers=4, environments=tuple(statuses)))
+    core.decide(now=0.0)
+    rows = core.report().detail["environments"]
+    assert [row["label"] for row in rows] == ["broken", "new", "busy", "cold"]
+    assert rows[1] == {
+        "key": "k4",
+        "label": "new",
+        "type": "apptainer",
+        "node": "node-a",
+        "warm": 0,
+        "busy": 0,
+        "starting": 1,
+        "forkable": False,
+        "text": "converts the image",
+        "since": 5.0,
+        "problem": "",
+    }
+    assert rows[0]["problem"] == "from docker://registry.example: denied"
+    many = tuple(EnvironmentStatus(f"k{number}", f"e{number:03}", "apptainer") for number in range(50))
+    core.progress("a", Progress(workers=4, environments=many))
+    core.decide(now=1.0)
+    assert len(core.report().detail["environments"]) == 20
+
+
+def test_a_cancelled_task_does_not_count_as_waiting() -> None:
+    core = core_with()
+    submit(core, SCI, 3)
+    core.cancel(["sci0", "sci1"])
+    core.decide(now=1.0)
+    assert [row["waiting_tasks"] for row in core.core.waiting_reasons(1.0)] == [1]
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+IMAGE = Environment(type="docker", location="registry.example/sci:1", name="image")
+
+
+def test_tasks_with_an_image_wait_for_a_pod_of_it_and_count_for_it() -> None:
+    core = core_with(image_check=image_check(None, owner_id=lambda: "owner"))
+    manager(core, "own", types={})
+    turn = submit(core, IMAGE, 3)
+    assert not turn.finished
+    assert not turn.orders
+    submit(core, None, 2, now=1.0)
+    assert core.demand().images == {IMAGE.key: 3, "": 2}
+    assert core.core.image_of(IMAGE.key) == "registry.example/sci:1"
+    manager(core, "pod", types={}, image=IMAGE.key, slots=2)
+    assert ids(core.decide(now=2.0)) == {"pod": ["image0", "image1"]}
+
+
+def test_where_pods_have_images_the_owner_may_limit_them() -> None:
+    rules = EnvironmentSettings(types=("docker",), locations=("registry.example/*",))
+    check = image_check(rules, owner_id=lambda: "owner")
+
+    def refusal(environment: Environment | None, submitter: str = "user") -> str:
+        options = TaskOptions(environment=environment)
+        return check(TaskSpec("t", 1, "", HASH, options, 0, submitter=submitter))
+
+    foreign = Environment(type="docker", location="elsewhere.example/x")
+    assert refusal(None) == refusal(IMAGE) == refusal(foreign, "owner") == ""
+    assert "location" in refusal(foreign)
+    assert "podman" in refusal(Environment(type="podman", location="registry.example/sci:1"))
+
+
+def test_managers_that_drain_get_nothing() -> None:
+    from farcall_endpoint.agent import events as ev
+
+    core = core_with()
+    manager(core, "a")
+    manager(core, "b")
+    core.add(ev.ManagersDraining(["a"]))
+    assert set(ids(submit(core, None, 8))) == {"b"}
+    core.add(ev.ManagersDraining([]))
+    assert set(ids(core.decide(now=1.0))) == {"a"}

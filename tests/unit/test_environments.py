@@ -1,0 +1,116 @@
+"""Environments of tasks: what there can be, and what they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from farcall_common.environments import IMAGES, MAX_BYTES, PREFIXES, TREES, TYPES, UV, Environment
+from farcall_common.task_options import TaskOptions
+
+SIF = {"type": "apptainer", "location": "/images/sci.sif"}
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_every_type_has_a_valid_form(type_: str) -> None:
+    fields = {"requirements": ["polars==1.*"]} if type_ == UV else {"location": "/opt/env"}
+    made = Environment.of({"type": type_, **fields})
+    assert Environment.of(made) == made == msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Environment)
+    assert {*IMAGES, *TREES, *PREFIXES, UV} == set(TYPES)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"type": "aptainer", "location": "x"}, "Did you mean 'apptainer'"),
+        ({"type": "docker"}, "takes a location"),
+        ({"type": "uv"}, "requirements"),
+        ({"type": "uv", "requirements": ["a"], "location": "x"}, "no location"),
+        (SIF | {"requirements": ["numpy"]}, "only with that"),
+        (SIF | {"requirements": "numpy"}, "Expected `array`"),
+        ({"type": "uv", "requirements": ["-r /etc/passwd"]}, "dash"),
+        ({"type": "uv", "requirements": [" --index-url=http://evil numpy"]}, "dash"),
+        ({"type": "uv", "requirements": ["numpy --hash=x"]}, "dash"),
+        ({"type": "uv", "requirements": [" "]}, "empty requirement"),
+        ({"type": "uv", "requirements": ["numpy\n-e /home/victim"]}, "control"),
+        ({"type": "uv", "requirements": ["p" * 290] * 20}, f"{MAX_BYTES} bytes"),
+        ({"type": "docker", "location": "--privileged"}, "dash"),
+        ({"type": "docker", "location": "python:3.12\x1b[2J"}, "control"),
+        ({"type": "docker", "location": "python:\ud800"}, "control"),
+        ({"type": "docker", "location": " python"}, "spaces"),
+        ({"type": "apptainer", "location": "/shared/../home/victim/x.sif"}, "'..'"),
+        ({"type": "conda", "location": "base"}, "conda env list"),
+        ({"type": "venv", "location": "~/env"}, "absolute path"),
+        ({"type": "bubblewrap", "location": "rootfs"}, "absolute path"),
+        (SIF | {"preload": ["os; import evil"]}, "preload"),
+        (SIF | {"preload": ["os\n"]}, "preload"),
+        (SIF | {"preload": ["a"] * 101}, "100 modules"),
+        (SIF | {"name": "x" * 101}, "100 characters"),
+        (SIF | {"image": "x"}, "no field 'image'"),
+        (SIF | {"locations": "x"}, "Did you mean 'location'"),
+        (SIF | {"type": 5}, "Expected `str`"),
+    ],
+)
+def test_impossible_environment_is_refused_with_the_reason(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Environment.of(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["sci", 5, ["apptainer"]])
+def test_only_a_mapping_is_an_environment(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="container"):
+        Environment.of(wrong)
+
+
+def test_key_is_that_of_what_runs_in_the_same_workers() -> None:
+    one = Environment.of(SIF | {"name": "sci"})
+    assert one.key == Environment.of(SIF).key == Environment.of(SIF | {"preload": None}).key
+    others = [
+        SIF | {"preload": []},
+        SIF | {"preload": ["numpy"]},
+        SIF | {"type": "singularity"},
+        SIF | {"location": "/b"},
+    ]
+    assert len({one.key, *(Environment.of(each).key for each in others)}) == 5
+    # Tasks of other releases wait in queues with it, and PROTOCOL.md says how it is made.
+    assert one.key == "3bcf26159e2a6854"
+    assert (one.label, Environment.of(SIF).label) == ("sci", "apptainer:/images/sci.sif")
+    assert len(Environment.of({"type": "uv", "requirements": ["package"] * 90}).label) < 100
+
+
+def test_tasks_of_requirements_have_an_environment() -> None:
+    options = TaskOptions.of(requirements=["polars==1.*"])
+    assert options.environment == Environment(type="uv", requirements=("polars==1.*",))
+    body = options.to_json()
+    assert body["environment"] == {"type": "uv", "requirements": ["polars==1.*"]}
+    # An API that knows no environments looks for a container of this name.
+    assert body["container"] == options.environment.reference
+
+
+def test_environment_that_was_named_last_is_the_one() -> None:
+    named = TaskOptions.of(container="sci")
+    packed = named.changed(requirements=("numpy",))
+    assert (packed.container, packed.environment) == (None, Environment(type="uv", requirements=("numpy",)))
+    assert packed.changed(container="sci") == named
+    assert packed.changed(environment=SIF).environment == Environment.of(SIF)
+    assert packed.changed(walltime_s=5).environment == packed.environment
+    for none in ({"requirements": None}, {"requirements": []}, {"environment": None}):
+        assert packed.changed(**none) == TaskOptions()
+    assert named.changed(requirements=None) == named
+    assert named.changed(container=None) == TaskOptions()
+
+
+@pytest.mark.parametrize(
+    "both", [{"container": "a", "environment": SIF}, {"environment": SIF, "requirements": ["numpy"]}]
+)
+def test_task_has_one_environment(both: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="one environment"):
+        TaskOptions.of(**both)
+
+
+@pytest.mark.parametrize("wrong", ["numpy", b"numpy", 5])
+def test_requirements_are_a_list(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="requirements: expected a list"):
+        TaskOptions.of(requirements=wrong)
