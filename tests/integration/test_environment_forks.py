@@ -178,8 +178,14 @@ def test_what_tasks_import_is_loaded_in_later_workers(node: Node, venv: Path) ->
     assert isinstance(packet, NewModules)
     assert "slow_module" in packet.names
     node.launcher.learn(worker.environment_key, packet.names)
-    fork = forked(node, environment)
-    assert "slow_module" in node.run(fork, about)["modules"]
+
+    def is_loaded() -> bool:
+        fork = forked(node, environment)
+        modules = node.run(fork, about)["modules"]
+        node.kill(fork)
+        return "slow_module" in modules
+
+    wait_until(is_loaded)
 
 
 def test_an_unfit_template_leaves_workers_fresh(node: Node, venv: Path) -> None:
@@ -195,18 +201,17 @@ def test_without_forks_every_worker_is_fresh(tmp_path: Path, venv: Path) -> None
     with running_node(tmp_path, EnvironmentSettings(fork=False)) as node:
         for _ in range(3):
             assert not is_fork(node.ready(environment))
-        assert not node.launcher._template_containers
+        assert not node.launcher._environments._templates
 
 
 def test_a_killed_template_ends_its_workers_and_nothing_is_left(node: Node, venv: Path) -> None:
     before = process_reaper.descendants({os.getpid()}, process_reaper.read_processes())
     for environment in environments(venv):
         fork = forked(node, environment)
-        assert node.launcher._templates is not None
-        [pid] = node.launcher._templates.pids
+        templates = node.launcher._environments._pool
+        [pid] = templates.pids
         os.kill(pid, signal.SIGKILL)
         assert node.died(fork) == "killed by SIGKILL"
-        templates = node.launcher._templates
 
         def is_over(templates: TemplatePool = templates) -> bool:
             node.serve()
