@@ -48,7 +48,11 @@ from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
+<<<<<<< HEAD
 from farcall_endpoint.environments.templates import ForkedProcess, start_template, template_key
+=======
+from farcall_endpoint.environments.templates import ForkedProcess, template_key, variables_of_template
+>>>>>>> fork
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -321,8 +325,8 @@ class EnvironmentLauncher:
             elif container.connection is not None and descriptor == container.connection.fileno():
                 container.read()
                 self._forget(descriptor)
-                if container.has_begun:
-                    self._start_template(container)
+                if container.has_begun and container.origin is not None:
+                    self._start_template(container.template_key, *container.origin)
             elif not container.log.read():
                 self._forget(descriptor)
                 container.log.close()
@@ -443,6 +447,7 @@ class EnvironmentLauncher:
         key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
         if wanted.fork and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors)) is not None:
             wanted.sent()
+            self._start_template(key, environment, wanted)  # if tasks import more by now
             return fork
         container = self._start(environment, wanted)
         if wanted.fork:
@@ -533,6 +538,7 @@ class EnvironmentLauncher:
 
     # -- templates -----------------------------------------------------------------------------------------------------
 
+<<<<<<< HEAD
     def fork_own(self, key: str, boot: Boot, descriptors: Descriptors) -> ForkedProcess | None:
         """A worker of the endpoint's own Python; None if it must be started afresh."""
         return self._pool.fork(key, boot, descriptors)
@@ -570,6 +576,10 @@ class EnvironmentLauncher:
         if container.origin is None:
             return
         (environment, wanted), key = container.origin, container.template_key
+=======
+    def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
+        """A worker has begun: start a template for the next ones like it, if there should be another one."""
+>>>>>>> fork
         modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
         if modules is None:
             return
@@ -579,7 +589,7 @@ class EnvironmentLauncher:
             self._pool.not_started(key, str(error), now=time.monotonic())
             return
         self._starts.pop(template.name)
-        template.modules, template.template_key, template.origin = modules, key, container.origin
+        template.modules, template.template_key, template.origin = modules, key, (environment, wanted)
         self._templates.add(template)
         if not template.has_stop:
             self._kill_if_manager_is_killed(template.name, template.pid)
@@ -602,6 +612,7 @@ class EnvironmentLauncher:
             stop=lambda: self._end_template(template),
             now=time.monotonic(),
             network=self.settings.network,
+            private=[template.origin[1].boot.directory, *(mount.target for mount in template.origin[1].mounts)],
         )
 
     def _template_failed(self, template: Container) -> None:
@@ -658,7 +669,8 @@ class EnvironmentLauncher:
             prepared.image,
             program,
             mounts=mounts,
-            variables=first_variables(wanted.boot.variables),
+            variables=first_variables(wanted.boot.variables)
+            | (variables_of_template(wanted.boot.variables) if module else {}),
             directory=wanted.boot.directory,
             network=self.settings.network,
             accelerators=wanted.accelerators,
