@@ -27,8 +27,9 @@ _START: Final = Start(
 _BARE: Final = Start("IMAGE", ("python3",))
 _APPTAINER: Final = ApptainerRunner("apptainer")
 _SINGULARITY: Final = ApptainerRunner("singularity")
-_PODMAN: Final = OciRunner("podman", python="PYTHON")
-_PODMAN_HPC: Final = OciRunner("podman-hpc", python="PYTHON")
+_LIMITS: Final = {"nofile": (1024, 20_000), "nproc": (9000, 9000)}
+_PODMAN: Final = OciRunner("podman", python="PYTHON", limits=_LIMITS)
+_PODMAN_HPC: Final = OciRunner("podman-hpc", python="PYTHON", limits=_LIMITS)
 _DOCKER: Final = OciRunner("docker", user="1001:100")
 _SHIFTER: Final = ShifterRunner()
 
@@ -70,8 +71,9 @@ _COMMANDS: Final[dict[str, tuple[Runner, Start, str]]] = {
         """
         PYTHON -I -S -c ADOPT podman --log-level error run --rm --pull never --log-driver none --no-healthcheck
         --name farcall-7-3 --label farcall.container=farcall-7-3 --network host --read-only --user 0:0 --cap-drop ALL
-        --security-opt no-new-privileges --security-opt label=disable --cgroups disabled --ulimit host
-        --image-volume ignore --mount type=bind,source=/cache/worker,target=/run/farcall/worker,readonly
+        --security-opt no-new-privileges --security-opt label=disable --cgroups disabled
+        --image-volume ignore --ulimit nofile=1024:20000 --ulimit nproc=9000:9000
+        --mount type=bind,source=/cache/worker,target=/run/farcall/worker,readonly
         --mount type=bind,source=/home/lea/work,target=/home/lea/work --env OMP_NUM_THREADS=4
         --workdir /home/lea/work --of=owner --entrypoint /usr/bin/python3 IMAGE
         -I /run/farcall/worker/boot.py /run/farcall/socket/s
@@ -83,7 +85,8 @@ _COMMANDS: Final[dict[str, tuple[Runner, Start, str]]] = {
         """
         PYTHON -I -S -c ADOPT podman --log-level error run --rm --pull never --log-driver none --no-healthcheck
         --network none --read-only --user 0:0 --cap-drop ALL --security-opt no-new-privileges
-        --security-opt label=disable --cgroups disabled --ulimit host --image-volume ignore --workdir /
+        --security-opt label=disable --cgroups disabled --image-volume ignore
+        --ulimit nofile=1024:20000 --ulimit nproc=9000:9000 --workdir /
         --entrypoint python3 --no-hosts --rootfs /images/sci:O
         """,
     ),
@@ -93,7 +96,8 @@ _COMMANDS: Final[dict[str, tuple[Runner, Start, str]]] = {
         """
         PYTHON -I -S -c ADOPT podman --log-level error run --rm --pull never --log-driver none --no-healthcheck
         --network host --read-only --user 0:0 --cap-drop ALL --security-opt no-new-privileges
-        --security-opt label=disable --cgroups disabled --ulimit host --image-volume ignore
+        --security-opt label=disable --cgroups disabled --image-volume ignore
+        --ulimit nofile=1024:20000 --ulimit nproc=9000:9000
         --device nvidia.com/gpu=0 --device nvidia.com/gpu=1 --workdir / --entrypoint python3 IMAGE
         """,
     ),
@@ -103,7 +107,8 @@ _COMMANDS: Final[dict[str, tuple[Runner, Start, str]]] = {
         """
         PYTHON -I -S -c ADOPT podman-hpc run --rm --pull never --log-driver none --no-healthcheck
         --network host --read-only --user 0:0 --cap-drop ALL --security-opt no-new-privileges
-        --security-opt label=disable --cgroups disabled --ulimit host --image-volume ignore
+        --security-opt label=disable --cgroups disabled --image-volume ignore
+        --ulimit nofile=1024:20000 --ulimit nproc=9000:9000
         --device /dev/kfd --device /dev/dri --group-add keep-groups --workdir / --entrypoint python3 IMAGE
         """,
     ),
@@ -171,6 +176,13 @@ def test_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (_PODMAN, "lab/sci:1", "lab/sci:1", ["podman", "lab/sci:1"], "podman is pulling the image"),
         (_PODMAN, "docker://lab/sci:1", "lab/sci:1", ["podman", "lab/sci:1"], "podman is pulling the image"),
+        (
+            _PODMAN,
+            "docker://--root=/",
+            "docker://--root=/",
+            ["podman", "docker://--root=/"],
+            "podman is pulling the image",
+        ),
         (_PODMAN, "/images/sci", "/images/sci", [], ""),
         (
             _PODMAN,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import resource
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -47,6 +48,17 @@ _ADOPT: Final = (
 )
 
 
+def own_limits() -> dict[str, tuple[int, int]]:
+    """The limits of open files and processes that this process has, as Podman can set them for a container: it lowers
+    its own limit of processes to the kernel's first, and could not raise it again."""
+    most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+    soft, hard = (
+        most if each == resource.RLIM_INFINITY else min(each, most)
+        for each in resource.getrlimit(resource.RLIMIT_NPROC)
+    )
+    return {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE), "nproc": (soft, hard)}
+
+
 class OciRunner:
     """Runs ``podman run``, ``podman-hpc run`` or ``docker run``.
 
@@ -57,6 +69,8 @@ class OciRunner:
     node. Docker's containers are no descendants of the process that starts them.
 
     :param python: starts Podman so that its containers are descendants of the process.
+    :param user: with Docker, the ids of user and group of the container's program.
+    :param limits: soft and hard ones, as of ``ulimit``, with Podman; None: those that this process has.
     """
 
     passes_descriptors = False
@@ -68,11 +82,15 @@ class OciRunner:
         *,
         python: str = sys.executable,
         user: str = f"{os.getuid()}:{os.getgid()}",
+        limits: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.type: str = type
         self._podman = type != "docker"
         self._python = python
         self._user = "0:0" if self._podman else user
+        # As root without CAP_SYS_RESOURCE, Podman cannot set its usual ones.
+        found = own_limits() if limits is None else limits
+        self._limits = [word for name, (soft, hard) in found.items() for word in ("--ulimit", f"{name}={soft}:{hard}")]
 
     def missing(self) -> str:
         """As :meth:`.Runner.missing`."""
@@ -93,7 +111,7 @@ class OciRunner:
             image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:16]}:latest"
             load = ("sh", "-c", _LOAD, "sh", self.type, location, image)
             return Preparation(image, (load,), f"{self.type} is loading the image")
-        image = location.removeprefix("docker://")
+        image = re.sub("^docker://(?!-)", "", location)  # with a dash, it would be an option
         pull = ("sh", "-c", _PULL, "sh", self.type, image)
         return Preparation(image, (pull,), f"{self.type} is pulling the image")
 
@@ -122,7 +140,7 @@ class OciRunner:
         command += ["--read-only", "--user", self._user, "--cap-drop", "ALL"]
         command += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
         if self._podman:
-            command += ["--cgroups", "disabled", "--ulimit", "host", "--image-volume", "ignore"]
+            command += ["--cgroups", "disabled", "--image-volume", "ignore", *self._limits]
         else:
             targets = {mount.target for mount in start.mounts}
             for path in sorted({"/run", "/tmp", "/var/tmp"} - targets):  # noqa: S108 - the container's own
