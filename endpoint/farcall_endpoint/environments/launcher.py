@@ -48,11 +48,12 @@ from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
-<<<<<<< HEAD
-from farcall_endpoint.environments.templates import ForkedProcess, start_template, template_key
-=======
-from farcall_endpoint.environments.templates import ForkedProcess, template_key, variables_of_template
->>>>>>> fork
+from farcall_endpoint.environments.templates import (
+    ForkedProcess,
+    start_template,
+    template_key,
+    variables_of_template,
+)
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -538,7 +539,6 @@ class EnvironmentLauncher:
 
     # -- templates -----------------------------------------------------------------------------------------------------
 
-<<<<<<< HEAD
     def fork_own(self, key: str, boot: Boot, descriptors: Descriptors) -> ForkedProcess | None:
         """A worker of the endpoint's own Python; None if it must be started afresh."""
         return self._pool.fork(key, boot, descriptors)
@@ -571,15 +571,8 @@ class EnvironmentLauncher:
     def _kill_if_manager_is_killed(self, name: str, group: int) -> None:
         self._order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
 
-    def _start_template(self, container: Container) -> None:
-        """A worker has begun afresh: start a template for the next ones like it, if there should be one."""
-        if container.origin is None:
-            return
-        (environment, wanted), key = container.origin, container.template_key
-=======
     def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
->>>>>>> fork
         modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
         if modules is None:
             return

@@ -288,6 +288,7 @@ class FreshProcessLauncher:
             descriptors = Descriptors(worker_end.fileno(), claims.fileno(), *output)
             if (fork := self._environments.fork_own(key, boot, descriptors)) is not None:
                 claims.close()
+                self._environments.start_own_template(key, prefix, variables)  # if tasks import more by now
                 return WorkerProcess(fork, channel, worker_end, fork.pidfd, output, namespaced=True)
         # -P: files in the working directory must not be imported as modules
         command = [
