@@ -50,9 +50,9 @@ def libraries(directory: Path) -> Path:
 def test_fresh_workers_and_forks(user: tuple[str, ContainerUser], archive: Path) -> None:
     type_, of = user
     shutil.copy(archive, of.directory / "small.tar")
-    location, variable = f"docker-archive:{of.directory}/small.tar", "yes"
+    location, variable = f"docker-archive:{of.directory}/small.tar", "yes" if type_ == "podman" else None
     if type_ == "apptainer":  # which would convert an archive for half a minute
-        location, variable = str(of.images / DEBIAN), None
+        location = str(of.images / DEBIAN)
     directory = of.directory_of("node")
     command = [of.python, "-P", "-m", "tests.support.environment_trial", type_, location, str(directory)]
     paths = ("repository/endpoint", "repository/common", "repository/sdk", "repository", "packages")

@@ -1,6 +1,6 @@
 """Workers in an environment, as an ordinary user.
 
-``python -m tests.support.environment_trial TYPE LOCATION DIRECTORY`` prints what a fresh worker and a fork saw, in JSON.
+``python -m tests.support.environment_trial TYPE LOCATION DIRECTORY`` prints what a fresh worker and a fork saw.
 """
 
 from __future__ import annotations

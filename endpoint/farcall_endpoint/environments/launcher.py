@@ -281,7 +281,7 @@ class EnvironmentLauncher:
     @property
     def children(self) -> set[int]:
         """Process ids of this process's children that are no workers."""
-        templates = {process.pid for process in (*self._templates, *self._own.values())}
+        templates = {*(each.pid for each in self._templates), *(each.pid for each in self._own.values())}
         return templates if self._process is None else {*templates, self._process.pid}
 
     def next_deadline(self) -> float:
