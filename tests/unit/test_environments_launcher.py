@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.launcher import StartLog, first_variables, mounts_of, technologies
+from farcall_endpoint.environments.launcher import StartLog, first_variables, mounts_of
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.isolation.environment import for_image
-from farcall_endpoint.manager.launcher import renumbered
+from farcall_endpoint.manager.environment_workers import renumbered
 
 
 def test_binds() -> None:

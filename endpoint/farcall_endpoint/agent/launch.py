@@ -38,7 +38,8 @@ from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, EngineConfig, KubernetesProviderConfig, LocalProviderConfig
 from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.environments.runners import RUNNERS, find_installed
+from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.technologies import find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 

@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, TYPES, UV, Environment
+from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
@@ -41,11 +41,10 @@ from farcall_endpoint.environments.preparation import (
     PreparationReport,
     PreparationSettings,
     Prepared,
-    not_allowed,
     options_for,
 )
 from farcall_endpoint.environments.runner import Mount, Runner, Start
-from farcall_endpoint.environments.runners import RUNNERS, find_installed
+from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
 from farcall_endpoint.environments.templates import (
@@ -743,19 +742,6 @@ class EnvironmentLauncher:
 def cache_directory(settings: EnvironmentSettings) -> Path:
     """Where what is prepared is kept: as the settings say, or on the node's disk."""
     return Path(settings.cache_dir or Path(tempfile.gettempdir()) / f"farcall-environments-{os.geteuid()}")
-
-
-def technologies(settings: EnvironmentSettings) -> dict[str, str]:
-    """All technologies: those that are allowed and installed on this node with an empty text, and why the others cannot
-    be used. Whether one works is found out by its first environment: the answer takes a start of a container."""
-    installed = find_installed(TYPES)
-    found: dict[str, str] = {}
-    for name in TYPES:
-        if settings.types is not None and name not in settings.types:
-            found[name] = not_allowed(settings)
-        else:
-            found[name] = "" if name in installed else f"{name} is not installed"
-    return found
 
 
 def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:

@@ -40,6 +40,7 @@ from farcall_endpoint.environments.bundle import Abi, make_bundle
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.technologies import not_allowed
 from farcall_endpoint.isolation import bubblewrap
 
 CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
@@ -569,11 +570,6 @@ def working_runner(name: str, settings: EnvironmentSettings, runners: Mapping[st
         if not reason:
             return runner
     raise PreparationError(outcomes.technology_unsupported(name, reason))
-
-
-def not_allowed(settings: EnvironmentSettings) -> str:
-    """Why a technology may not be used."""
-    return f"the endpoint's configuration allows {', '.join(settings.types or ()) or 'none'}"
 
 
 def confinement_of(
