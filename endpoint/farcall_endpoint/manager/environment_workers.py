@@ -28,7 +28,7 @@ from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_image, for_submitter
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import (
+from farcall_endpoint.manager.worker_process import (
     ACCELERATORS,
     SubmitterDirectories,
     WorkerProcess,
