@@ -595,7 +595,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     operations=operations,
     rng=st.randoms(use_true_random=False),
