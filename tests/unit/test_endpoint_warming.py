@@ -421,6 +421,17 @@ def test_short_tasks_stay_with_the_worker_that_is_warm() -> None:
     assert {name: len(each) for name, each in ids(core.decide(now=2.1)).items()} == {name: 9}
 
 
+def test_tasks_that_name_no_environment_have_the_default_one() -> None:
+    core = core_with(default_environment=SCI)
+    manager(core, "m")
+    warm = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=4)
+    core.progress("m", Progress(workers=4, idle_workers=4, environments=(warm,)))
+    turn = submit(core, None, 6)
+    assert {name: len(tasks) for name, tasks in ids(turn).items()} == {"m": 4}
+    assert [task.spec.options.environment for task in turn.accepted] == [None] * 6, "its manager knows it"
+    assert core.core.known_environments() == [SCI]
+
+
 def test_the_report_has_what_is_interesting_first() -> None:
     core = core_with()
     manager(core, "a")
