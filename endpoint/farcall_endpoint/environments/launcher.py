@@ -48,7 +48,12 @@ from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, find_installed
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
-from farcall_endpoint.environments.templates import ForkedProcess, template_key
+from farcall_endpoint.environments.templates import (
+    ForkedProcess,
+    start_template,
+    template_key,
+    variables_of_template,
+)
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -266,6 +271,7 @@ class EnvironmentLauncher:
         self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS))
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
         self._templates: set[Container] = set()
+        self._own: dict[str, subprocess.Popen[bytes]] = {}
         self._ends: dict[str, int] = {}  # descriptors of the processes of templates, by name
 
     def fileno(self) -> int:
@@ -275,7 +281,7 @@ class EnvironmentLauncher:
     @property
     def children(self) -> set[int]:
         """Process ids of this process's children that are no workers."""
-        templates = {container.pid for container in self._templates}
+        templates = {*(each.pid for each in self._templates), *(each.pid for each in self._own.values())}
         return templates if self._process is None else {*templates, self._process.pid}
 
     def next_deadline(self) -> float:
@@ -320,8 +326,8 @@ class EnvironmentLauncher:
             elif container.connection is not None and descriptor == container.connection.fileno():
                 container.read()
                 self._forget(descriptor)
-                if container.has_begun:
-                    self._start_template(container)
+                if container.has_begun and container.origin is not None:
+                    self._start_template(container.template_key, *container.origin)
             elif not container.log.read():
                 self._forget(descriptor)
                 container.log.close()
@@ -442,6 +448,7 @@ class EnvironmentLauncher:
         key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
         if wanted.fork and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors)) is not None:
             wanted.sent()
+            self._start_template(key, environment, wanted)  # if tasks import more by now
             return fork
         container = self._start(environment, wanted)
         if wanted.fork:
@@ -532,11 +539,40 @@ class EnvironmentLauncher:
 
     # -- templates -----------------------------------------------------------------------------------------------------
 
-    def _start_template(self, container: Container) -> None:
-        """A worker has begun afresh: start a template for the next ones like it, if there should be one."""
-        if container.origin is None:
+    def fork_own(self, key: str, boot: Boot, descriptors: Descriptors) -> ForkedProcess | None:
+        """A worker of the endpoint's own Python; None if it must be started afresh."""
+        return self._pool.fork(key, boot, descriptors)
+
+    def start_own_template(self, key: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start a template of the endpoint's own Python, if there should be one.
+
+        :param command: what to write before its command.
+        :param variables: as its workers have them.
+        """
+        modules = self._pool.wanted(key, "", None, now=time.monotonic())
+        if modules is None:
             return
-        (environment, wanted), key = container.origin, container.template_key
+        try:
+            process, connection = start_template(command, variables=variables)
+        except OSError as error:
+            self._pool.not_started(key, str(error), now=time.monotonic())
+            return
+        name = f"farcall-{uuid.uuid4().hex[:12]}"
+        self._own[name] = process
+        self._kill_if_manager_is_killed(name, process.pid)
+        self._pool.add(key, "", connection, modules, stop=lambda: self._end_own(name), now=time.monotonic())
+
+    def _end_own(self, name: str) -> None:
+        process = self._own.pop(name)
+        process_reaper.kill_trees({process.pid})
+        process.wait()
+        self._order(preparation.Ended(name, stops=False))
+
+    def _kill_if_manager_is_killed(self, name: str, group: int) -> None:
+        self._order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
+
+    def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
+        """A worker has begun: start a template for the next ones like it, if there should be another one."""
         modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
         if modules is None:
             return
@@ -546,10 +582,10 @@ class EnvironmentLauncher:
             self._pool.not_started(key, str(error), now=time.monotonic())
             return
         self._starts.pop(template.name)
-        template.modules, template.template_key, template.origin = modules, key, container.origin
+        template.modules, template.template_key, template.origin = modules, key, (environment, wanted)
         self._templates.add(template)
-        if not template.has_stop:  # kill its group, if this manager is killed
-            self._order(preparation.Started(template.name, ("kill", "-KILL", "--", f"-{template.pid}")))
+        if not template.has_stop:
+            self._kill_if_manager_is_killed(template.name, template.pid)
         end = os.pidfd_open(template.pid)
         self._ends[template.name] = end
         self._containers[end] = template
@@ -569,6 +605,7 @@ class EnvironmentLauncher:
             stop=lambda: self._end_template(template),
             now=time.monotonic(),
             network=self.settings.network,
+            private=[template.origin[1].boot.directory, *(mount.target for mount in template.origin[1].mounts)],
         )
 
     def _template_failed(self, template: Container) -> None:
@@ -594,7 +631,7 @@ class EnvironmentLauncher:
         self.ended(template)
 
     def _serve_templates(self) -> list[TemplateChange]:
-        return self._pool.serve(now=time.monotonic())
+        return [change for change in self._pool.serve(now=time.monotonic()) if change.environment_key]
 
     def _start_of(
         self,
@@ -625,7 +662,8 @@ class EnvironmentLauncher:
             prepared.image,
             program,
             mounts=mounts,
-            variables=first_variables(wanted.boot.variables),
+            variables=first_variables(wanted.boot.variables)
+            | (variables_of_template(wanted.boot.variables) if module else {}),
             directory=wanted.boot.directory,
             network=self.settings.network,
             accelerators=wanted.accelerators,

@@ -47,6 +47,9 @@ from farcall_endpoint.worker.fork_protocol import (
 )
 from farcall_endpoint.worker.template import THREAD_VARIABLES
 
+#: The module whose ``boot`` makes a process a template.
+TEMPLATE: Final = "farcall_endpoint.worker.template"
+
 READ_AT_IMPORT: Final = (
     *("PYTHON*", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*"),
     *("NUMBA_*", "BLIS_*", "CUDA_*", "NVIDIA_*", "ROCR_*", "HIP_*", "ZE_*", "XLA_*", "JAX_*", "TF_*", "MPLBACKEND"),
@@ -251,10 +254,10 @@ class Template:
         self._end("killed")
 
     def kill(self, fork: ForkedProcess) -> None:
-        """Kill a child with all its descendants."""
+        """Kill a child with all its descendants, from here and from inside of its environment."""
         if fork.pid and fork.code is None:
             process_reaper.kill_trees({fork.pid})
-            self._send(Kill(fork.number))  # another user's: only the template may do that
+            self._send(Kill(fork.number))
 
     def wait_for(self, fork: ForkedProcess) -> int:
         """Wait for the end of a child; its exit code, or the negative number of a signal."""
@@ -441,7 +444,7 @@ def start_template(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         # -P: files in the working directory must not be imported as modules
-        program = [sys.executable, "-P", "-m", "farcall_endpoint.worker.template", str(theirs.fileno())]
+        program = [sys.executable, "-P", "-m", TEMPLATE, str(theirs.fileno())]
         try:
             process = subprocess.Popen(
                 [*command, *program],

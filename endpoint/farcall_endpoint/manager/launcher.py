@@ -32,7 +32,7 @@ from farcall_endpoint.environments.preparation import (
 )
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.template_pool import TemplateChange
-from farcall_endpoint.environments.templates import ForkedProcess
+from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_image, for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
@@ -49,6 +49,8 @@ _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 _ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
+RENUMBERED: Final = ("docker", "podman", "podman-hpc")
+"""Types whose containers have the accelerators of their worker only."""
 _MOST_REFUSALS: Final = 1000
 _SIGNALLED: Final = 128
 """As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
@@ -252,6 +254,8 @@ class FreshProcessLauncher:
         self._confinement = confinement
         self._private = private
         self._environments = environments
+        #: Only then forks save more than a template costs, without environments.
+        self._one_shot = environments.settings.fork and environments.settings.tasks_per_worker == 1
         default = environments.settings.default
         self._trusted = set() if default is None else {default.key}
         self._refusals: dict[str, ErrorRecord | None] = {}
@@ -274,8 +278,18 @@ class FreshProcessLauncher:
         outer, settings = self._environment, self._settings
         if submitter:
             outer, settings, prefix = self._of_submitter(submitter)
-        environment = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
-        environment |= settings.to_variables()
+        if self._one_shot:
+            settings = msgspec.structs.replace(settings, reports_imports=True)
+        variables = worker_environment(outer, worker_id=worker_id, slot=self._slots[slot], amd=self._amd)
+        variables |= settings.to_variables()
+        key = template_key(f"own-{submitter}", variables)
+        if self._one_shot:
+            boot = Boot(variables, str(self._working_dir.resolve()))
+            descriptors = Descriptors(worker_end.fileno(), claims.fileno(), *output)
+            if (fork := self._environments.fork_own(key, boot, descriptors)) is not None:
+                claims.close()
+                self._environments.start_own_template(key, prefix, variables)  # if tasks import more by now
+                return WorkerProcess(fork, channel, worker_end, fork.pidfd, output, namespaced=True)
         # -P: files in the working directory must not be imported as modules
         command = [
             sys.executable,
@@ -292,10 +306,12 @@ class FreshProcessLauncher:
             stderr=output[1],
             pass_fds=(worker_end.fileno(), claims.fileno()),
             cwd=self._working_dir,
-            env=environment,
+            env=variables,
             start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
         )
         claims.close()
+        if self._one_shot:
+            self._environments.start_own_template(key, prefix, variables)
         return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output, namespaced=bool(prefix))
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
@@ -372,6 +388,8 @@ class FreshProcessLauncher:
         variables = {**(for_image(variables) if is_image else variables), **own}
         if not is_image:
             variables |= self._environments.prefix_variables(environment, variables.get("PATH", ""))
+        if environment.type in RENUMBERED and not self._amd:
+            variables |= renumbered(share.accelerators)
         confine, settings = None, self._settings
         if submitter and self._confinement is not None:
             confine, settings = self._confine_in(environment, outer | own, writable)
@@ -515,6 +533,15 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
         hidden = _ROCM_VARIABLES if amd else ()
     outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
     return {name: value for name, value in {**outer, **own}.items() if name not in hidden}
+
+
+def renumbered(accelerators: Sequence[str]) -> dict[str, str]:
+    """The variables for accelerators in a container that has no others: there, their numbers begin at 0."""
+    names = [name for each in accelerators for name in each.split(",")]
+    if not names or not all(name.isdecimal() for name in names):
+        return {}
+    numbers = ",".join(map(str, range(len(names))))
+    return {"FARCALL_WORKER_ACCELERATORS": numbers, **dict.fromkeys(_ACCELERATORS, numbers)}
 
 
 def _open_capture_file() -> int:
