@@ -277,18 +277,18 @@ class Experiment:
         match action:
             case do.WriteSpool():
                 return True
-            case do.GiveCredit(tasks=tasks):
-                self._credit += tasks
+            case do.GiveCredit(tasks=credit):
+                self._credit += credit
                 if self._arrived:
                     self._later(_MESSAGE_S, lambda: None)
-            case do.RunTasks(manager_id=name, tasks=tasks):
-                self._later(_MESSAGE_S, lambda: self._report(name, self._managers[name].give(tasks, now=self._now)))
-            case do.ReportResults(tasks=tasks):
-                for task in tasks:
+            case do.RunTasks(manager_id=name, tasks=sent):
+                self._later(_MESSAGE_S, lambda: self._report(name, self._managers[name].give(sent, now=self._now)))
+            case do.ReportResults(tasks=ended):
+                for task in ended:
                     assert task.result is not None
                     assert task.result.state is TaskState.SUCCESS, task.result
                     self.completed_at[task.task_id] = self._now
-                refs = tuple(TaskRef(task_id=task.task_id, attempt=task.attempt) for task in tasks)
+                refs = tuple(TaskRef(task_id=task.task_id, attempt=task.attempt) for task in ended)
                 self._later(_MESSAGE_S, lambda: self._events.append(ev.ResultsRecorded(refs)))
         return False
 

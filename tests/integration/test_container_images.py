@@ -111,48 +111,48 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def _podman() -> Iterator[ContainerUser]:
+def podman() -> Iterator[ContainerUser]:
     with podman_user() as user:
         yield user
 
 
 @pytest.fixture(scope="module")
-def _apptainer() -> Iterator[ContainerUser]:
+def apptainer() -> Iterator[ContainerUser]:
     with apptainer_user() as user:
         yield user
 
 
 @pytest.fixture(scope="module")
-def podman_image(_podman: ContainerUser, archive: Path) -> Node:
-    shutil.copy(archive, _podman.directory / "small.tar")
-    node = _of_user(_podman, OciRunner("podman", python=_podman.python), "", variables={"OF_IMAGE": "yes"})
-    preparation, done = node.prepared(f"docker-archive:{_podman.directory}/small.tar", _podman.home / "cache")
+def podman_image(podman: ContainerUser, archive: Path) -> Node:
+    shutil.copy(archive, podman.directory / "small.tar")
+    node = _of_user(podman, OciRunner("podman", python=podman.python), "", variables={"OF_IMAGE": "yes"})
+    preparation, done = node.prepared(f"docker-archive:{podman.directory}/small.tar", podman.home / "cache")
     assert done.returncode == 0, done.stdout
     return dataclasses.replace(node, image=preparation.image)
 
 
 @pytest.fixture(scope="module")
-def podman_directory(_podman: ContainerUser) -> Node:
-    root = _podman.home / "root"
-    write_tree(root, image(DEBIAN), owner=_podman.uid)
-    return _of_user(_podman, OciRunner("podman", python=_podman.python), str(root))
+def podman_directory(podman: ContainerUser) -> Node:
+    root = podman.home / "root"
+    write_tree(root, image(DEBIAN), owner=podman.uid)
+    return _of_user(podman, OciRunner("podman", python=podman.python), str(root))
 
 
 @pytest.fixture(scope="module")
-def apptainer_directory(_apptainer: ContainerUser) -> Node:
-    return _of_user(_apptainer, ApptainerRunner("apptainer"), str(_apptainer.images / DEBIAN))
+def apptainer_directory(apptainer: ContainerUser) -> Node:
+    return _of_user(apptainer, ApptainerRunner("apptainer"), str(apptainer.images / DEBIAN))
 
 
 @pytest.fixture(scope="module")
-def apptainer_file(_apptainer: ContainerUser, archive: Path) -> Node:
-    shutil.copy(archive, _apptainer.directory / "small.tar")
-    node = _of_user(_apptainer, ApptainerRunner("apptainer"), "", variables={"OF_IMAGE": "yes"})
-    location = f"docker-archive:{_apptainer.directory}/small.tar"
-    preparation, done = node.prepared(location, _apptainer.home / "cache")
+def apptainer_file(apptainer: ContainerUser, archive: Path) -> Node:
+    shutil.copy(archive, apptainer.directory / "small.tar")
+    node = _of_user(apptainer, ApptainerRunner("apptainer"), "", variables={"OF_IMAGE": "yes"})
+    location = f"docker-archive:{apptainer.directory}/small.tar"
+    preparation, done = node.prepared(location, apptainer.home / "cache")
     assert done.returncode == 0, done.stdout
     assert Path(preparation.image).is_file()
-    assert node.prepared(location, _apptainer.home / "cache")[1].stdout == "", "it is converted once"
-    assert os.listdir(_apptainer.home / "cache") == [Path(preparation.image).name]
+    assert node.prepared(location, apptainer.home / "cache")[1].stdout == "", "it is converted once"
+    assert list((apptainer.home / "cache").iterdir()) == [Path(preparation.image)]
     return dataclasses.replace(node, image=preparation.image)
 
 
@@ -191,16 +191,16 @@ def node(request: pytest.FixtureRequest) -> Node:
 def test_a_program_receives_its_descriptors_and_sees_what_it_was_given(node: Node, private: bool) -> None:
     base = node.directory_of(f"seen-{node.runner.type}-{random.randrange(10**9)}")
     work, worker, sockets = base / "work", base / "worker", base / "socket"
-    for path in (work, worker, sockets):
+    for path in (work, worker, sockets, worker / "run"):
         path.mkdir(mode=0o700)
         os.chown(path, node.uid, node.uid)
     (worker / "code.txt").write_text("of the node")
     (base / "more").touch()
     start = node.start_of(
-        *("python3", "-I", "-S", "-c", _REPORTS, "/run/farcall/socket/s", str(base / "more")),
+        *("python3", "-I", "-S", "-c", _REPORTS, "/run/farcall/worker/run/s", str(base / "more")),
         mounts=(
             Mount(str(worker), node.runner.worker_target),
-            Mount(str(sockets), "/run/farcall/socket"),
+            Mount(str(sockets), f"{node.runner.worker_target}/run"),
             Mount(str(work), str(work), writable=True),
         ),
         variables={"FARCALL_A": "1, 'two' \"three\"=$(four)"},
@@ -221,12 +221,15 @@ def test_a_program_receives_its_descriptors_and_sees_what_it_was_given(node: Nod
         stdout.seek(0)
         found = json.loads(stdout.read())
     assert found["boot"] == {"variables": {"B": "2"}, "directory": str(work)}
-    assert found["code"] == "of the node" and found["refused"] in ("EROFS", "EACCES")
+    assert found["code"] == "of the node"
+    assert found["refused"] in ("EROFS", "EACCES")
     assert found["directory"] == str(work)
-    assert (work / "written").read_text() == "by the container" and (work / "written").stat().st_uid == node.uid
+    assert (work / "written").read_text() == "by the container"
+    assert (work / "written").stat().st_uid == node.uid
     variables = found["variables"]
     assert variables["FARCALL_A"] == "1, 'two' \"three\"=$(four)"
-    assert variables.items() >= node.variables.items() and "PYTHONPATH" not in variables
+    assert variables.items() >= node.variables.items()
+    assert "PYTHONPATH" not in variables
     assert not (private and found["sees_more"])
     assert set(found["interfaces"]) == ({"lo"} if private else {name for _, name in socket.if_nameindex()})
     wait_until(lambda: not node.left(), f"the end of {start.name}")
@@ -305,7 +308,8 @@ def test_a_container_whose_manager_was_killed_is_found_and_removed(name: str, re
 def test_an_image_without_the_program_is_told_from_one_that_fails(node: Node) -> None:
     done = node.run(node.runner.command(node.start_of("/nothing/python3", "-c", "pass")))
     assert done.returncode in (126, 127, 255)
-    assert "/nothing/python3" in done.stdout and "no such file" in done.stdout.lower()
+    assert "/nothing/python3" in done.stdout
+    assert "no such file" in done.stdout.lower()
     failing = node.start_of("python3", "-c", "raise SystemExit(7)")
     assert node.run(node.runner.command(failing)).returncode == 7
     wait_until(lambda: not node.left())
@@ -327,41 +331,47 @@ def test_an_image_that_cannot_be_had_is_refused_in_the_programs_own_words(
     node: Node = request.getfixturevalue(name)
     cache = node.directory_of(f"cache-{random.randrange(10**9)}")
     _, done = node.prepared(location, cache)
-    assert done.returncode != 0 and words in done.stdout
-    assert os.listdir(cache) == []
+    assert done.returncode != 0
+    assert words in done.stdout
+    assert not list(cache.iterdir())
 
 
 @pytest.mark.parametrize("name", ["podman_directory", "apptainer_directory"])
 def test_a_missing_image_is_refused_in_the_programs_own_words(name: str, request: pytest.FixtureRequest) -> None:
     node: Node = request.getfixturevalue(name)
     done = node.run(node.runner.command(node.start_of("python3", image="/nothing/root")))
-    assert done.returncode != 0 and "/nothing/root" in done.stdout
+    assert done.returncode != 0
+    assert "/nothing/root" in done.stdout
     wait_until(lambda: not node.left())
 
 
 def test_a_full_disk_while_an_image_is_converted_leaves_nothing(
-    _apptainer: ContainerUser, apptainer_directory: Node, archive: Path
+    apptainer: ContainerUser, apptainer_directory: Node, archive: Path
 ) -> None:
-    shutil.copy(archive, _apptainer.directory / "full.tar")
-    cache = _apptainer.small_disk("full", size="20m")
-    _, done = apptainer_directory.prepared(f"docker-archive:{_apptainer.directory}/full.tar", cache)
-    assert done.returncode != 0 and "no space left on device" in done.stdout.lower()
-    assert _apptainer.run(["ls", "-A", str(cache)]).stdout == ""
+    shutil.copy(archive, apptainer.directory / "full.tar")
+    cache = apptainer.small_disk("full", size="20m")
+    _, done = apptainer_directory.prepared(f"docker-archive:{apptainer.directory}/full.tar", cache)
+    assert done.returncode != 0
+    assert "no space left on device" in done.stdout.lower()
+    assert apptainer.run(["ls", "-A", str(cache)]).stdout == ""
 
 
-def test_the_runners_work_on_their_nodes(_podman: ContainerUser, _apptainer: ContainerUser) -> None:
+def test_the_runners_work_on_their_nodes(podman: ContainerUser, apptainer: ContainerUser) -> None:
     for user, runner in (
-        (_podman, "oci import OciRunner as R; print(R('podman').missing())"),
-        (_apptainer, "apptainer import ApptainerRunner as R; print(R('apptainer').missing())"),
-        (_apptainer, "apptainer import ApptainerRunner as R; print(R('singularity').missing())"),
+        (podman, "oci import OciRunner as R; print(R('podman').missing())"),
+        (apptainer, "apptainer import ApptainerRunner as R; print(R('apptainer').missing())"),
+        (apptainer, "apptainer import ApptainerRunner as R; print(R('singularity').missing())"),
     ):
         done = user.run([user.python, "-c", f"from farcall_endpoint.environments.{runner}"])
         assert done.stdout == "\n"
 
 
-def test_a_node_that_forbids_user_namespaces_says_so(_podman: ContainerUser, _apptainer: ContainerUser) -> None:
+def test_a_node_that_forbids_user_namespaces_says_so(podman: ContainerUser, apptainer: ContainerUser) -> None:
     """What kernels and sites forbid is forbidden here by a limit of zero."""
-    for user, module, name in ((_podman, "oci", "OciRunner('podman')"), (_apptainer, "apptainer", "ApptainerRunner('apptainer')")):
+    for user, module, name in (
+        (podman, "oci", "OciRunner('podman')"),
+        (apptainer, "apptainer", "ApptainerRunner('apptainer')"),
+    ):
         program = f"from farcall_endpoint.environments.{module} import *; print({name}.missing())"
         found = user.run_without_namespaces([user.python, "-c", program]).stdout
         assert "namespace" in found or "cannot clone" in found

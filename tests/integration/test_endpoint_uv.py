@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import os
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.uv import Refused, UvRunner, install
 from farcall_endpoint.isolation import bubblewrap, landlock
+from tests.support.endpoint import running_endpoint
 from tests.support.packages import make_sdist, make_wheel
 from tests.waiting import WAIT_S, wait_until
 
@@ -341,3 +344,65 @@ def test_what_was_deleted_from_the_cache_is_installed_again(index: Path, cache: 
     assert answer(prepared(runner, packages("stone"), cache), "import stone; print(stone.version)") == "2.0"
     shutil.rmtree(cache / "uv-packages")
     assert answer(prepared(runner, packages("stone<2"), cache), "import stone; print(stone.version)") == "1.0"
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+SUBMITTER = "33333333-2222-4333-8444-555555555555"
+
+
+def version_of_stone() -> str:
+    import stone  # type: ignore[import-not-found]
+
+    return str(stone.version)
+
+
+def who_runs() -> tuple[str, int]:
+    import os
+    import sys
+
+    return sys.prefix, os.getpid()
+
+
+def change_packages() -> str:
+    import stone
+
+    with open(stone.__file__, "a") as file:  # noqa: PTH123 - the function is alone
+        return file.name
+
+
+@pytest.mark.skipif(bool(bubblewrap.missing() and landlock.missing()), reason="nothing isolates submitters here")
+def test_tasks_use_packages_that_they_name(index: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", own], check=True)
+    engine = {
+        "container_type": "venv",
+        "container_uri": str(own),
+        "max_tasks_per_worker": 1,
+        "isolation": "auto",
+        "environments": {"index_url": str(index), "cache_dir": "cache"},
+    }
+    with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+        cloud = endpoint.cloud
+        first = cloud.submit(version_of_stone, environment=packages("stone<2"))
+        others = cloud.submit(version_of_stone, environment=packages("stone<2"), submitter=SUBMITTER)
+        changed = cloud.submit(change_packages, environment=packages("stone<2"), submitter=SUBMITTER)
+        unknown = cloud.submit(version_of_stone, environment=packages("granite"))
+        plain = [cloud.submit(who_runs) for _ in range(2)]
+        assert [cloud.end(each).value for each in (first, others)] == ["1.0", "1.0"]
+        assert cloud.end(changed).error["code"] == "TASK_FAILED"
+        failed = cloud.end(unknown).error
+        assert failed["code"] == "REQUIREMENTS_FAILED"
+        assert "granite was not found" in failed["message"]
+        ends: list[Any] = [cloud.end(each).value for each in plain]
+        assert [prefix for prefix, _ in ends] == [str(own)] * 2, "tasks that name none run in the endpoint's own"
+        assert len({pid for _, pid in ends}) == 2, "each in a process of its own"
+        assert [path.name for path in (endpoint.directory.path / "cache").glob("uv-*[0-9a-f]")]
+
+
+def test_an_endpoint_whose_environment_cannot_work_says_so_at_its_start(tmp_path: Path) -> None:
+    engine = {"container_type": "venv", "container_uri": str(tmp_path / "nowhere")}
+    with running_endpoint(tmp_path / "home", engine=engine, start=False) as endpoint:
+        endpoint.start(connected=False)
+        assert endpoint.wait() == os.EX_CONFIG
+        assert f"container_uri: {tmp_path}/nowhere does not exist on this machine." in endpoint.log()

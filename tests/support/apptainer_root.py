@@ -1,4 +1,4 @@
-"""A root file system with the Apptainer of Debian sid, made once per machine: ``python -m tests.support.apptainer_root``.
+"""A root file system with the Apptainer of Debian sid: ``python -m tests.support.apptainer_root`` makes it, once.
 
 Debian 12 has no Apptainer, and sid's needs sid's libraries: it runs in a root of its own
 (:func:`tests.support.container_user.apptainer_user`).
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -51,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

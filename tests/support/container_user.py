@@ -36,13 +36,15 @@ for each in "python $2" "repository $3" "packages $4" "images $5"; do
     mkdir "$1/${each%% *}"; mount --rbind "${each#* }" "$1/${each%% *}"
 done
 """
-# crun refuses a node where a controller is in version 2 of control groups and others in version 1.
+# crun refuses a node where one controller is in version 2 of control groups, and others in version 1.
 _NODE: Final = (
     _COMMON
     + r"""
 for each in passwd group subuid subgid; do mount --bind "$1/etc/$each" "/etc/$each"; done
-if ! grep -q cgroup2 /proc/self/mounts || test -e /sys/fs/cgroup/cgroup.controllers; then :
-else mkdir "$1/hugetlb"; mount -t cgroup -o hugetlb hugetlb "$1/hugetlb" || true; fi
+if grep -q cgroup2 /proc/self/mounts && ! test -e /sys/fs/cgroup/cgroup.controllers; then
+    mkdir "$1/hugetlb"
+    mount -t cgroup -o hugetlb hugetlb "$1/hugetlb" || true
+fi
 echo ready
 exec cat
 """
@@ -60,7 +62,9 @@ done
 mkdir dev/pts dev/shm
 mount --rbind /dev/pts dev/pts
 mount -t tmpfs -o mode=1777 shm dev/shm
-for each in ptmx:pts/ptmx fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s "${each#*:}" "dev/${each%:*}"; done
+for each in ptmx:pts/ptmx fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do
+    ln -s "${each#*:}" "dev/${each%:*}"
+done
 mount --rbind /proc proc
 mount --rbind /sys sys
 mount -t tmpfs -o mode=1777 tmp tmp
@@ -110,7 +114,8 @@ class ContainerUser:
         arguments = [directory, sys.base_prefix, REPOSITORY, packages, DIRECTORY, *([root] if root else [])]
         command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *map(str, arguments)]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._holder.stdout is not None and self._holder.stdout.readline() == b"ready\n"
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"ready\n"
 
     def _write_users(self) -> None:
         for name in ("etc", "home", "run"):
@@ -147,7 +152,9 @@ class ContainerUser:
             start_new_session=True,
         )
 
-    def run(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as the user; ``stdout`` has both streams."""
         return subprocess.run(
             self.command(command),
@@ -177,17 +184,17 @@ class ContainerUser:
         """Run a command in a user namespace in which no others can be made."""
         script = 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --ambient-caps=-all "$@"'
         command = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", script, "sh", *command]
-        return self.run(command, {"XDG_RUNTIME_DIR": str(self.directory_of("runtime"))})  # Podman would join one of its own
+        runtime = self.directory_of("runtime")  # with its usual one, Podman would join a namespace that it has
+        return self.run(command, {"XDG_RUNTIME_DIR": str(runtime)})
 
     def processes(self) -> dict[int, str]:
-        """All processes of the user, and of the other ids of its namespaces, without Podman's one for all containers."""
+        """All processes of the user and of the other ids of its namespaces, without Podman's one for all containers."""
         found = {}
-        for name in filter(str.isdigit, os.listdir("/proc")):
+        for pid, process in process_reaper.read_processes().items():
             with contextlib.suppress(OSError):
-                owner = os.stat(f"/proc/{name}").st_uid
-                process = process_reaper.read_process(int(name))
-                if (owner == self.uid or owner in self._sub_ids) and process is not None and not process.is_zombie:
-                    found[int(name)] = Path(f"/proc/{name}/cmdline").read_text().replace("\0", " ")
+                owner = Path(f"/proc/{pid}").stat().st_uid
+                if (owner == self.uid or owner in self._sub_ids) and not process.is_zombie:
+                    found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
         pause = self.directory / "run/libpod/tmp/pause.pid"
         if pause.exists():
             found.pop(int(pause.read_text() or "0"), None)

@@ -1,4 +1,4 @@
-"""A Docker daemon of a test's own: it has no network but the node's, and its directory and control group end with it."""
+"""A Docker daemon of a test's own, without a network; its directory and its control group end with it."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_policy_is_one_of_ours_or_a_class(policy: str) -> None:
             "1:75",
             "not as in a shell: No closing quotation",
         ),
-        ("engine: {container_type: venv, container_uri: envs/a}", "1:47", "must be an absolute path"),
+        ("engine: {container_type: venv, container_uri: envs/a}", "1:47", "takes the absolute path of the directory"),
         ("engine: {container_type: docker, container_uri: --rm}", "1:49", "begins with a dash"),
         (
             "engine: {container_type: apptainer, container_uri: python.sif}",

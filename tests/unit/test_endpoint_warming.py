@@ -18,18 +18,9 @@ from farcall_common.errors import ConfigurationError, ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
 from farcall_endpoint.agent.nodes import image_check
-from farcall_endpoint.agent.scheduling import (
-    POLICIES,
-    EnvironmentDemand,
-    EnvironmentLoad,
-    Lifetime,
-    ManagerLoad,
-    OwnPolicy,
-    Placed,
-    SchedulingPolicy,
-    load_policy,
-)
+from farcall_endpoint.agent.scheduling import POLICIES, OwnPolicy, SchedulingPolicy, load_policy
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.warming import WarmingAwarePolicy
 from farcall_endpoint.environments.settings import EnvironmentSettings

@@ -27,12 +27,13 @@ _START: Final = Start(
 _BARE: Final = Start("IMAGE", ("python3",))
 _APPTAINER: Final = ApptainerRunner("apptainer")
 _SINGULARITY: Final = ApptainerRunner("singularity")
-_PODMAN: Final = OciRunner("podman", python="PYTHON")
-_PODMAN_HPC: Final = OciRunner("podman-hpc", python="PYTHON")
+_LIMITS: Final = {"nofile": (1024, 20_000), "nproc": (9000, 9000)}
+_PODMAN: Final = OciRunner("podman", python="PYTHON", limits=_LIMITS)
+_PODMAN_HPC: Final = OciRunner("podman-hpc", python="PYTHON", limits=_LIMITS)
 _DOCKER: Final = OciRunner("docker", user="1001:100")
 _SHIFTER: Final = ShifterRunner()
 
-_COMMANDS: Final = {
+_COMMANDS: Final[dict[str, tuple[Runner, Start, str]]] = {
     "apptainer": (
         _APPTAINER,
         _START,
@@ -70,8 +71,9 @@ _COMMANDS: Final = {
         """
         PYTHON -I -S -c ADOPT podman --log-level error run --rm --pull never --log-driver none --no-healthcheck
         --name farcall-7-3 --label farcall.container=farcall-7-3 --network host --read-only --user 0:0 --cap-drop ALL
-        --security-opt no-new-privileges --security-opt label=disable --cgroups disabled --ulimit host
-        --image-volume ignore --mount type=bind,source=/cache/worker,target=/run/farcall/worker,readonly
+        --security-opt no-new-privileges --security-opt label=disable --cgroups disabled
+        --image-volume ignore --ulimit nofile=1024:20000 --ulimit nproc=9000:9000
+        --mount type=bind,source=/cache/worker,target=/run/farcall/worker,readonly
         --mount type=bind,source=/home/lea/work,target=/home/lea/work --env OMP_NUM_THREADS=4
         --workdir /home/lea/work --of=owner --entrypoint /usr/bin/python3 IMAGE
         -I /run/farcall/worker/boot.py /run/farcall/socket/s
@@ -83,7 +85,8 @@ _COMMANDS: Final = {
         """
         PYTHON -I -S -c ADOPT podman --log-level error run --rm --pull never --log-driver none --no-healthcheck
         --network none --read-only --user 0:0 --cap-drop ALL --security-opt no-new-privileges
-        --security-opt label=disable --cgroups disabled --ulimit host --image-volume ignore --workdir /
+        --security-opt label=disable --cgroups disabled --image-volume ignore
+        --ulimit nofile=1024:20000 --ulimit nproc=9000:9000 --workdir /
         --entrypoint python3 --no-hosts --rootfs /images/sci:O
         """,
     ),
@@ -93,7 +96,8 @@ _COMMANDS: Final = {
         """
         PYTHON -I -S -c ADOPT podman --log-level error run --rm --pull never --log-driver none --no-healthcheck
         --network host --read-only --user 0:0 --cap-drop ALL --security-opt no-new-privileges
-        --security-opt label=disable --cgroups disabled --ulimit host --image-volume ignore
+        --security-opt label=disable --cgroups disabled --image-volume ignore
+        --ulimit nofile=1024:20000 --ulimit nproc=9000:9000
         --device nvidia.com/gpu=0 --device nvidia.com/gpu=1 --workdir / --entrypoint python3 IMAGE
         """,
     ),
@@ -103,7 +107,8 @@ _COMMANDS: Final = {
         """
         PYTHON -I -S -c ADOPT podman-hpc run --rm --pull never --log-driver none --no-healthcheck
         --network host --read-only --user 0:0 --cap-drop ALL --security-opt no-new-privileges
-        --security-opt label=disable --cgroups disabled --ulimit host --image-volume ignore
+        --security-opt label=disable --cgroups disabled --image-volume ignore
+        --ulimit nofile=1024:20000 --ulimit nproc=9000:9000
         --device /dev/kfd --device /dev/dri --group-add keep-groups --workdir / --entrypoint python3 IMAGE
         """,
     ),
@@ -144,7 +149,8 @@ def test_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, start, expected = _COMMANDS[name]
     command = runner.command(start)
     if "-c" in command[:4]:
-        assert "PR_SET" not in command[4] and "execvp" in command[4]
+        assert "PR_SET" not in command[4]
+        assert "execvp" in command[4]
         command[4] = "ADOPT"
     assert command == shlex.split(expected)
 
@@ -170,6 +176,13 @@ def test_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (_PODMAN, "lab/sci:1", "lab/sci:1", ["podman", "lab/sci:1"], "podman is pulling the image"),
         (_PODMAN, "docker://lab/sci:1", "lab/sci:1", ["podman", "lab/sci:1"], "podman is pulling the image"),
+        (
+            _PODMAN,
+            "docker://--root=/",
+            "docker://--root=/",
+            ["podman", "docker://--root=/"],
+            "podman is pulling the image",
+        ),
         (_PODMAN, "/images/sci", "/images/sci", [], ""),
         (
             _PODMAN,
@@ -189,7 +202,8 @@ def test_preparation(runner: Runner, location: str, image: str, programs: list[s
     assert (found.image, found.what) == (image, what)
     assert len(found.commands) == bool(programs)
     for command in found.commands:
-        assert command[:2] == ("sh", "-c") and set(programs) <= set(command[3:])
+        assert command[:2] == ("sh", "-c")
+        assert set(programs) <= set(command[3:])
         assert location.removeprefix("docker://") not in command[2], "what users wrote is no part of a script"
 
 

@@ -31,11 +31,12 @@ from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.environments import EnvironmentsSeen, image_of, report_environments, waiting_reasons
 from farcall_endpoint.agent.events import Event
+from farcall_endpoint.agent.loads import Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
 from farcall_endpoint.agent.prewarm import Change, Prewarming
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry, with_retries
-from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
+from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import (
     Demand,

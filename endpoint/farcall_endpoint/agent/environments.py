@@ -84,7 +84,7 @@ class EnvironmentsSeen:
     def demand(
         self, queue: TaskQueue, managers: Managers, *, own: PrefetchPolicy, now: float
     ) -> dict[str, EnvironmentDemand]:
-        """The tasks by environment; empty while all are of the endpoint's own Python, and so are all workers.
+        """The tasks by environment; empty while all tasks and workers belong to the endpoint's own Python.
 
         :param own: knows the durations of the others.
         """

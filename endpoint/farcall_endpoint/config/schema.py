@@ -299,7 +299,9 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         try:
             self.default_environment  # noqa: B018 - it is checked when it is made
         except ValueError as error:
-            raise FieldProblem("container_uri", str(error).removeprefix("environment: "), fix="change it") from error
+            raise FieldProblem(
+                "container_uri", str(error).removeprefix("environment: "), fix="write what the technology takes"
+            ) from error
 
     @property
     def default_environment(self) -> Environment | None:

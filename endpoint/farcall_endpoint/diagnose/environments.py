@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.environments import TYPES
 from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import cgroups, preparation
+from farcall_endpoint.environments import cgroups
+from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.uv import index_command
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.worker import namespaces
@@ -26,6 +26,7 @@ _KERNEL: Final = (
     "kernel/unprivileged_userns_clone",
     "kernel/apparmor_restrict_unprivileged_userns",
 )
+_TRY_TECHNOLOGIES: Final = f"from {__name__} import main; main()"
 _TRY_NAMESPACES: Final = f"from {namespaces.__name__} import missing; print(missing())"
 
 
@@ -91,11 +92,19 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
 
 def _technologies(environ: Mapping[str, str]) -> dict[str, str]:
     """Each technology is tried in a process of its own, as this starts containers."""
-    output = _output([sys.executable, "-P", "-m", preparation.__name__, "--check", *TYPES], environ)
+    output = _output([sys.executable, "-P", "-c", _TRY_TECHNOLOGIES], environ)
     try:
         return msgspec.json.decode(output, type=dict[str, str])
     except msgspec.DecodeError:
-        return dict.fromkeys(TYPES, f"no answer within {_LIMIT_S:.0f} s: {_shown(output)}".rstrip(": "))
+        return dict.fromkeys(RUNNERS, f"could not be determined: {_shown(output)}")
+
+
+def main() -> None:
+    """Try all technologies, and print why each does not work."""
+    with concurrent.futures.ThreadPoolExecutor(len(RUNNERS)) as threads:
+        reasons = threads.map(lambda runner: runner.missing(), RUNNERS.values())
+        found = dict(zip(RUNNERS, reasons, strict=True))
+    sys.stdout.write(msgspec.json.encode(found).decode())
 
 
 def _index(environ: Mapping[str, str], index_url: str) -> str:

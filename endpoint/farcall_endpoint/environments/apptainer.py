@@ -48,7 +48,7 @@ class ApptainerRunner:
     worker_target = "/run/farcall/worker"
 
     def __init__(self, type: Literal["apptainer", "singularity"]) -> None:  # noqa: A002 - the seam's name
-        self.type = type
+        self.type: str = type
 
     def missing(self) -> str:
         """As :meth:`.Runner.missing`."""

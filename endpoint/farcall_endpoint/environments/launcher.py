@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, TYPES, UV, Environment
+from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
@@ -41,14 +41,18 @@ from farcall_endpoint.environments.preparation import (
     PreparationReport,
     PreparationSettings,
     Prepared,
-    not_allowed,
     options_for,
 )
 from farcall_endpoint.environments.runner import Mount, Runner, Start
-from farcall_endpoint.environments.runners import RUNNERS, find_installed
+from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
-from farcall_endpoint.environments.templates import ForkedProcess, template_key, variables_of_template
+from farcall_endpoint.environments.templates import (
+    ForkedProcess,
+    start_template,
+    template_key,
+    variables_of_template,
+)
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -266,6 +270,7 @@ class EnvironmentLauncher:
         self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS))
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
         self._templates: set[Container] = set()
+        self._own: dict[str, subprocess.Popen[bytes]] = {}
         self._ends: dict[str, int] = {}  # descriptors of the processes of templates, by name
 
     def fileno(self) -> int:
@@ -275,7 +280,7 @@ class EnvironmentLauncher:
     @property
     def children(self) -> set[int]:
         """Process ids of this process's children that are no workers."""
-        templates = {container.pid for container in self._templates}
+        templates = {*(each.pid for each in self._templates), *(each.pid for each in self._own.values())}
         return templates if self._process is None else {*templates, self._process.pid}
 
     def next_deadline(self) -> float:
@@ -533,6 +538,38 @@ class EnvironmentLauncher:
 
     # -- templates -----------------------------------------------------------------------------------------------------
 
+    def fork_own(self, key: str, boot: Boot, descriptors: Descriptors) -> ForkedProcess | None:
+        """A worker of the endpoint's own Python; None if it must be started afresh."""
+        return self._pool.fork(key, boot, descriptors)
+
+    def start_own_template(self, key: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start a template of the endpoint's own Python, if there should be one.
+
+        :param command: what to write before its command.
+        :param variables: as its workers have them.
+        """
+        modules = self._pool.wanted(key, "", None, now=time.monotonic())
+        if modules is None:
+            return
+        try:
+            process, connection = start_template(command, variables=variables)
+        except OSError as error:
+            self._pool.not_started(key, str(error), now=time.monotonic())
+            return
+        name = f"farcall-{uuid.uuid4().hex[:12]}"
+        self._own[name] = process
+        self._kill_if_manager_is_killed(name, process.pid)
+        self._pool.add(key, "", connection, modules, stop=lambda: self._end_own(name), now=time.monotonic())
+
+    def _end_own(self, name: str) -> None:
+        process = self._own.pop(name)
+        process_reaper.kill_trees({process.pid})
+        process.wait()
+        self._order(preparation.Ended(name, stops=False))
+
+    def _kill_if_manager_is_killed(self, name: str, group: int) -> None:
+        self._order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
+
     def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
         modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
@@ -546,8 +583,8 @@ class EnvironmentLauncher:
         self._starts.pop(template.name)
         template.modules, template.template_key, template.origin = modules, key, (environment, wanted)
         self._templates.add(template)
-        if not template.has_stop:  # kill its group, if this manager is killed
-            self._order(preparation.Started(template.name, ("kill", "-KILL", "--", f"-{template.pid}")))
+        if not template.has_stop:
+            self._kill_if_manager_is_killed(template.name, template.pid)
         end = os.pidfd_open(template.pid)
         self._ends[template.name] = end
         self._containers[end] = template
@@ -593,7 +630,7 @@ class EnvironmentLauncher:
         self.ended(template)
 
     def _serve_templates(self) -> list[TemplateChange]:
-        return self._pool.serve(now=time.monotonic())
+        return [change for change in self._pool.serve(now=time.monotonic()) if change.environment_key]
 
     def _start_of(
         self,
@@ -705,19 +742,6 @@ class EnvironmentLauncher:
 def cache_directory(settings: EnvironmentSettings) -> Path:
     """Where what is prepared is kept: as the settings say, or on the node's disk."""
     return Path(settings.cache_dir or Path(tempfile.gettempdir()) / f"farcall-environments-{os.geteuid()}")
-
-
-def technologies(settings: EnvironmentSettings) -> dict[str, str]:
-    """All technologies: those that are allowed and installed on this node with an empty text, and why the others cannot
-    be used. Whether one works is found out by its first environment: the answer takes a start of a container."""
-    installed = find_installed(TYPES)
-    found: dict[str, str] = {}
-    for name in TYPES:
-        if settings.types is not None and name not in settings.types:
-            found[name] = not_allowed(settings)
-        else:
-            found[name] = "" if name in installed else f"{name} is not installed"
-    return found
 
 
 def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import resource
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -31,7 +32,7 @@ _LOAD: Final = 'id=$("$1" pull --quiet "$2") && exec "$1" tag "$id" "$3"'
 
 # Podman 4 takes two tries for a container whose monitor was killed: the first finds out that it does not run.
 _REMOVE: Final = 'for _ in 1 2 3; do "$@" && exit; done; exit 1'
-# Docker's daemon may just be about to create what its client had asked for before that was killed. $1: program, $2: name.
+# Docker's daemon may be about to create what its client asked for before it was killed. $1: the program, $2: the name.
 _AWAIT: Final = r"""
 for _ in 1 2 3 4 5; do
     found=$("$1" ps --all --quiet --filter "name=^/$2\$") || exit
@@ -47,16 +48,29 @@ _ADOPT: Final = (
 )
 
 
+def own_limits() -> dict[str, tuple[int, int]]:
+    """The limits of open files and processes that this process has, as Podman can set them for a container: it lowers
+    its own limit of processes to the kernel's first, and could not raise it again."""
+    most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+    soft, hard = (
+        most if each == resource.RLIM_INFINITY else min(each, most)
+        for each in resource.getrlimit(resource.RLIMIT_NPROC)
+    )
+    return {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE), "nproc": (soft, hard)}
+
+
 class OciRunner:
     """Runs ``podman run``, ``podman-hpc run`` or ``docker run``.
 
     The location is a reference to an image; for both Podmans also the directory of a root file system, and for
-    ``podman`` ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:`` with a path. The root file system of the container is read-only, but for
-    ``/tmp``, ``/run`` and ``/var/tmp`` in memory. In it, the endpoint's user has their own id with Docker, and is root
-    without capabilities with the others: there, that is the endpoint's user on the node. Docker's containers are no
-    descendants of the process that starts them.
+    ``podman`` ``docker-archive:``, ``oci-archive:``, ``oci:`` or ``dir:`` with a path. The root file system of the
+    container is read-only, but for ``/tmp``, ``/run`` and ``/var/tmp`` in memory. In it, the endpoint's user has their
+    own id with Docker, and is root without capabilities with the others: there, that is the endpoint's user on the
+    node. Docker's containers are no descendants of the process that starts them.
 
     :param python: starts Podman so that its containers are descendants of the process.
+    :param user: with Docker, the ids of user and group of the container's program.
+    :param limits: soft and hard ones, as of ``ulimit``, with Podman; None: those that this process has.
     """
 
     passes_descriptors = False
@@ -68,11 +82,15 @@ class OciRunner:
         *,
         python: str = sys.executable,
         user: str = f"{os.getuid()}:{os.getgid()}",
+        limits: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        self.type = type
+        self.type: str = type
         self._podman = type != "docker"
         self._python = python
         self._user = "0:0" if self._podman else user
+        # As root without CAP_SYS_RESOURCE, Podman cannot set its usual ones.
+        found = own_limits() if limits is None else limits
+        self._limits = [word for name, (soft, hard) in found.items() for word in ("--ulimit", f"{name}={soft}:{hard}")]
 
     def missing(self) -> str:
         """As :meth:`.Runner.missing`."""
@@ -93,7 +111,7 @@ class OciRunner:
             image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:16]}:latest"
             load = ("sh", "-c", _LOAD, "sh", self.type, location, image)
             return Preparation(image, (load,), f"{self.type} is loading the image")
-        image = location.removeprefix("docker://")
+        image = re.sub("^docker://(?!-)", "", location)  # with a dash, it would be an option
         pull = ("sh", "-c", _PULL, "sh", self.type, image)
         return Preparation(image, (pull,), f"{self.type} is pulling the image")
 
@@ -122,7 +140,7 @@ class OciRunner:
         command += ["--read-only", "--user", self._user, "--cap-drop", "ALL"]
         command += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
         if self._podman:
-            command += ["--cgroups", "disabled", "--ulimit", "host", "--image-volume", "ignore"]
+            command += ["--cgroups", "disabled", "--image-volume", "ignore", *self._limits]
         else:
             targets = {mount.target for mount in start.mounts}
             for path in sorted({"/run", "/tmp", "/var/tmp"} - targets):  # noqa: S108 - the container's own
@@ -142,7 +160,7 @@ class OciRunner:
         return [*command, start.image, *start.command[1:]]
 
     def stop(self, start: Start) -> list[str] | None:
-        """As :meth:`.Runner.stop`; it may run before Docker's daemon has heard of the container: see :meth:`leftovers`."""
+        """As :meth:`.Runner.stop`; a busy Docker may create the container even later: see :meth:`leftovers`."""
         if not start.name:
             return None
         return self.remove([start.name]) if self._podman else ["sh", "-c", _AWAIT, "sh", self.type, start.name]

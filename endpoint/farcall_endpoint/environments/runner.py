@@ -70,11 +70,17 @@ class Runner(Protocol):
     the foreground, ends with the container, and the container ends when it is killed or when :meth:`stop` was run.
     """
 
-    type: str
-    #: Where the worker's code is mounted in the container.
-    worker_target: str
-    #: Whether a descriptor that the runner inherits is open in the container, too.
-    passes_descriptors: bool
+    @property
+    def type(self) -> str:
+        """The type of environments that it runs."""
+
+    @property
+    def worker_target(self) -> str:
+        """Where the worker's code is mounted in the container."""
+
+    @property
+    def passes_descriptors(self) -> bool:
+        """Whether a descriptor that the runner inherits is open in the container, too."""
 
     def missing(self) -> str:
         """Why the technology does not work on this node, after a try; empty if it works."""

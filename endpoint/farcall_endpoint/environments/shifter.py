@@ -1,7 +1,8 @@
 """Shifter: containers of images that the site's image gateway keeps.
 
 Shifter mounts the site's directories into every container, at their places on the node; it changes neither the network
-nor the view on processes. A place where something else is mounted must exist in the image.
+nor the view on processes. What else is mounted must be a directory in one of them, and its place must exist in the
+image, or in what is mounted there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Final
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.runner import Preparation, Start
 from farcall_endpoint.environments.trial import problem
-
 
 # $1: the image. The exit code of a pull that failed may be 0.
 _PULL: Final = '''

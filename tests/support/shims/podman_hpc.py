@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shim import fail, record
+from tests.support.shims.shim import fail, record
 
 
 def main(arguments: list[str]) -> None:

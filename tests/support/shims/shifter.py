@@ -8,8 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shim import fail, record, root_of, run
+from tests.support.shims.shim import fail, record, root_of, run
 
 _LONG = ["help", "volume=", "verbose", "image=", "entrypoint", "workdir=", "module=", "env=", "env-file=", "clearenv"]
 _REFUSED_TARGETS = ("/etc", "/var", "/opt/udiImage", "/dev", "/proc")
@@ -23,7 +22,7 @@ def main(arguments: list[str]) -> None:
         if "not recognized" in error.msg:
             print(f"shifter: unrecognized option '--{error.opt}'", file=sys.stderr)
         fail("Missing an argument!", 1)
-    image, volumes, variables, clear, directory = "", [], {}, False, os.getcwd()
+    image, volumes, variables, clear, directory = "", [], {}, False, str(Path.cwd())
     for name, value in options:
         match name:
             case "-h" | "--help":
@@ -31,7 +30,7 @@ def main(arguments: list[str]) -> None:
                 sys.exit(0)
             case "-i" | "--image":
                 if not re.fullmatch("(docker|custom|id):.+", value):
-                    fail('Incorrect format for image identifier: need "image_type:image_desc", e.g., docker:ubuntu:17.10', 1)
+                    fail('Incorrect format for image identifier: need "image_type:image_desc"', 1)
                 image = value
             case "-V" | "--volume":
                 volumes += [_volume(each) for each in value.split(";")]
@@ -51,19 +50,30 @@ def main(arguments: list[str]) -> None:
         fail(f"FAILED to lookup {kind} image {tag}", 1)
     if os.getuid() == 0:
         fail("Failed to lookup username or attempted to run as root.\n", 1)
-    for _, target, _ in volumes:
-        if not (root / target.lstrip("/")).exists():
-            fail("FAILED to setup image.", 1)  # "the mount-point must already exist in the provided image"
+    site = [path for path in os.environ.get("SHIM_SITE", "").split(":") if path]
+    for index, (source, target, _) in enumerate(volumes):
+        # The source is looked for in the container, which has the site's directories.
+        if not any(Path(source).is_relative_to(path) for path in site) or not Path(source).exists():
+            fail(f'FAILED to find real path for volume "from": {source}\nFAILED to setup image.', 1)
+        if not Path(source).is_dir():
+            fail(f'FAILED "from" location is not directory: {source}\nFAILED to setup image.', 1)
+        if not _exists(target, [("/", str(root)), *((to, of) for of, to, _ in volumes[:index])]):
+            fail(f'FAILED to find volume "to": {target}\nFAILED to setup image.', 1)
     inherited = {} if clear else dict(os.environ)
-    site = [(path, path, True) for path in os.environ.get("SHIM_SITE", "").split(":") if path]
     image_variables = {"PATH": "/usr/bin:/bin"}
     run(
         root,
         command or ["/bin/sh"],
-        mounts=[*site, *volumes],
+        mounts=[*((path, path, True) for path in site), *volumes],
         variables={**inherited, **image_variables, **variables},
         directory=directory,
     )
+
+
+def _exists(target: str, mounted: list[tuple[str, str]]) -> bool:
+    """Whether a directory exists where these are mounted: target and source of each."""
+    to, source = [each for each in mounted if Path(target).is_relative_to(each[0])][-1]
+    return (Path(source) / Path(target).relative_to(to)).is_dir()
 
 
 def _volume(text: str) -> tuple[str, str, bool]:

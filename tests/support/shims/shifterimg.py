@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shim import fail, record, root_of
+from tests.support.shims.shim import fail, record, root_of
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the shims share. Stands alone: a shim is a program of its own."""
+"""What the shims share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 def record(program: str, arguments: list[str]) -> None:
     """Append the call to the log."""
-    line = {"program": program, "arguments": arguments, "variables": dict(os.environ), "directory": os.getcwd()}
+    line = {"program": program, "arguments": arguments, "variables": dict(os.environ), "directory": str(Path.cwd())}
     with Path(os.environ["SHIM_LOG"]).open("a") as log:
         log.write(json.dumps(line) + "\n")
 
@@ -45,7 +45,7 @@ def run(
     words = ["bwrap", "--tmpfs", "/", "--die-with-parent", *namespaces]
     for path in sorted(root.iterdir()):
         if path.is_symlink():
-            words += ["--symlink", os.readlink(path), f"/{path.name}"]
+            words += ["--symlink", str(path.readlink()), f"/{path.name}"]
         elif path.name not in ("proc", "dev", "tmp", "run"):
             words += ["--ro-bind", str(path), f"/{path.name}"] if path.name != "mnt" else ["--dir", "/mnt"]
     words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run"]

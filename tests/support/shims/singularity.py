@@ -8,8 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shim import fail, record, root_of, run
+from tests.support.shims.shim import fail, record, root_of, run
 
 _EXEC = [
     *("bind=", "cleanenv", "contain", "containall", "env=", "fakeroot", "home=", "hostname=", "ipc", "keep-privs"),
@@ -45,7 +44,7 @@ def _parsed(command: str, arguments: list[str], short: str, long: list[str]) -> 
 
 def _exec(options: list[tuple[str, str]], rest: list[str]) -> None:
     if len(rest) < 2:
-        fail('Error for command "exec": requires at least 2 arg(s), only received %d' % len(rest), 1)
+        fail(f'Error for command "exec": requires at least 2 arg(s), only received {len(rest)}', 1)
     found, mounts = dict(options), []
     for option, value in options:
         if option in ("--bind", "-B"):
@@ -92,7 +91,7 @@ def _build(options: list[tuple[str, str]], rest: list[str]) -> None:
         words = f"conveyor failed to get: reading manifest in {reference}: manifest unknown: manifest unknown"
         fail(f"FATAL:   While performing build: {words}", 255)
     if any(option in ("--sandbox", "-s") for option, _ in options):
-        os.symlink(root, target)
+        Path(target).symlink_to(root)
     else:
         Path(target).write_text(str(root))
     print("INFO:    Build complete: " + target, file=sys.stderr)
