@@ -11,6 +11,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import os
+import re
 import select
 import signal
 import socket
@@ -57,6 +58,7 @@ READ_AT_IMPORT: Final = (
 )
 """Environment variables that Python and well-known packages read when they are loaded. A fork cannot change what they
 led to, so workers that differ in one of them come from different templates."""
+_is_read: Final = re.compile("|".join(map(fnmatch.translate, READ_AT_IMPORT))).match
 _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
@@ -69,11 +71,7 @@ _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 def variables_of_template(variables: Mapping[str, str]) -> dict[str, str]:
     """Those of a worker's variables that its template must have, too, because they are read by imports."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if name not in _SET_BY_CHILDREN and any(fnmatch.fnmatchcase(name, pattern) for pattern in READ_AT_IMPORT)
-    }
+    return {name: value for name, value in variables.items() if _is_read(name) and name not in _SET_BY_CHILDREN}
 
 
 def template_key(environment_key: str, variables: Mapping[str, str]) -> str:
