@@ -31,12 +31,12 @@ from benchmarks.report import Figure, Report, figure_table, new_report, parse_op
 from farcall_common.environments import Environment
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.environments.launcher import EnvironmentLauncher
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.templates import ForkedProcess, Template, start_template
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import FreshProcessLauncher, WorkerProcess
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.slots import Slot
+from farcall_endpoint.manager.worker_process import WorkerProcess, Workplace
 from farcall_endpoint.process_reaper import descendants, read_processes
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import Channel, Done, Order, Ready, Run, channel_pair
@@ -168,15 +168,16 @@ def running_node(image: Path, *, fork: bool, spares: int = 0) -> Iterator[Node]:
     environment = Environment(type="bubblewrap", location=str(image), preload=("numpy", "pandas"))
     with tempfile.TemporaryDirectory(prefix="farcall-bench-") as name:
         directory = Path(name)
-        environments = EnvironmentLauncher(EnvironmentSettings(cache_dir=str(directory / "cache"), fork=fork))
-        environments._pool._spares = spares
         launcher = FreshProcessLauncher(
-            working_dir=directory / "work",
-            environment=dict(os.environ),
-            slots=(Slot(0, threads=1),),
-            settings=WorkerSettings(),
-            environments=environments,
+            Workplace(
+                working_dir=directory / "work",
+                environment=dict(os.environ),
+                slots=(Slot(0, threads=1),),
+                settings=WorkerSettings(),
+            ),
+            environments=EnvironmentSettings(cache_dir=str(directory / "cache"), fork=fork),
         )
+        launcher._in_environments()._launcher._pool._spares = spares
         node = Node(launcher, environment)
         try:
             launcher.prepare(environment)

@@ -146,7 +146,6 @@ def test_forks_are_confined_as_fresh_workers_are(tmp_path: Path, venv: Path) -> 
     (tmp_path / "private").mkdir()
     confinement = Confinement(
         readable=[str(venv), str(images.image(images.DEBIAN)), sys.base_prefix, sys.prefix, str(Path.cwd())],
-        private=[tmp_path / "private"],
         landlock=True,
         bubblewrap=True,
     )
