@@ -255,4 +255,4 @@ def renumbered(accelerators: Sequence[str]) -> dict[str, str]:
     if not names or not all(name.isdecimal() for name in names):
         return {}
     numbers = ",".join(map(str, range(len(names))))
-    return {"FARCALL_WORKERACCELERATORS": numbers, **dict.fromkeys(ACCELERATORS, numbers)}
+    return {"FARCALL_WORKER_ACCELERATORS": numbers, **dict.fromkeys(ACCELERATORS, numbers)}

@@ -221,7 +221,7 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
     hidden: Sequence[str] = ()
     if slot.accelerators:
         names = ",".join(slot.accelerators)
-        own |= {"FARCALL_WORKERACCELERATORS": names, **dict.fromkeys(ACCELERATORS, names)}
+        own |= {"FARCALL_WORKER_ACCELERATORS": names, **dict.fromkeys(ACCELERATORS, names)}
         own["ZE_ENABLE_PCI_ID_DEVICE_ORDER"] = "1"  # so that Intel's numbers mean the same in every process
         hidden = _ROCM_VARIABLES if amd else ()
     outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
