@@ -255,7 +255,7 @@ def memory(node: Node) -> list[Figure]:
     """Proportional memory of each of sixteen workers, and of the template in it."""
     workers = [node.launch() for _ in range(_WORKERS)]
     results([worker.channel for worker in workers], use_pandas)
-    templates = node.launcher._environments._pool.pids
+    templates = node.launcher._in_environments()._launcher._pool.pids
     each = [pss_mib(worker.pid) for worker in workers]
     total = sum(each) + sum(map(pss_mib, templates))
     for worker in workers:
