@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 import psutil
 
-from farcall_common.environments import TYPES, Environment
+from farcall_common.environments import TYPES, UV, Environment
 from farcall_common.errors import (
     ConfigurationError,
     EndpointInUse,
@@ -154,7 +154,8 @@ def _connection_problem(directory: EndpointDirectory) -> str:
 
 
 def find_environment(directory: EndpointDirectory, given: str) -> Environment:
-    """An environment that the agent knows by this name, label or key, or ``TYPE:LOCATION``.
+    """An environment that the agent knows by this name, label or key, or ``TYPE:LOCATION``, which for packages is
+    ``uv:REQUIREMENT ...``.
 
     :raises ConfigurationError: if it is none; lists those that are known.
     """
@@ -166,7 +167,8 @@ def find_environment(directory: EndpointDirectory, given: str) -> Environment:
     kind, colon, location = given.partition(":")
     if colon and kind in TYPES:
         try:
-            return Environment.of({"type": kind, "location": location})
+            place = {"requirements": tuple(location.split())} if kind == UV else {"location": location}
+            return Environment.of({"type": kind, **place})
         except ValueError as error:
             raise ConfigurationError(f"{given}: {error}.") from error
     labels = list(dict.fromkeys(each.label for each in known))

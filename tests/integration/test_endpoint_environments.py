@@ -63,7 +63,7 @@ def test_a_submitter_may_not_name_what_only_the_owner_may_read(endpoint: Endpoin
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The temporary directory of an endpoint, with a short path."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
         monkeypatch.setenv("TMPDIR", name)
         yield Path(name)
 

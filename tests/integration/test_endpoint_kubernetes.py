@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from farcall_common.environments import Environment
 from farcall_endpoint.config import KubernetesProviderConfig
 from farcall_endpoint.providers.base import Phase
 from farcall_endpoint.providers.batch import BatchProvider, SchedulerError
 from farcall_endpoint.providers.schedulers import make_scheduler
-from tests.waiting import wait_until
+from tests.support.endpoint import running_endpoint, wait_gone
+from tests.waiting import WAIT_S, wait_until
 
 
 class Cluster:
     """As much of the API as a provider uses: create, read and delete pods of one namespace, and create Secrets, which
-    are deleted with the pods that own them."""
+    are deleted with the pods that own them.
 
-    def __init__(self) -> None:
+    :param runs_pods: whether the command of a pod runs, as a process of this machine, once its Secret is there. The
+        variable ``POD_IMAGE`` has the name of its image.
+    """
+
+    def __init__(self, *, runs_pods: bool = False) -> None:
+        self.runs_pods = runs_pods
+        self.images: list[str] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.pods: dict[str, dict[str, Any]] = {}
         self.secrets: dict[str, dict[str, Any]] = {}
         self.allows_secrets = True
@@ -37,7 +50,31 @@ class Cluster:
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
+    def run(self, name: str) -> None:
+        """Run the command of a pod."""
+        container = self.pods[name]["spec"]["containers"][0]
+        values = self.secrets[name]["stringData"]
+        variables = {each["name"]: values[each["name"]] for each in container["env"] if "valueFrom" in each}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.processes[name] = subprocess.Popen(
+            [*container["command"], *container["args"]],
+            env={**os.environ, **variables, "PATH": path, "POD_IMAGE": container["image"]},
+            start_new_session=True,
+        )
+        self.pods[name]["status"]["phase"] = "Running"
+
+    def end(self, name: str) -> None:
+        """End the process of a pod."""
+        process = self.processes.pop(name, None)
+        if process is not None:
+            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.terminate()
+            process.wait(WAIT_S)
+            wait_gone(family)
+
     def close(self) -> None:
+        for name in list(self.processes):
+            self.end(name)
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -52,6 +89,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.path.endswith("/secrets"):
             if self.owner.allows_secrets:
                 self.owner.secrets[pod["metadata"]["name"]] = pod
+                if self.owner.runs_pods:
+                    self.owner.run(pod["metadata"]["name"])
             self._answer(*((201, pod) if self.owner.allows_secrets else (403, {"message": "secrets is forbidden"})))
             return
         if "quota" in pod["spec"]["containers"][0]["image"]:
@@ -60,15 +99,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pod["status"] = {"phase": "Pending"}
         pod["metadata"]["uid"] = f"uid of {pod['metadata']['name']}"
         self.owner.pods[pod["metadata"]["name"]] = pod
+        self.owner.images.append(pod["spec"]["containers"][0]["image"])
         self._answer(201, pod)
 
     def do_GET(self) -> None:
         pod = self.owner.pods.get(self.path.rsplit("/", 1)[1])
+        process = self.owner.processes.get(self.path.rsplit("/", 1)[1])
+        if pod and process and process.poll() is not None:
+            pod["status"]["phase"] = "Failed" if process.returncode else "Succeeded"
         self._answer(200 if pod else 404, pod or {"message": "not found"})
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         pod = self.owner.pods.pop(self.path.rsplit("/", 1)[1], None)
+        if pod:
+            self.owner.end(pod["metadata"]["name"])
         for name, secret in list(self.owner.secrets.items()):
             if pod and pod["metadata"]["uid"] in [each["uid"] for each in secret["metadata"]["ownerReferences"]]:
                 del self.owner.secrets[name]
@@ -89,8 +134,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     cluster = Cluster()
+    file = write_kubeconfig(tmp_path, cluster)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    yield cluster
+    cluster.close()
+
+
+def write_kubeconfig(directory: Path, cluster: Cluster) -> Path:
     context = {"cluster": "test", "user": "test", "namespace": "farcall"}
-    file = tmp_path / "kubeconfig"
+    file = directory / "kubeconfig"
     file.write_text(
         yaml.safe_dump(
             {
@@ -103,9 +155,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
             }
         )
     )
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-    yield cluster
-    cluster.close()
+    return file
 
 
 CONFIG = KubernetesProviderConfig(
@@ -165,3 +215,44 @@ def test_a_refusal_has_the_message_of_the_cluster(cluster: Cluster, tmp_path: Pa
     scheduler = make_scheduler(KubernetesProviderConfig(image="over-quota"), script_dir=tmp_path)
     with pytest.raises(SchedulerError, match="exceeded quota"):
         scheduler.submit("true", name="block-1")
+
+
+# -- an endpoint whose pods run ----------------------------------------------------------------------------------------
+
+
+def image_of_pod() -> str:
+    import os
+
+    return os.environ["POD_IMAGE"]
+
+
+def image(name: str) -> Environment:
+    return Environment(type="docker", location=f"registry.example/{name}:1", name=name)
+
+
+def test_each_task_runs_in_a_pod_of_its_image_and_idle_pods_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(runs_pods=True)
+    try:
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, cluster)))
+        provider: dict[str, object] = {"type": "KubernetesProvider", "image": "registry.example/farcall:1"}
+        provider |= {"namespace": "farcall", "init_blocks": 0, "max_blocks": 2}
+        engine = {"provider": provider, "address": "127.0.0.1", "max_workers_per_node": 1}
+        with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+            cloud = endpoint.cloud
+            tasks = {name: cloud.submit(image_of_pod, environment=image(name)) for name in ("sci", "ml")}
+            assert {name: cloud.end(task).value for name, task in tasks.items()} == {
+                name: f"registry.example/{name}:1" for name in tasks
+            }
+            assert sorted(cluster.images) == ["registry.example/ml:1", "registry.example/sci:1"]
+            third = cloud.submit(image_of_pod, environment=image("third"))
+            own = cloud.submit(image_of_pod)
+            assert cloud.end(third).value == "registry.example/third:1", "an idle pod made room"
+            assert cloud.end(own).value == "registry.example/farcall:1"
+            refused = cloud.end(cloud.submit(image_of_pod, environment=Environment(type="venv", location="/opt/x")))
+            assert refused.error is not None
+            assert refused.error["code"] == "CONTAINER_UNSUPPORTED"
+        assert all(process.poll() is not None for process in cluster.processes.values())
+    finally:
+        cluster.close()

@@ -334,9 +334,10 @@ def test_a_manager_here_that_sends_what_is_no_message_is_given_up(packet: bytes,
             registered = protocol.Registered("m", protocol.software_fingerprint(), 1, os.getpid(), "here", "b1")
             there.send(protocol.encode(registered))
         provider.there.send(packet)
-        heard, lost = [], []
+        heard: list[object] = []
+        lost: list[Lost] = []
         deadline = time.monotonic() + WAIT_S
-        while provider.there and not (lost or (heard and not is_registered)) and time.monotonic() < deadline:
+        while not (lost or (heard and not is_registered)) and time.monotonic() < deadline:
             ready = {source for source, _ in poller.poll(20)}
             heard += [message for _, message, _ in fleet.receive(ready=ready, now=now)]
             lost += fleet.maintain(now=now, ready=ready)

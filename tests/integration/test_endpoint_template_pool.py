@@ -101,6 +101,8 @@ def test_workers_are_fresh_until_a_template_serves(pool: Pool) -> None:
 
 def test_a_template_is_replaced_when_tasks_import_more(pool: Pool) -> None:
     pool.start()
+    pool.learn("colorsys")
+    assert pool.start() == ("colorsys",)
     before = pool.fork()
     assert before is not None
     pool.learn("colorsys", "wave")

@@ -16,12 +16,11 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.manager.events import EnvironmentReady
-from farcall_endpoint.manager.launcher import Confinement
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
+from farcall_endpoint.manager.worker_process import Confinement
 from tests.support import images
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.waiting import wait_until
-
 
 FRESH = EnvironmentSettings(fork=False)
 
@@ -48,11 +47,11 @@ def tree(name: str = images.DEBIAN) -> Environment:
     return Environment(type="bubblewrap", location=str(images.image(name)))
 
 
-def place() -> tuple[str, str, list[str]]:
-    import os
+def place() -> tuple[str, str]:
+    import pathlib
     import sys
 
-    return sys.executable, os.getcwd(), sorted(os.listdir("/"))
+    return sys.executable, str(pathlib.Path.cwd())
 
 
 def variables() -> dict[str, str]:
@@ -83,10 +82,7 @@ def descendants() -> set[int]:
 def test_a_worker_in_a_tree(node: Node) -> None:
     before = descendants()
     worker = node.ready(tree())
-    executable, directory, root = node.run(worker, place)
-    assert executable == "/usr/bin/python3.11"
-    assert directory == str(node.directory / "work")
-    assert "root" not in os.listdir("/") or set(root) != set(os.listdir("/"))
+    assert node.run(worker, place) == ("/usr/bin/python3.11", str(node.directory / "work"))
     assert node.kill(worker) == "killed by SIGKILL"
     wait_until(lambda: descendants() - before <= node.launcher.children)
 
@@ -212,26 +208,36 @@ def test_memory_is_measured_in_process_namespaces(node: Node) -> None:
 
 
 @pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
-def test_a_submitter_in_a_tree_sees_its_own_directories_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("type_", ["bubblewrap", "charliecloud", "venv"])
+def test_a_submitter_sees_its_own_directories_and_the_environment_only(tmp_path: Path, venv: Path, type_: str) -> None:
     def look(paths: list[str]) -> dict[str, bool]:
-        import os
+        import pathlib
 
-        return {path: os.path.exists(path) for path in paths}
+        return {path: pathlib.Path(path).exists() for path in paths}
 
     (tmp_path / "secret").write_text("of the owner")
-    location = images.image(images.DEBIAN)
-    confinement = Confinement((str(location),), [], landlock=not landlock.missing(), bubblewrap=True)
-    with running_node(tmp_path, FRESH, confinement=confinement) as node:
-        worker = node.ready(tree(), submitter=SUBMITTER)
+    location = venv if type_ == "venv" else images.image(images.DEBIAN)
+    environment = Environment(type=type_, location=str(location))
+    confinement = Confinement((str(location.resolve()),), landlock=not landlock.missing(), bubblewrap=True)
+    with running_node(tmp_path, confinement=confinement) as node:
+        fresh = node.ready(environment, submitter=SUBMITTER)
         home = str(node.directory / "work" / "submitters" / SUBMITTER)
-        paths = [home, str(tmp_path / "secret"), str(tmp_path / "logs"), "/usr/bin/python3.11"]
-        assert node.run(worker, look, paths, submitter=SUBMITTER) == {
+        seen = {
             home: True,
             str(tmp_path / "secret"): False,
             str(tmp_path / "logs"): False,
-            "/usr/bin/python3.11": True,
+            f"/proc/{os.getpid()}": False,
         }
-        assert node.run(worker, variables, submitter=SUBMITTER)["HOME"] == home
+        forkable(node, environment)
+        fork = node.launch(environment, submitter=SUBMITTER)
+        assert fork.container is None
+        assert node.packet(fork).pid
+        for worker in (fresh, fork):
+            assert node.run(worker, look, list(seen), submitter=SUBMITTER) == seen
+            assert node.run(worker, variables, submitter=SUBMITTER)["HOME"] == home
+        of_owner = node.launch(environment)
+        assert of_owner.container is not None, "the owner's workers are no forks of a submitter's template"
+        assert node.packet(of_owner).pid
 
 
 def test_the_process_that_prepares_is_replaced_when_it_is_killed(node: Node) -> None:
@@ -294,8 +300,7 @@ def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) ->
         forkable(node, environment)
         fork = node.launch(environment)
         assert node.packet(fork).pid
-        preparation_pid = {process.pid for process in [node.launcher._environments._process] if process}
-        [template] = node.launcher.children - preparation_pid
+        [template] = [pid for pid in node.launcher.children if b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         process_reaper.kill_trees({template})
 
         def is_over() -> bool:
@@ -313,13 +318,14 @@ def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) ->
 @pytest.mark.parametrize("submitter", ["", SUBMITTER])
 def test_one_shot_workers_of_the_endpoints_own_python_are_forks(tmp_path: Path, submitter: str) -> None:
     confined = not bubblewrap.missing()
-    confinement = Confinement((), [], landlock=not landlock.missing(), bubblewrap=True) if confined else None
+    confinement = Confinement((), landlock=not landlock.missing(), bubblewrap=True) if confined else None
     before = descendants()
 
     def places() -> tuple[str, str]:
         import os
+        import pathlib
 
-        return os.getcwd(), os.environ["FARCALL_WORKER_ID"]
+        return str(pathlib.Path.cwd()), os.environ["FARCALL_WORKER_ID"]
 
     settings = EnvironmentSettings(tasks_per_worker=1)
     with running_node(tmp_path, settings, confinement=confinement) as node:

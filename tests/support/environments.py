@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.environments.launcher import EnvironmentLauncher
-from farcall_endpoint.environments.runner import Runner
-from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.isolation.paths import readable_paths
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import Confinement, FreshProcessLauncher, WorkerProcess
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.slots import Slot
+from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess, Workplace
 from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.waiting import wait_until
@@ -178,36 +177,23 @@ def running_node(
     *,
     variables: Mapping[str, str] | None = None,
     confinement: Confinement | None = None,
-    runners: Mapping[str, Runner] = RUNNERS,
-    worker_settings: WorkerSettings | None = None,
 ) -> Iterator[Node]:
     """A launcher that is closed at the end, with all its workers killed."""
-    import msgspec
-
     given = EnvironmentSettings() if settings is None else settings
-    if not given.cache_dir:
-        given = msgspec.structs.replace(given, cache_dir=str(directory / "cache"))
-    launcher = FreshProcessLauncher(
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    place = Workplace(
         working_dir=directory / "work",
         environment=dict(os.environ) if variables is None else variables,
         slots=(Slot(0, threads=1),),
-        settings=WorkerSettings() if worker_settings is None else worker_settings,
+        settings=WorkerSettings(),
         confinement=confinement,
         private=[directory / "private"],
-        environments=EnvironmentLauncher(
-            given,
-            log_dir=directory / "logs",
-            confined=confinement is not None and confinement.bubblewrap,
-            readable=lambda: readable_paths(
-                () if confinement is None else confinement.readable,
-                private=[directory / "work", directory / "private"],
-                home=Path.home(),
-                environ=os.environ,
-            ),
-            runners=runners,
-        ),
     )
-    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    launcher = FreshProcessLauncher(
+        place,
+        environments=msgspec.structs.replace(given, cache_dir=given.cache_dir or str(directory / "cache")),
+        log_dir=directory / "logs",
+    )
     node = Node(launcher, directory)
     try:
         yield node

@@ -108,6 +108,7 @@ def test_an_environment_is_found_by_name_label_key_or_place(directory: EndpointD
     assert daemon.find_environment(directory, SCI.key) == SCI
     other = daemon.find_environment(directory, "docker:registry.example/x:1")
     assert (other.type, other.location) == ("docker", "registry.example/x:1")
+    assert daemon.find_environment(directory, "uv:polars==1.* numpy").requirements == ("polars==1.*", "numpy")
     with pytest.raises(ConfigurationError, match=r"knows no environment 'scj'.*Did you mean 'sci'"):
         daemon.find_environment(directory, "scj")
     with pytest.raises(ConfigurationError, match=r"Known are sci\. TYPE:LOCATION"):

@@ -8,7 +8,8 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import Lifetime, ManagerLoad, RoundRobinPolicy
+from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
+from farcall_endpoint.agent.scheduling import RoundRobinPolicy
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Progress

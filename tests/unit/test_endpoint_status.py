@@ -104,7 +104,7 @@ def test_a_status_is_not_stale_after_the_clock_was_set(monkeypatch: pytest.Monke
 
 
 def test_the_start_of_a_block_does_not_vary_with_the_float_of_the_offset() -> None:
-    block = SimpleNamespace(started_at=5432.139794, kill_at=None, managers=[], handle=MagicMock())
+    block = SimpleNamespace(started_at=5432.139794, kill_at=None, managers=[], handle=MagicMock(), image="")
     fleet = cast(Fleet, SimpleNamespace(_here={"block-1": block}))
     offsets = (1795629536.0, 1795629536.0000002)
     first, second = ([row["since"] for row in Fleet.describe(fleet, offset_s=offset)] for offset in offsets)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,8 +45,8 @@ def run(command: Sequence[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield make_bundle(own_abi(), tmp_path_factory.mktemp("cache"), run=run)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(own_abi(), tmp_path_factory.mktemp("cache"), run=run)
 
 
 def imports(made: Path) -> dict[str, str | None]:
@@ -101,7 +100,7 @@ def test_processes_that_make_the_same_bundle_do_not_disturb_each_other(tmp_path:
     for thread in threads:
         thread.join()
     assert set(made) == {tmp_path / bundle.name_of(own_abi())}
-    assert os.listdir(tmp_path) == [made[0].name]
+    assert list(tmp_path.iterdir()) == [made[0]]
 
 
 def test_a_failed_installation_leaves_nothing(tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_a_failed_installation_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="no network"):
         make_bundle(Abi(version="3.13", soabi="cpython-313-x86_64-linux-gnu"), tmp_path, run=fail)
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

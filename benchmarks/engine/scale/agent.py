@@ -73,6 +73,7 @@ class SimulatedProvider(LocalProvider):
         *,
         block_id: str,  # noqa: ARG002 - the command has it
         environment: Mapping[str, str],
+        image: str = "",  # noqa: ARG002 - no pod
     ) -> LocalBlock:
         """As :meth:`Provider.start`."""
         at = command.index(_MANAGER)

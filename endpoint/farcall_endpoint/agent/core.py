@@ -31,11 +31,12 @@ from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.environments import EnvironmentsSeen, image_of, report_environments, waiting_reasons
 from farcall_endpoint.agent.events import Event
+from farcall_endpoint.agent.loads import Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
 from farcall_endpoint.agent.prewarm import Change, Prewarming
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry, with_retries
-from farcall_endpoint.agent.scheduling import Lifetime, SchedulingPolicy
+from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import (
     Demand,
@@ -216,6 +217,7 @@ class AgentCore:
             horizon_s=prefetch.horizon_s, limit=prefetch.limit, default=default_environment
         )
         self._image_check = image_check
+        self._default_environment = default_environment
         self._prewarming = Prewarming()
         self._look_again_at: float | None = None
         #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
@@ -555,7 +557,8 @@ class AgentCore:
         answer_key = opened.answer_key if opened else b""
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
         self._tasks[task.task_id] = task
-        self._note_environment(task)
+        if task.environment_key or self._default_environment is not None:
+            self._note_environment(task)
         turn.accepted.append(task)
         turn.acknowledged.append(task)
         if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
@@ -568,8 +571,10 @@ class AgentCore:
         self._transitions.monitor(task, now)
 
     def _note_environment(self, task: Task) -> None:
-        environment = task.spec.options.environment
+        """Remember the environment of a task; its manager gives it the default one, if it names none."""
+        environment = task.spec.options.environment or self._default_environment
         if environment is not None:
+            task.environment_key = environment.key
             self._environments.add(environment, task.environment_key)
 
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:

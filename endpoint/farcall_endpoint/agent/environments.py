@@ -65,7 +65,8 @@ class EnvironmentsSeen:
     def known(self) -> list[Environment]:
         """All that are known, the latest first."""
         found = [seen.environment for seen in reversed(self._seen.values())]
-        return [*([] if self._default is None else [self._default]), *found]
+        default = [] if self._default is None else [self._default]
+        return [*default, *(each for each in found if each not in default)]
 
     def get(self, key: str) -> Environment | None:
         """An environment by its key."""
@@ -84,7 +85,7 @@ class EnvironmentsSeen:
     def demand(
         self, queue: TaskQueue, managers: Managers, *, own: PrefetchPolicy, now: float
     ) -> dict[str, EnvironmentDemand]:
-        """The tasks by environment; empty while all are of the endpoint's own Python, and so are all workers.
+        """The tasks by environment; empty while all tasks and workers belong to the endpoint's own Python.
 
         :param own: knows the durations of the others.
         """

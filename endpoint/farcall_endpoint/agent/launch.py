@@ -38,7 +38,8 @@ from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, EngineConfig, KubernetesProviderConfig, LocalProviderConfig
 from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.environments.runners import RUNNERS, find_installed
+from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.technologies import find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 
@@ -247,6 +248,7 @@ def _core(
         image_check=image_check(config.engine.environment_settings(directory.path), owner_id=directory.read_owner_id)
         if isinstance(config.engine.provider, KubernetesProviderConfig)
         else None,
+        default_environment=config.engine.default_environment,
         jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
     )
 

@@ -21,31 +21,12 @@ from farcall_endpoint.agent.loads import (
     MOST_OVERTAKEN,
     NO_ENVIRONMENTS,
     EnvironmentDemand,
-    EnvironmentLoad,
-    Lifetime,
     ManagerLoad,
     Placed,
     place_each,
 )
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.warming import WarmingAwarePolicy
-
-__all__ = [
-    "DEFAULT_POLICY",
-    "NO_ENVIRONMENTS",
-    "POLICIES",
-    "BinPackingPolicy",
-    "EnvironmentDemand",
-    "EnvironmentLoad",
-    "Lifetime",
-    "ManagerLoad",
-    "OwnPolicy",
-    "Placed",
-    "RandomPolicy",
-    "RoundRobinPolicy",
-    "SchedulingPolicy",
-    "load_policy",
-]
 
 _logger = logging.getLogger(__name__)
 

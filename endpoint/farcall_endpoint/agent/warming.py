@@ -5,7 +5,7 @@ with the most of them before others; then one that can fork a worker; then one w
 started. What the paper leaves open is how many to start: another one while the work of an environment that is here
 would keep those that it has busy for longer than a start takes, within its share of the slots. Of an environment
 whose tasks have never been seen to run, one worker is started at first, and twice as many after each
-``_PATIENCE_S`` without any.
+``_DOUBLING_S`` without any.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OWN_START_S: Final = 0.3
 _FORK_S: Final = 0.02
 _UNFAIR: Final = 2.0
 """An environment leaves a worker's slot to another one that has to wait so many times as long."""
-_PATIENCE_S: Final = 15.0
+_DOUBLING_S: Final = 15.0
 _NOTHING: Final = EnvironmentLoad()
 
 
@@ -102,8 +102,8 @@ class _Need:
         """How many workers are worth it, if a start takes so long."""
         tasks = self.demand.waiting + self.demand.sent
         if self.demand.run_s is None:
-            doubled = int(max(0.0, now - self.demand.since) / _PATIENCE_S)
-            wanted = 2 ** min(doubled, 16)
+            doubled = int(max(0.0, now - self.demand.since) / _DOUBLING_S)
+            wanted = 1 << min(doubled, 16)
         else:
             wanted = math.ceil(tasks * self.demand.run_s / max(start_s, 1e-3))
         return max(1, min(wanted, tasks))
@@ -278,8 +278,8 @@ class _Plan:
         if not open_:
             return placed
         for task in tasks:
-            need = self._needs.get(task.environment_key)
-            manager = None if need is None else self._take(need, task)
+            found = self._needs.get(task.environment_key)
+            manager = None if found is None else self._take(found, task)
             if manager is None:
                 overtaken += 1
                 if overtaken > MOST_OVERTAKEN:

@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, TYPES, UV, Environment
+from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
@@ -41,14 +41,18 @@ from farcall_endpoint.environments.preparation import (
     PreparationReport,
     PreparationSettings,
     Prepared,
-    not_allowed,
     options_for,
 )
 from farcall_endpoint.environments.runner import Mount, Runner, Start
-from farcall_endpoint.environments.runners import RUNNERS, find_installed
+from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
-from farcall_endpoint.environments.templates import ForkedProcess, start_template, template_key
+from farcall_endpoint.environments.templates import (
+    ForkedProcess,
+    start_template,
+    template_key,
+    variables_of_template,
+)
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
 
@@ -276,7 +280,7 @@ class EnvironmentLauncher:
     @property
     def children(self) -> set[int]:
         """Process ids of this process's children that are no workers."""
-        templates = {process.pid for process in (*self._templates, *self._own.values())}
+        templates = {*(each.pid for each in self._templates), *(each.pid for each in self._own.values())}
         return templates if self._process is None else {*templates, self._process.pid}
 
     def next_deadline(self) -> float:
@@ -321,8 +325,8 @@ class EnvironmentLauncher:
             elif container.connection is not None and descriptor == container.connection.fileno():
                 container.read()
                 self._forget(descriptor)
-                if container.has_begun:
-                    self._start_template(container)
+                if container.has_begun and container.origin is not None:
+                    self._start_template(container.template_key, *container.origin)
             elif not container.log.read():
                 self._forget(descriptor)
                 container.log.close()
@@ -443,6 +447,7 @@ class EnvironmentLauncher:
         key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
         if wanted.fork and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors)) is not None:
             wanted.sent()
+            self._start_template(key, environment, wanted)  # if tasks import more by now
             return fork
         container = self._start(environment, wanted)
         if wanted.fork:
@@ -565,11 +570,8 @@ class EnvironmentLauncher:
     def _kill_if_manager_is_killed(self, name: str, group: int) -> None:
         self._order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
 
-    def _start_template(self, container: Container) -> None:
-        """A worker has begun afresh: start a template for the next ones like it, if there should be one."""
-        if container.origin is None:
-            return
-        (environment, wanted), key = container.origin, container.template_key
+    def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
+        """A worker has begun: start a template for the next ones like it, if there should be another one."""
         modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
         if modules is None:
             return
@@ -579,7 +581,7 @@ class EnvironmentLauncher:
             self._pool.not_started(key, str(error), now=time.monotonic())
             return
         self._starts.pop(template.name)
-        template.modules, template.template_key, template.origin = modules, key, container.origin
+        template.modules, template.template_key, template.origin = modules, key, (environment, wanted)
         self._templates.add(template)
         if not template.has_stop:
             self._kill_if_manager_is_killed(template.name, template.pid)
@@ -602,6 +604,7 @@ class EnvironmentLauncher:
             stop=lambda: self._end_template(template),
             now=time.monotonic(),
             network=self.settings.network,
+            private=[template.origin[1].boot.directory, *(mount.target for mount in template.origin[1].mounts)],
         )
 
     def _template_failed(self, template: Container) -> None:
@@ -658,7 +661,8 @@ class EnvironmentLauncher:
             prepared.image,
             program,
             mounts=mounts,
-            variables=first_variables(wanted.boot.variables),
+            variables=first_variables(wanted.boot.variables)
+            | (variables_of_template(wanted.boot.variables) if module else {}),
             directory=wanted.boot.directory,
             network=self.settings.network,
             accelerators=wanted.accelerators,
@@ -738,19 +742,6 @@ class EnvironmentLauncher:
 def cache_directory(settings: EnvironmentSettings) -> Path:
     """Where what is prepared is kept: as the settings say, or on the node's disk."""
     return Path(settings.cache_dir or Path(tempfile.gettempdir()) / f"farcall-environments-{os.geteuid()}")
-
-
-def technologies(settings: EnvironmentSettings) -> dict[str, str]:
-    """All technologies: those that are allowed and installed on this node with an empty text, and why the others cannot
-    be used. Whether one works is found out by its first environment: the answer takes a start of a container."""
-    installed = find_installed(TYPES)
-    found: dict[str, str] = {}
-    for name in TYPES:
-        if settings.types is not None and name not in settings.types:
-            found[name] = not_allowed(settings)
-        else:
-            found[name] = "" if name in installed else f"{name} is not installed"
-    return found
 
 
 def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:

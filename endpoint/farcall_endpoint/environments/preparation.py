@@ -40,6 +40,7 @@ from farcall_endpoint.environments.bundle import Abi, make_bundle
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS, runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.technologies import not_allowed
 from farcall_endpoint.isolation import bubblewrap
 
 CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
@@ -56,6 +57,7 @@ _STOP_LIMIT_S: Final = 30.0
 _LOCK_PERIOD_S: Final = 0.2
 _MOST_OUTPUT_BYTES: Final = 64 * 1024
 _MOST_LOG_BYTES: Final = 2**20
+_MOST_LOGS: Final = 50
 _EMPTY: Final = ".empty"
 
 _PASSING: Final = re.compile(
@@ -237,7 +239,7 @@ def _read(process: subprocess.Popen[bytes], *, deadline: float, write: Callable[
 def _opened(log: Path | None) -> Iterator[Callable[[bytes], object]]:
     """A function that adds to a log file, which stays below its limit. A log that cannot be written is left out."""
     try:
-        file = None if log is None else open(log, "ab", buffering=0, opener=_private)  # noqa: PTH123, SIM115 - closed below
+        file = None if log is None else open(log, "ab", buffering=0, opener=_private)  # noqa: SIM115 - closed below
     except OSError:
         file = None
     if file is None:
@@ -451,7 +453,7 @@ class Preparation:
         self._cache.make()
         names = self._entries.setdefault(key, set())
         preparation = runner.prepare(environment, cache=self._cache.directory)
-        log = None if self._log_dir is None else self._log_dir / f"environment-{key}.log"
+        log = self._log_of(key)
         if (name := self._cache.name_of(preparation.image)) is not None:
             names.add(name)
             with self._cache.making(name, waiting=lambda: self._waits(key, deadline)):
@@ -475,6 +477,16 @@ class Preparation:
         with self._cache.making(bundle.name, waiting=lambda: self._waits(key, deadline)):
             pass
         return Prepared(key, preparation.image, python.executable, python.abi, str(bundle))
+
+    def _log_of(self, key: str) -> Path | None:
+        """The log of an environment's preparations; the oldest ones are removed."""
+        if self._log_dir is None:
+            return None
+        with contextlib.suppress(OSError):
+            logs = sorted(self._log_dir.glob("environment-*.log"), key=lambda path: path.stat().st_mtime)
+            for path in logs[: max(0, len(logs) - _MOST_LOGS)]:
+                path.unlink(missing_ok=True)
+        return self._log_dir / f"environment-{key}.log"
 
     def _waits(self, key: str, deadline: float) -> bool:
         self._report(Progressed(key, "another manager prepares the same image"))
@@ -558,11 +570,6 @@ def working_runner(name: str, settings: EnvironmentSettings, runners: Mapping[st
         if not reason:
             return runner
     raise PreparationError(outcomes.technology_unsupported(name, reason))
-
-
-def not_allowed(settings: EnvironmentSettings) -> str:
-    """Why a technology may not be used."""
-    return f"the endpoint's configuration allows {', '.join(settings.types or ()) or 'none'}"
 
 
 def confinement_of(

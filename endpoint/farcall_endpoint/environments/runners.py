@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from farcall_common.environments import PREFIXES, UV
 from farcall_endpoint.environments.apptainer import ApptainerRunner
 from farcall_endpoint.environments.bubblewrap import BubblewrapRunner
 from farcall_endpoint.environments.charliecloud import CharliecloudRunner
@@ -30,8 +28,6 @@ _RUNNERS: Final[tuple[Runner, ...]] = (
     ShifterRunner(),
     UvRunner(),
 )
-_PROGRAMS: Final[Mapping[str, str]] = {"bubblewrap": "bwrap", "charliecloud": "ch-run"}
-"""Programs that are not named as their technology."""
 RUNNERS: Final[Mapping[str, Runner]] = {runner.type: runner for runner in _RUNNERS}
 
 
@@ -42,10 +38,3 @@ def runners_of(settings: EnvironmentSettings, *, readable: Sequence[str] = ()) -
     """
     uv = UvRunner(source_builds=settings.source_builds, index_url=settings.index_url, readable=readable)
     return {**RUNNERS, uv.type: uv}
-
-
-def find_installed(types: Collection[str]) -> list[str]:
-    """Of these technologies those whose programs are in the search path; whether they work is another question.
-    Python prefixes and uv need none."""
-    own = (*PREFIXES, UV)
-    return [each for each in types if each in own or shutil.which(_PROGRAMS.get(each, each)) is not None]

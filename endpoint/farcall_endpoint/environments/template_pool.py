@@ -22,7 +22,8 @@ from farcall_endpoint.worker.boot import Boot, Descriptors
 _logger = logging.getLogger(__name__)
 
 _LEAST_AGE_S: Final = 30.0
-"""So long a template is used before one with more modules replaces it."""
+"""So long a template is used before one with more modules replaces it, unless it has none."""
+_CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
 """Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
 _PAUSE_S: Final = 60.0
@@ -35,7 +36,7 @@ class _Entry:
     template: Template
     modules: tuple[str, ...]
     stop: Callable[[], object]
-    started_at: float
+    check_at: float
 
 
 @dataclasses.dataclass
@@ -86,9 +87,13 @@ class TemplatePool:
         """
         if key in self._reserved or key in self._starting or now < self._failures.get(key, _Failures()).until:
             return None
-        modules = chosen(self._store.of(environment_key), environment, budget_bytes=self._budget_bytes)
         running = self._serving.get(key)
-        if running is not None and (now < running.started_at + _LEAST_AGE_S or set(modules) <= set(running.modules)):
+        if running is not None:
+            if now < running.check_at:
+                return None
+            running.check_at = now + _CHECK_PERIOD_S
+        modules = chosen(self._store.of(environment_key), environment, budget_bytes=self._budget_bytes)
+        if running is not None and set(modules) <= set(running.modules):
             return None
         self._reserved.add(key)
         return modules
@@ -128,7 +133,7 @@ class TemplatePool:
             network=network,
             start_limit_s=import_limit_s,
         )
-        entry = _Entry(environment_key, template, modules, stop, now)
+        entry = _Entry(environment_key, template, modules, stop, now + _LEAST_AGE_S if modules else now)
         if not template.is_over:
             self._epoll.register(template.fileno(), select.EPOLLIN)
         self._starting[key] = entry

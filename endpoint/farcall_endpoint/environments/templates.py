@@ -11,6 +11,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import os
+import re
 import select
 import signal
 import socket
@@ -47,6 +48,9 @@ from farcall_endpoint.worker.fork_protocol import (
 )
 from farcall_endpoint.worker.template import THREAD_VARIABLES
 
+#: The module whose ``boot`` makes a process a template.
+TEMPLATE: Final = "farcall_endpoint.worker.template"
+
 READ_AT_IMPORT: Final = (
     *("PYTHON*", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*"),
     *("NUMBA_*", "BLIS_*", "CUDA_*", "NVIDIA_*", "ROCR_*", "HIP_*", "ZE_*", "XLA_*", "JAX_*", "TF_*", "MPLBACKEND"),
@@ -54,6 +58,7 @@ READ_AT_IMPORT: Final = (
 )
 """Environment variables that Python and well-known packages read when they are loaded. A fork cannot change what they
 led to, so workers that differ in one of them come from different templates."""
+_is_read: Final = re.compile("|".join(map(fnmatch.translate, READ_AT_IMPORT))).match
 _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
@@ -66,11 +71,7 @@ _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 def variables_of_template(variables: Mapping[str, str]) -> dict[str, str]:
     """Those of a worker's variables that its template must have, too, because they are read by imports."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if name not in _SET_BY_CHILDREN and any(fnmatch.fnmatchcase(name, pattern) for pattern in READ_AT_IMPORT)
-    }
+    return {name: value for name, value in variables.items() if _is_read(name) and name not in _SET_BY_CHILDREN}
 
 
 def template_key(environment_key: str, variables: Mapping[str, str]) -> str:
@@ -251,10 +252,10 @@ class Template:
         self._end("killed")
 
     def kill(self, fork: ForkedProcess) -> None:
-        """Kill a child with all its descendants."""
+        """Kill a child with all its descendants, from here and from inside of its environment."""
         if fork.pid and fork.code is None:
             process_reaper.kill_trees({fork.pid})
-            self._send(Kill(fork.number))  # another user's: only the template may do that
+            self._send(Kill(fork.number))
 
     def wait_for(self, fork: ForkedProcess) -> int:
         """Wait for the end of a child; its exit code, or the negative number of a signal."""
@@ -441,7 +442,7 @@ def start_template(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         # -P: files in the working directory must not be imported as modules
-        program = [sys.executable, "-P", "-m", "farcall_endpoint.worker.template", str(theirs.fileno())]
+        program = [sys.executable, "-P", "-m", TEMPLATE, str(theirs.fileno())]
         try:
             process = subprocess.Popen(
                 [*command, *program],

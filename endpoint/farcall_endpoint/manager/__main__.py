@@ -19,18 +19,18 @@ import msgspec
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
 from farcall_endpoint import protocol
-from farcall_endpoint.environments.launcher import EnvironmentLauncher, technologies
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.isolation import Isolation, best_of
-from farcall_endpoint.isolation.paths import readable_paths
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
-from farcall_endpoint.manager.launcher import Confinement, FreshProcessLauncher
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.manager.slots import Sharing, partition
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
+from farcall_endpoint.manager.worker_process import Confinement, Workplace
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.worker.directories import remove_old_sandboxes
@@ -164,32 +164,25 @@ def main() -> None:
             tasks_per_worker=environments.tasks_per_worker,
         ),
         launcher=FreshProcessLauncher(
-            working_dir=options.working_dir,
-            environment=os.environ,
-            slots=slots,
-            amd=has_amd_accelerators(),
-            settings=WorkerSettings(
-                sandboxed=options.sandbox,
-                allowed_serializers=tuple(options.allowed_serializers),
-                data_only=options.data_only,
-                native=options.native,
-            ),
-            passed=options.pass_environment,
-            confinement=Confinement(options.readable, options.private, isolation.landlock, isolation.bubblewrap)
-            if isolation.landlock or isolation.bubblewrap
-            else None,
-            private=options.private,
-            environments=EnvironmentLauncher(
-                environments,
-                log_dir=options.log_dir,
-                confined=isolation.bubblewrap,
-                readable=lambda: readable_paths(
-                    options.readable,
-                    private=[*options.private, options.working_dir],
-                    home=Path(os.environ.get("HOME", "/")),
-                    environ=os.environ,
+            Workplace(
+                working_dir=options.working_dir,
+                environment=os.environ,
+                slots=slots,
+                amd=has_amd_accelerators(),
+                settings=WorkerSettings(
+                    sandboxed=options.sandbox,
+                    allowed_serializers=tuple(options.allowed_serializers),
+                    data_only=options.data_only,
+                    native=options.native,
                 ),
+                passed=options.pass_environment,
+                confinement=Confinement(options.readable, isolation.landlock, isolation.bubblewrap)
+                if isolation.landlock or isolation.bubblewrap
+                else None,
+                private=options.private,
             ),
+            environments=environments,
+            log_dir=options.log_dir,
         ),
         agent=agent,
         agent_pid=options.agent_pid,

@@ -144,7 +144,7 @@ class ManagerCore:
         self._tasks_per_worker = tasks_per_worker
         #: Each with the pair that gets it, if tasks still wait for that.
         self._free_slots = collections.deque((slot, OWN) for slot in range(slots))
-        self._queue = TaskQueue(shared=shared_workers, key_of=self._key_of)
+        self._queue = TaskQueue(shared=shared_workers, default_key=self._default_key)
         self._workers: dict[int, Worker] = {}
         self._next_worker_id = 0
         self._environments = EnvironmentStates()
@@ -241,8 +241,7 @@ class ManagerCore:
                         self._kill(worker, f"{type(packet).__name__} out of turn")
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
-                    for job in jobs:
-                        self._task_received(job, instant)
+                    self._tasks_received(jobs, instant)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
@@ -273,26 +272,25 @@ class ManagerCore:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def _key_of(self, job: Job) -> str:
-        environment = job.order.options.environment
-        return self._default_key if environment is None else environment.key
+    def _tasks_received(self, jobs: Sequence[Job], now: Instant) -> None:
+        for job in jobs:
+            order = job.order
+            if self._refusal and order.submitter:
+                self._fail(job, outcomes.isolation_missing(self._refusal))
+            elif job.refusal is not None:
+                self._fail(job, job.refusal)
+            elif (environment := order.options.environment or self._default) is None:
+                self._queue.add(job, "")
+            else:
+                self._add_to(environment, job, now)
 
-    def _task_received(self, job: Job, now: Instant) -> None:
-        if self._refusal and job.order.submitter:
-            self._fail(job, outcomes.isolation_missing(self._refusal))
-            return
-        if job.refusal is not None:
-            self._fail(job, job.refusal)
-            return
-        environment = job.order.options.environment or self._default
-        if environment is None:
-            self._queue.add(job)
-            return
+    def _add_to(self, environment: Environment, job: Job, now: Instant) -> None:
+        """Let a task wait for a worker in an environment, or for the environment itself."""
         state = self._environments.of(environment)
         if (record := state.needed(now)) is not None:
             self._fail(job, record)
         elif state.state is State.READY:
-            self._queue.add(job)
+            self._queue.add(job, state.key)
         else:
             state.waiting.append(job)
             if state.state is State.COLD:
@@ -304,7 +302,7 @@ class ManagerCore:
         for job in [job for job in self._queue.items() if job.order.task_id in task_ids]:
             self._queue.remove(job)
             self._reports.finish(job, TaskState.CANCELLED, record)
-        for state in self._environments:
+        for state in self._environments.values():
             for job in [job for job in state.waiting if job.order.task_id in task_ids]:
                 state.waiting.remove(job)
                 self._reports.finish(job, TaskState.CANCELLED, record)
@@ -343,7 +341,7 @@ class ManagerCore:
             self._kill(worker, f"a result of {result_bytes} bytes")
             return
         job = worker.jobs.popleft()
-        self._queue.done(job)
+        self._queue.done(job.order.submitter)
         worker.unread_bytes -= _unread_bytes(job)
         output = None
         if done.printed is not None:
@@ -356,8 +354,8 @@ class ManagerCore:
         if worker.stops:
             worker.stops.pop(done.task_id, None)
         self._prefetch.observe(ended_at - started_at)
-        if (state := self._environments.get(worker.pair.key)) is not None:
-            state.task_ended(measured_s)
+        if worker.environment is not None:
+            self._environments.of(worker.environment).task_ended(measured_s)
         self._reports.finish(
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
@@ -369,8 +367,8 @@ class ManagerCore:
             is_retried=done.is_retried,
             output=output,
         )
-        is_last = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
-        if is_last and not worker.recalling:
+        is_last = worker.tasks_left == 0 and not worker.jobs
+        if (is_last or self._stop_at is not None) and not worker.recalling:
             self._kill(worker)
 
     def _fail(self, job: Job, record: ErrorRecord) -> None:
@@ -402,7 +400,7 @@ class ManagerCore:
             case EnvironmentReady(forkable=forkable, memory_bytes=memory_bytes):
                 state.ready(now, forkable=forkable, memory_bytes=memory_bytes)
                 while state.waiting:
-                    self._queue.add(state.waiting.popleft())
+                    self._queue.add(state.waiting.popleft(), state.key)
             case EnvironmentFailed(record=record):
                 if state.state is State.PREPARING:
                     state.preparation_failed(record, now)
@@ -427,7 +425,7 @@ class ManagerCore:
             return
         due: list[float] = [now.mono + self._warm.idle_s]
         in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
-        for state in self._environments:
+        for state in self._environments.values():
             if state.is_wanted and state.needed(now) is None and state.state is State.COLD:
                 self._prepare(state, now)
             if state.due_at is not None and now.mono >= state.due_at:
@@ -465,7 +463,9 @@ class ManagerCore:
         return [
             worker
             for worker in self._workers.values()
-            if worker.is_idle and (worker.parked or (worker.pair.key and worker.pair != kept))
+            if worker.is_idle
+            and (worker.parked or (worker.pair.key and worker.pair != kept))
+            and not self._queue.waiting(worker.pair)
         ]
 
     def _end_idle_workers(self, now: float) -> None:
@@ -488,12 +488,16 @@ class ManagerCore:
             return
         worker.yields_to, worker.parked = None, True
         self._free_slots.append((worker.slot, place))
-        parked = [each for each in self._workers.values() if each.parked and not each.killed]
-        gets_place = any(each.pair == place for each in parked)
-        if len(parked) - gets_place > self._warm.extra_workers:
+
+    def _trim_parked(self) -> None:
+        """End the least valuable workers without a place, beyond the number that there may be."""
+        parked = [worker for worker in self._workers.values() if worker.parked and not worker.killed]
+        if (excess := len(parked) - self._warm.extra_workers) > 0:
             protected = self._placement.protected()
-            least = self._pool.in_order([each for each in parked if each.pair != place])
-            self._evict(next((each for each in least if each.worker_id not in protected), least[0]))
+            in_order = self._pool.in_order(parked)
+            in_order.sort(key=lambda worker: worker.worker_id in protected)
+            for worker in in_order[:excess]:
+                self._evict(worker)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -536,7 +540,7 @@ class ManagerCore:
         if not worker.is_ready and self._stop_at is None:
             self._start_failed(worker, event, now)
         for job in worker.jobs:
-            self._queue.done(job)
+            self._queue.done(job.order.submitter)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
             if not job.order.options.output_bytes:
@@ -577,7 +581,7 @@ class ManagerCore:
         """Accept no more tasks, let running ones finish within ``grace_s`` seconds, then kill all workers."""
         self._stop_at = now + grace_s if self._stop_at is None else min(self._stop_at, now + grace_s)
         self._queue.clear()
-        for state in self._environments:
+        for state in self._environments.values():
             state.waiting.clear()
         for worker in self._workers.values():
             if worker.is_ready:
@@ -589,7 +593,7 @@ class ManagerCore:
         """Return the last jobs of a worker, which it did not start, to the head of the queue; cancelled ones finish."""
         for _ in range(count):
             job = worker.jobs.pop()
-            self._queue.done(job)
+            self._queue.done(job.order.submitter)
             worker.unread_bytes -= _unread_bytes(job)
             if worker.tasks_left is not None:
                 worker.tasks_left += 1
@@ -597,7 +601,7 @@ class ManagerCore:
             if stop is not None and stop.state is TaskState.CANCELLED:
                 self._reports.finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
             elif self._stop_at is None:
-                self._queue.put_back(job)
+                self._queue.put_back(job, worker.pair.key)
 
     def _recall(self, worker: Worker) -> None:
         if not (worker.recalling or worker.killed):
@@ -626,13 +630,16 @@ class ManagerCore:
         if self._stop_at is None:
             if self._environments:
                 self._check_environments(now)
-                self._end_idle_workers(now.mono)
             self._placement.review_at = None
             self._launch(now.mono)
             self._assign(now.mono)
-            if self._free_slots and self._warm.extra_workers:  # of workers that stay warm without a place
-                self._launch(now.mono)
-                self._assign(now.mono)
+            if self._warm.extra_workers:
+                if self._free_slots:  # of workers that stay warm without a place
+                    self._launch(now.mono)
+                    self._assign(now.mono)
+                self._trim_parked()
+            if self._environments:  # now that those that are ready have got what waits for them
+                self._end_idle_workers(now.mono)
 
     def _check_worker(self, worker: Worker, now: Instant) -> None:
         if worker.killed:
@@ -650,8 +657,8 @@ class ManagerCore:
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
             self._reports.started(Started(head.task_id, now.epoch - age_s))
-        is_window_full = self._reports.is_window_full
-        if not worker.overdue and (age_s >= _OVERDUE_S or is_window_full) and len(worker.jobs) > 1:
+        is_late = not worker.overdue and len(worker.jobs) > 1
+        if is_late and (age_s >= _OVERDUE_S or self._reports.is_window_full):
             worker.overdue = True
             self._recall(worker)
         walltime_s = head.options.walltime_s
@@ -713,12 +720,14 @@ class ManagerCore:
             ]
             workers.sort(key=lambda worker: len(worker.jobs))
             is_starved = False  # whether a submitter before has no worker
-            for pair in self._queue.in_turn():
+            pairs = self._queue.in_turn()
+            for pair in pairs:
                 own = [worker for worker in workers if worker.pair == pair]
                 if is_starved:
                     own = [worker for worker in own if worker.jobs or not self._placement.would_overrun(worker, now)]
                 self._share(pair, own, now)
-                is_starved = is_starved or not (self._free_slots or self._placement.has_place(pair.submitter))
+                if len(pairs) > 1 and not is_starved:
+                    is_starved = not (self._free_slots or self._placement.has_place(pair.submitter))
             if self._queue:
                 self._yield_workers(now)
         if self._environments and not self._free_slots:
@@ -752,12 +761,18 @@ class ManagerCore:
         if len(places | self._queue.pairs()) == 1:
             return
         stuck: set[Pair] = set()
-        while pair := next((each for each, _ in self._placement.needs(now) if each not in stuck), None):
-            worker = self._placement.place_for(pair, now)
-            if worker is None:
+        while self._yield_one(stuck, now):
+            pass
+
+    def _yield_one(self, stuck: set[Pair], now: float) -> bool:
+        """Give one place to the first that needs it and can get it; those that cannot are added to ``stuck``."""
+        for pair, _ in self._placement.needs(now):
+            if pair not in stuck:
+                if (worker := self._placement.place_for(pair, now)) is not None:
+                    self._yield(worker, pair)
+                    return True
                 stuck.add(pair)
-            else:
-                self._yield(worker, pair)
+        return False
 
     def _yield_to_prewarmed(self, now: float) -> None:
         for pair, missing in list(self._placement.prewarm_needs(now)):
@@ -857,7 +872,9 @@ class ManagerCore:
         by_key: dict[str, list[Worker]] = collections.defaultdict(list)
         for worker in self._workers.values():
             by_key[worker.pair.key].append(worker)
-        return tuple(state.status(by_key[state.key]) for state in self._environments if state.state is not State.COLD)
+        return tuple(
+            state.status(by_key[state.key]) for state in self._environments.values() if state.state is not State.COLD
+        )
 
 
 def has_limits(order: TaskOrder) -> bool:

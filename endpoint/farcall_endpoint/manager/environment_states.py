@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from farcall_common.backoff import Backoff
@@ -205,41 +205,30 @@ class EnvironmentState:
         self.state, self.text, self.since = state, text, now.epoch
 
 
-class EnvironmentStates:
+class EnvironmentStates(dict[str, EnvironmentState]):
     """All environments that a manager has seen, by key. The least recently needed are forgotten beyond a number."""
-
-    def __init__(self) -> None:
-        self._states: dict[str, EnvironmentState] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._states)
-
-    def __iter__(self) -> Iterator[EnvironmentState]:
-        return iter(self._states.values())
-
-    def get(self, key: str) -> EnvironmentState | None:
-        """An environment; None if it was not seen or is forgotten."""
-        return self._states.get(key)
 
     def of(self, environment: Environment) -> EnvironmentState:
         """An environment, which is new or was seen before."""
-        state = self._states.get(environment.key)
+        state = self.get(environment.key)
         if state is None:
             self._forget()
-            state = self._states[environment.key] = EnvironmentState(environment)
+            state = self[environment.key] = EnvironmentState(environment)
         return state
 
     def is_ready(self, key: str, now: float) -> bool:
         """Whether workers can be launched in it now. Those of the endpoint's own Python always can."""
         if not key:
             return True
-        state = self._states.get(key)
+        state = self.get(key)
         return state is not None and state.state is State.READY and now >= state.launch_at
 
     def _forget(self) -> None:
-        idle = [
-            each for each in self if each.state in (State.COLD, State.FAILED) and not (each.waiting or each.is_wanted)
+        unused = [
+            each
+            for each in self.values()
+            if each.state in (State.COLD, State.FAILED) and not (each.waiting or each.is_wanted)
         ]
-        idle.sort(key=lambda each: each.used_at)
-        for state in idle[: max(0, len(self._states) + 1 - _MAX_KNOWN)]:
-            del self._states[state.key]
+        unused.sort(key=lambda each: each.used_at)
+        for state in unused[: max(0, len(self) + 1 - _MAX_KNOWN)]:
+            del self[state.key]

@@ -104,7 +104,7 @@ class Placement:
 
     def prewarm_needs(self, now: float) -> Iterator[tuple[Pair, int]]:
         """Whose workers should be there before any task."""
-        for state in self._environments:
+        for state in self._environments.values():
             if state.prewarm and self._environments.is_ready(state.key, now):
                 pair = Pair("", state.key)
                 have = sum(worker.place == pair and not (worker.jobs or worker.killed) for worker in self._all())
@@ -115,7 +115,7 @@ class Placement:
     def protected(self) -> set[int]:
         """The idle workers that are there because they should be."""
         protected: set[int] = set()
-        for state in self._environments:
+        for state in self._environments.values():
             if state.prewarm:
                 pair = Pair("", state.key)
                 idle = [worker for worker in self._all() if worker.is_idle and worker.pair == pair]

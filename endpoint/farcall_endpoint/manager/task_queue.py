@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Iterator
 
 from farcall_common.fairness import FairQueue
 from farcall_endpoint.manager.events import Job
@@ -14,13 +14,13 @@ from farcall_endpoint.manager.workers import Pair
 class TaskQueue:
     """First in, first out for each submitter and environment.
 
-    :param shared: whether workers serve all submitters: then the pair of a task has none.
-    :param key_of: the environment of a task.
+    :param shared: whether workers serve all submitters: then their pair has none.
+    :param default_key: the environment of tasks that name none.
     """
 
-    def __init__(self, *, shared: bool, key_of: Callable[[Job], str]) -> None:
+    def __init__(self, *, shared: bool, default_key: str = "") -> None:
         self._shared = shared
-        self._key_of = key_of
+        self._default_key = default_key
         self._turns: FairQueue[None] = FairQueue()  # an item for each waiting task
         self._jobs: dict[Pair, collections.deque[Job]] = {}
         self._entered: dict[Pair, int] = {}  # when a pair began to wait for a place
@@ -29,25 +29,32 @@ class TaskQueue:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def add(self, job: Job) -> None:
-        """Put a task behind the others of its submitter and environment."""
-        self._of(job).append(job)
-        self._turns.add(job.order.submitter, None)
+    def add(self, job: Job, key: str) -> None:
+        """Put a task behind the others of its submitter and environment, which has this key."""
+        submitter = job.order.submitter
+        jobs = self._jobs.get((submitter, key))  # type: ignore[call-overload]  # quicker to make than a pair
+        (self._enter(submitter, key) if jobs is None else jobs).append(job)
+        self._turns.add(submitter, None)
 
-    def put_back(self, job: Job) -> None:
+    def put_back(self, job: Job, key: str) -> None:
         """Put a task before the others of its submitter and environment; it counts as taken until :meth:`done`."""
-        self._of(job).appendleft(job)
-        self._turns.put_back(job.order.submitter, None)
+        submitter = job.order.submitter
+        jobs = self._jobs.get(Pair(submitter, key))
+        (self._enter(submitter, key) if jobs is None else jobs).appendleft(job)
+        self._turns.put_back(submitter, None)
 
     def take(self, pair: Pair) -> Job | None:
         """The next task for a worker of this pair; it counts as taken until :meth:`done`."""
-        submitter = self._next_submitter(pair.key) if self._shared else pair.submitter
-        if submitter is None or (jobs := self._jobs.get(Pair(submitter, pair.key))) is None:
+        if self._shared:
+            if (submitter := self._next_submitter(pair.key)) is None:
+                return None
+            pair = Pair(submitter, pair.key)
+        if (jobs := self._jobs.get(pair)) is None:
             return None
-        self._turns.take(submitter=submitter)
+        self._turns.take(submitter=pair.submitter)
         job = jobs.popleft()
         if not jobs:
-            self._forget(Pair(submitter, pair.key))
+            self._forget(pair)
         return job
 
     def _next_submitter(self, key: str) -> str | None:
@@ -57,13 +64,14 @@ class TaskQueue:
             return submitter if key == only_key else None
         return next((each for each in self._turns.in_turn() if (each, key) in self._jobs), None)
 
-    def done(self, job: Job) -> None:
+    def done(self, submitter: str) -> None:
         """A task that was taken has ended, or waits again."""
-        self._turns.done(job.order.submitter)
+        self._turns.done(submitter)
 
     def remove(self, job: Job) -> None:
         """Take out a task; it does not count as taken."""
-        pair = Pair(job.order.submitter, self._key_of(job))
+        environment = job.order.options.environment
+        pair = Pair(job.order.submitter, self._default_key if environment is None else environment.key)
         self._jobs[pair].remove(job)
         self._turns.remove(job.order.submitter, None)
         if not self._jobs[pair]:
@@ -96,15 +104,11 @@ class TaskQueue:
         """For whose workers tasks wait."""
         return {Pair("", pair.key) for pair in self._jobs} if self._shared else set(self._jobs)
 
-    def submitters(self) -> KeysView[str]:
-        """Whose tasks wait."""
-        return self._turns.waiting()
-
     def in_turn(self) -> list[Pair]:
         """The same as :meth:`pairs`, the submitter that is next first, and of its environments the one that waits for
         a place longest."""
-        if len(self._jobs) == 1:
-            return list(self.pairs())
+        if len(self._jobs) == 1 and not self._shared:
+            return list(self._jobs)
         if self._shared:
             return sorted(self.pairs(), key=self.entered)
         by_submitter: dict[str, list[Pair]] = {each: [] for each in self._turns.in_turn()}
@@ -125,13 +129,11 @@ class TaskQueue:
                 self._next_entry += 1
                 self._entered[each] = self._next_entry
 
-    def _of(self, job: Job) -> collections.deque[Job]:
-        pair = Pair(job.order.submitter, self._key_of(job))
-        jobs = self._jobs.get(pair)
-        if jobs is None:
-            jobs = self._jobs[pair] = collections.deque()
-            self._next_entry += 1
-            self._entered[pair] = self._next_entry
+    def _enter(self, submitter: str, key: str) -> collections.deque[Job]:
+        pair = Pair(submitter, key)
+        jobs = self._jobs[pair] = collections.deque()
+        self._next_entry += 1
+        self._entered[pair] = self._next_entry
         return jobs
 
     def _forget(self, pair: Pair) -> None:

@@ -81,7 +81,7 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     while (received := channel.receive()) is not None:
         packet, body = received
         if isinstance(packet, Run):
-            _work(channel, runner, packet, body)
+            work(channel, runner, packet, body)
             if imports is not None and (names := imports.new()):
                 channel.send(NewModules(names))
         else:
@@ -90,7 +90,8 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
         zombies.reap(now=time.monotonic())
 
 
-def _work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview) -> None:
+def work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview) -> None:
+    """Run the tasks of a packet."""
     at = runner.learn(packet, body)
     for order in packet.orders:
         end = at + order.payload_bytes

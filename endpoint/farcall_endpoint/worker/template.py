@@ -16,7 +16,6 @@ import ctypes
 import gc
 import importlib
 import os
-import random
 import resource
 import select
 import signal
@@ -29,10 +28,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from farcall_common.payload import Serializer
 from farcall_endpoint import process_reaper
 from farcall_endpoint.worker import __main__ as worker
 from farcall_endpoint.worker import fork_hazards, namespaces
-from farcall_endpoint.worker.boot import connect, receive_boot, take_on
+from farcall_endpoint.worker.boot import Boot, Descriptors, connect, receive_boot, send_boot, take_on
+from farcall_endpoint.worker.capture import Capture
+from farcall_endpoint.worker.channel import Channel, Order, Run, channel_pair
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
     Exited,
@@ -51,6 +53,8 @@ from farcall_endpoint.worker.fork_protocol import (
     decode_from_manager,
     encode,
 )
+from farcall_endpoint.worker.runner import Runner
+from farcall_endpoint.worker.settings import WorkerSettings
 
 #: What libraries of numerics read when they are loaded: their number of threads, which is one in a template.
 THREAD_VARIABLES: Final = (
@@ -111,6 +115,7 @@ class _Template:
         self._descriptors: set[int] = set()
         self._kept: set[int] = set()
         self._setters: list[tuple[str, Callable[[int], Any]]] = []
+        self._rehearsal: Rehearsal | None = None
 
     def run(self) -> int:
         """The exit code."""
@@ -140,6 +145,10 @@ class _Template:
             for name in [name for name, value in variables.items() if value is None]:
                 del os.environ[name]
             self._setters = _thread_setters()
+            with contextlib.suppress(Exception):  # it only saves time
+                rehearsal = Rehearsal()
+                rehearsal.run()
+                self._rehearsal = rehearsal
             self._kept = fork_hazards.kept_files(self._descriptors)
             gc.collect()
             gc.freeze()
@@ -298,7 +307,7 @@ class _Template:
             os.setsid()
             namespaces.keep_only({0, 1, 2, end} | self._kept)
             self._connection.detach()
-            code = _work(fork, end, self._setters, drops=self._drops)
+            code = _work(fork, end, self._setters, drops=self._drops, rehearsal=self._rehearsal)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:  # noqa: BLE001 - the end of a process
@@ -311,12 +320,21 @@ class _Template:
             os._exit(code)
 
 
-def _work(fork: Fork, end: int, setters: Collection[tuple[str, Callable[[int], Any]]], *, drops: bool) -> int:
+def _work(
+    fork: Fork,
+    end: int,
+    setters: Collection[tuple[str, Callable[[int], Any]]],
+    *,
+    drops: bool,
+    rehearsal: Rehearsal | None,
+) -> int:
     """Become a worker, and serve tasks until the manager is gone; the exit code."""
     if fork.namespaces:
         namespaces.separate(network=fork.network)
     _reseed()
     with socket.socket(fileno=end) as connection:
+        if rehearsal is not None and not _is_readable(end):
+            rehearsal.run()  # nobody waits for this child yet
         received = receive_boot(connection)
     if received is None:
         return 0
@@ -338,13 +356,62 @@ def _work(fork: Fork, end: int, setters: Collection[tuple[str, Callable[[int], A
     return 0
 
 
+class Rehearsal:
+    """A task that does nothing, run as a worker runs one: once in the template, so that the interpreter has specialized
+    this code before it is shared; and in each child that waits for its worker's turn, whose memory is its own then."""
+
+    def __init__(self) -> None:
+        self._function = Serializer().pack_function(_nothing)
+        self._payload = Serializer().pack_call(())
+
+    def run(self) -> None:
+        """Run it. Leaves no descriptor and no variable."""
+        descriptors, variables = namespaces.open_descriptors(), dict(os.environ)
+        standard = [(number, os.dup(number)) for number in (1, 2)]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        manager, end, claims = channel_pair()
+        channel = Channel(end, claims)
+        try:
+            send_boot(ours, Boot(variables=variables, directory="/"), Descriptors(0, 0, 1, 2))
+            received = receive_boot(theirs)
+            if received is not None:
+                os.environ.update(received[0].variables)
+            for number, _ in standard:
+                os.dup2(os.memfd_create("rehearsal"), number)  # a worker's are files
+            runner = Runner(Capture(), endpoint_id="", settings=WorkerSettings.of({}))
+            order = Order("rehearsal", 1, "", len(self._payload))
+            manager.order(Run((order,), (("", len(self._function)),)), [self._function, self._payload])
+            packet = channel.receive()
+            if packet is not None and isinstance(packet[0], Run):
+                worker.work(channel, runner, packet[0], packet[1])
+                manager.receive()
+        finally:
+            for each in (ours, theirs, manager, channel):
+                each.close()
+            for number, kept in standard:
+                os.dup2(kept, number)
+            for name in set(os.environ) - set(variables):
+                del os.environ[name]
+            for descriptor in namespaces.open_descriptors() - descriptors:  # also of the runner, between two tasks
+                os.close(descriptor)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _reseed() -> None:
     """Give this child its own state where the template's is that of all: random numbers first.
 
     ``random`` does so by itself, as OpenSSL does from 1.1.1 on. A generator that a module made when it was imported
     (``numpy.random.default_rng()``) cannot be found: it is the same in all children.
     """
-    random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

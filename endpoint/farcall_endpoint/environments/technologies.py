@@ -1,0 +1,38 @@
+"""Technologies of environments on a node: allowed or not, installed or not. Nothing is started to know that."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from farcall_common.environments import PREFIXES, TYPES, UV
+from farcall_endpoint.environments.settings import EnvironmentSettings
+
+_PROGRAMS: Final[Mapping[str, str]] = {"bubblewrap": "bwrap", "charliecloud": "ch-run"}
+"""Programs that are not named as their technology."""
+
+
+def technologies(settings: EnvironmentSettings) -> dict[str, str]:
+    """All technologies: those that are allowed and installed on this node with an empty text, and why the others cannot
+    be used. Whether one works is found out by its first environment: the answer takes a start of a container."""
+    installed = find_installed(TYPES)
+    found: dict[str, str] = {}
+    for name in TYPES:
+        if settings.types is not None and name not in settings.types:
+            found[name] = not_allowed(settings)
+        else:
+            found[name] = "" if name in installed else f"{name} is not installed"
+    return found
+
+
+def not_allowed(settings: EnvironmentSettings) -> str:
+    """Why a technology may not be used."""
+    return f"the endpoint's configuration allows {', '.join(settings.types or ()) or 'none'}"
+
+
+def find_installed(types: Collection[str]) -> list[str]:
+    """Of these technologies those whose programs are in the search path; whether they work is another question.
+    Python prefixes and uv need none."""
+    own = (*PREFIXES, UV)
+    return [each for each in types if each in own or shutil.which(_PROGRAMS.get(each, each)) is not None]

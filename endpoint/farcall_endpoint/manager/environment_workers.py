@@ -1,0 +1,258 @@
+"""Workers in environments, and workers that are forks: the part of a launcher that most managers never need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from farcall_common.environments import PREFIXES, UV, Environment
+from farcall_common.errors import ErrorRecord
+from farcall_endpoint import outcomes
+from farcall_endpoint.environments.launcher import ContainerStart, EnvironmentLauncher
+from farcall_endpoint.environments.preparation import (
+    CONFINED_OUTSIDE,
+    Failed,
+    PreparationReport,
+    Prepared,
+    Progressed,
+    confinement_of,
+)
+from farcall_endpoint.environments.runner import Mount
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.template_pool import TemplateChange
+from farcall_endpoint.environments.templates import ForkedProcess, template_key
+from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.isolation.environment import for_image, for_submitter
+from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
+from farcall_endpoint.manager.worker_process import (
+    ACCELERATORS,
+    SubmitterDirectories,
+    WorkerProcess,
+    Workplace,
+    open_capture_file,
+    worker_environment,
+)
+from farcall_endpoint.worker.boot import Boot, Descriptors
+from farcall_endpoint.worker.channel import channel_pair
+from farcall_endpoint.worker.settings import WorkerSettings
+
+RENUMBERED: Final = ("docker", "podman", "podman-hpc")
+"""Types whose containers have the accelerators of their worker only."""
+_MOST_REFUSALS: Final = 1000
+
+
+class EnvironmentWorkers:
+    """Starts workers in environments, each as a fork of a template where there is one.
+
+    :param settings: of environments.
+    :param log_dir: of start logs; None: none are kept.
+    """
+
+    def __init__(
+        self,
+        place: Workplace,
+        directories: SubmitterDirectories,
+        *,
+        settings: EnvironmentSettings,
+        log_dir: Path | None = None,
+    ) -> None:
+        self._place = place
+        self._directories = directories
+        self._launcher = EnvironmentLauncher(
+            settings,
+            log_dir=log_dir,
+            confined=place.confinement is not None and place.confinement.bubblewrap,
+            readable=lambda: place.readable(place.environment),
+        )
+        self._trusted = set() if settings.default is None else {settings.default.key}
+        self._refusals: dict[str, ErrorRecord | None] = {}
+
+    def refusal(self, environment: Environment) -> ErrorRecord | None:
+        """Why tasks of other submitters than the owner may not use an environment; None if they may."""
+        key = environment.key
+        if key not in self._refusals:
+            if len(self._refusals) >= _MOST_REFUSALS:
+                self._refusals.clear()
+            place = self._place
+            reason = self._launcher.refusal(
+                environment,
+                readable=place.readable(place.environment),
+                unconfined=place.confinement is not None and not place.confinement.bubblewrap,
+            )
+            self._refusals[key] = outcomes.location_refused(environment.label, reason) if reason else None
+        return self._refusals[key]
+
+    def trust(self, environment: Environment) -> None:
+        """The owner uses an environment: what it is prepared by needs no confinement."""
+        self._trusted.add(environment.key)
+
+    def prepare(self, environment: Environment) -> None:
+        """Prepare an environment, without waiting; :meth:`serve` answers."""
+        self._launcher.prepare(environment, trusted=environment.key in self._trusted)
+
+    def release(self, key: str) -> None:
+        """End the template of an environment."""
+        self._launcher.release(key)
+
+    def fileno(self) -> int:
+        """Readable when :meth:`serve` has something to do."""
+        return self._launcher.fileno()
+
+    def serve(self) -> list[Event]:
+        """Do what is due, without waiting; what happened to environments."""
+        return [_event(report) for report in self._launcher.serve()]
+
+    def next_deadline(self) -> float:
+        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+        return self._launcher.next_deadline()
+
+    def learn(self, environment_key: str, modules: Sequence[str]) -> None:
+        """Tasks have imported these in an environment."""
+        self._launcher.learn(environment_key, modules)
+
+    @property
+    def children(self) -> set[int]:
+        """Process ids of children that are no workers."""
+        return self._launcher.children
+
+    def close(self) -> None:
+        """End what is left of environments."""
+        self._launcher.close()
+
+    def fork_own(
+        self, boot: Boot, descriptors: Descriptors, *, submitter: str, prefix: Sequence[str]
+    ) -> ForkedProcess | None:
+        """A worker of the endpoint's own Python; None if it must be started afresh. Starts a template for the next
+        ones, if there should be another one.
+
+        :param prefix: what to write before a worker's command.
+        """
+        key = template_key(f"own-{submitter}", boot.variables)
+        fork = self._launcher.fork_own(key, boot, descriptors)
+        self._launcher.start_own_template(key, prefix, boot.variables)
+        return fork
+
+    def launch(self, environment: Environment, worker_id: int, *, slot: int, submitter: str) -> WorkerProcess:
+        """Start a worker.
+
+        :raises OSError: if the machine lacks something, or the environment cannot be started.
+        """
+        place = self._place
+        if submitter and (refused := self.refusal(environment)) is not None:
+            raise OSError(refused.message)
+        place.working_dir.mkdir(parents=True, exist_ok=True)
+        working_dir = place.working_dir.resolve()
+        is_image = environment.type not in (*PREFIXES, UV)
+        outer, own = dict(place.environment), {"HOME": str(working_dir)} if is_image else {}
+        writable = [str(working_dir)]
+        if submitter:
+            home, temporary = self._directories.of(submitter)
+            own = {"HOME": str(home), "TMPDIR": str(temporary)}
+            outer = for_submitter(outer, passed=place.passed)
+            writable = [str(home), str(temporary)]
+        share = place.slots[slot]
+        variables = worker_environment(outer, worker_id=worker_id, slot=share, amd=place.amd)
+        variables = {**(for_image(variables) if is_image else variables), **own}
+        if not is_image:
+            variables |= self._launcher.prefix_variables(environment, variables.get("PATH", ""))
+        if environment.type in RENUMBERED and not place.amd:
+            variables |= renumbered(share.accelerators)
+        confine, settings = None, place.settings
+        if submitter and place.confinement is not None:
+            confine, settings = self._confine_in(environment, outer | own, writable)
+        # Only a confined template may run code of the environment before its forks confine themselves.
+        forks = self._launcher.settings.fork and (
+            not submitter
+            or place.confinement is None
+            or confine is not None
+            or environment.type not in CONFINED_OUTSIDE
+        )
+        settings = msgspec.structs.replace(settings, reports_imports=forks)
+        channel, worker_end, claims = channel_pair()
+        output = (open_capture_file(), open_capture_file())
+        try:
+            process = self._launcher.start(
+                environment,
+                ContainerStart(
+                    Boot({**variables, **settings.to_variables()}, str(working_dir), merged=True),
+                    Descriptors(worker_end.fileno(), claims.fileno(), *output),
+                    claims.close,
+                    mounts=tuple(Mount(path, path, writable=True) for path in writable),
+                    variables={**outer, **({} if is_image else own)},
+                    accelerators=share.accelerators,
+                    amd=place.amd,
+                    group=submitter,
+                    fork=forks,
+                    private_root=bool(submitter),
+                    confine=confine,
+                ),
+            )
+        except BaseException:
+            for each in (channel, worker_end, claims):
+                each.close()
+            for descriptor in output:
+                os.close(descriptor)
+            raise
+        if isinstance(process, ForkedProcess):
+            pidfd, key = process.pidfd, environment.key
+            return WorkerProcess(
+                process, channel, worker_end, pidfd, output, namespaced=True, environment_key=key, fork=process
+            )
+        return WorkerProcess(
+            process,
+            channel,
+            worker_end,
+            os.pidfd_open(process.pid),
+            output,
+            namespaced=True,
+            environment_key=environment.key,
+            container=process,
+            ended=self._launcher.ended,
+        )
+
+    def _confine_in(
+        self, environment: Environment, variables: Mapping[str, str], writable: Sequence[str]
+    ) -> tuple[Callable[[Sequence[str]], Sequence[str]] | None, WorkerSettings]:
+        """How a worker of another submitter than the owner is confined: from outside, where the runner does not do it
+        by itself, and by Landlock where the kernel has it."""
+        place, confinement = self._place, self._place.confinement
+        assert confinement is not None
+        readable = place.readable(variables)
+        confine = None
+        if confinement.bubblewrap and environment.type in CONFINED_OUTSIDE:
+            directory = place.working_dir.resolve()
+
+            def confine(needed: Sequence[str]) -> list[str]:
+                return confinement_of([*readable, *needed], environment.type, writable=writable, directory=directory)
+
+        if not confinement.landlock:
+            return confine, place.settings
+        own = (*writable, bubblewrap.TEMPORARY, "/var/tmp")  # noqa: S108 - the container's
+        is_image = environment.type not in (*PREFIXES, UV)
+        seen = ("/",) if is_image else (*readable, *self._launcher.paths(environment))
+        return confine, msgspec.structs.replace(place.settings, readable=seen, writable=own if is_image else own[:-1])
+
+
+def _event(report: PreparationReport | TemplateChange) -> Event:
+    match report:
+        case TemplateChange(environment_key=key, problem=problem):
+            return EnvironmentReady(key, forkable=not problem)
+        case Progressed(key=key, text=text):
+            return EnvironmentProgress(key, text)
+        case Failed(key=key, record=record):
+            return EnvironmentFailed(key, record)
+        case Prepared(key=key):
+            return EnvironmentReady(key)
+
+
+def renumbered(accelerators: Sequence[str]) -> dict[str, str]:
+    """The variables for accelerators in a container that has no others: there, their numbers begin at 0."""
+    names = [name for each in accelerators for name in each.split(",")]
+    if not names or not all(name.isdecimal() for name in names):
+        return {}
+    numbers = ",".join(map(str, range(len(names))))
+    return {"FARCALL_WORKER_ACCELERATORS": numbers, **dict.fromkeys(ACCELERATORS, numbers)}

@@ -1,0 +1,78 @@
+"""Parts of the launcher of environments that start nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from farcall_endpoint.environments.launcher import StartLog, first_variables, mounts_of
+from farcall_endpoint.environments.runner import Mount
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.technologies import technologies
+from farcall_endpoint.isolation.environment import for_image
+from farcall_endpoint.manager.environment_workers import renumbered
+
+
+def test_binds() -> None:
+    assert mounts_of(["/data", "/sw:/opt/sw", "/ro:/ro:ro"]) == (
+        Mount("/data", "/data", writable=True),
+        Mount("/sw", "/opt/sw", writable=True),
+        Mount("/ro", "/ro", writable=False),
+    )
+
+
+def test_no_variables_of_the_node_in_an_image() -> None:
+    given = {"PATH": "/x", "LD_PRELOAD": "x", "PYTHONHOME": "/x", "CONDA_PREFIX": "/x", "HOME": "/x", "A": "1"}
+    assert for_image(given | {"OMP_NUM_THREADS": "2", "SLURM_JOB_ID": "3"}) == {
+        "A": "1",
+        "OMP_NUM_THREADS": "2",
+        "SLURM_JOB_ID": "3",
+    }
+
+
+def test_no_secrets_in_command_lines() -> None:
+    assert first_variables({"HOME": "/x", "MY_TOKEN": "secret"}) == {"HOME": "/x"}
+
+
+def test_technologies_that_are_not_allowed_or_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = technologies(EnvironmentSettings(types=("venv", "podman")))
+    assert found["venv"] == ""
+    assert found["podman"] == "podman is not installed"
+    assert found["docker"] == "the endpoint's configuration allows venv, podman"
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "numbers"), [((), None), (("3",), "0"), (("2,5",), "0,1"), (("GPU-8f2e",), None)]
+)
+def test_accelerators_have_other_numbers_where_a_container_has_no_others(
+    accelerators: tuple[str, ...], numbers: str | None
+) -> None:
+    found = renumbered(accelerators)
+    assert found.get("CUDA_VISIBLE_DEVICES") == found.get("FARCALL_WORKER_ACCELERATORS") == numbers
+
+
+def test_a_start_log_is_bounded(tmp_path: Path) -> None:
+    log = StartLog(tmp_path / "start.log")
+    try:
+        for number in range(40):
+            os.write(log.writer, b"x" * 10_000 + f"\nline {number}\n".encode())
+            if not log.read():
+                break
+        assert number < 39, "a runner that prints on and on is cut off"
+        assert log.last_lines().endswith(f"line {number}")
+        assert (tmp_path / "start.log").stat().st_size < 300_000
+    finally:
+        log.close()
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    log = StartLog(tmp_path / "missing" / "start.log")
+    os.write(log.writer, b"words\n")
+    assert log.read()
+    assert log.last_lines() == "words"
+    log.started()
+    assert not log.read()
+    log.close()
