@@ -173,7 +173,7 @@ def test_status_shows_what_is_warm_and_prewarm_makes_it(
     def warm() -> bool:
         facts = json.loads(sites.command("status", sites.name, "--json"))
         return any(
-            each["label"] == f"venv:{prefix}" and each["warm"] >= 1 for each in facts.get("environments", [])
+            each["environment"] == f"venv:{prefix}" and each["warm"] >= 1 for each in facts.get("environments", [])
         )
 
     wait_until(warm)
