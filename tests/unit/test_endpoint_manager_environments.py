@@ -19,7 +19,6 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Prepare, Release, Send
-from farcall_endpoint.manager.core import TURN_S
 from farcall_endpoint.manager.events import (
     EnvironmentFailed,
     EnvironmentProgress,
@@ -30,7 +29,7 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings
-from farcall_endpoint.manager.workers import Pair, Worker
+from farcall_endpoint.manager.workers import TURN_S, Pair, Worker
 from farcall_endpoint.protocol import CancelTasks, EnvironmentStatus, Prewarm, Stop, TaskOrder
 from tests.support.manager import Rig, ready
 

@@ -145,6 +145,8 @@ class EnvironmentState:
         self._starts.reset()
         self._pause.reset()
         self.record = None
+        if self.state is State.FAILED:  # it was slow, but it works
+            self.state = State.READY
 
     def worker_not_started(self, words: str, log: str, now: Instant, *, has_workers: bool) -> None:
         """A worker died before it was ready, with these last words and this end of its log. The environment fails after
