@@ -323,6 +323,25 @@ def test_a_worker_that_hangs_at_its_start_in_an_environment_is_killed_after_the_
     assert "it was not ready within 200 s" in rig.statuses["a"].problem
 
 
+def test_few_environments_are_prepared_at_a_time() -> None:
+    rig = EnvironmentRig(slots=1)
+    rig.settle()
+    environments = [Environment.of({"type": "venv", "location": f"/{n}", "name": f"n{n}"}) for n in range(20)]
+    rig.settle(*[tasks(each, each.name) for each in environments])
+    assert len(rig.prepared) == 8
+    rig.wait(0.5)
+    assert "other environments" in rig.statuses["n9"].text
+    for environment in environments:
+        rig.settle(EnvironmentReady(environment.key))
+        if rig.busy():
+            rig.finish(environment)
+    assert len(rig.prepared) == 20
+    while rig.busy():
+        rig.done(rig.busy()[0])
+        rig.settle()
+    assert len(rig.progress().finished) == 20
+
+
 def test_any_number_of_environments_is_named_without_harm() -> None:
     rig = EnvironmentRig(slots=1)
     for number in range(1000):

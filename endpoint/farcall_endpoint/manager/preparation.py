@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Mapping
+from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.wire import TaskState
@@ -16,6 +17,9 @@ from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.protocol import EnvironmentStatus, Prewarm
+
+_MOST_AT_ONCE: Final = 8
+"""Preparations at a time: submitters may name any number of environments, and each takes network, disk and cores."""
 
 
 class Preparations:
@@ -102,7 +106,8 @@ class Preparations:
         due = [now.mono + self._idle_s]
         in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
         for state in self._states.values():
-            if state.is_wanted and state.needed(now) is None and state.state is State.COLD:
+            is_needed = bool(state.waiting) or (state.is_wanted and state.needed(now) is None)
+            if is_needed and state.state is State.COLD:
                 self._prepare(state, now)
             if state.due_at is not None and now.mono >= state.due_at:
                 if state.prepares_again:
@@ -129,7 +134,7 @@ class Preparations:
         by_key: dict[str, list[Worker]] = collections.defaultdict(list)
         for worker in self._workers.values():
             by_key[worker.pair.key].append(worker)
-        known = [state for state in self._states.values() if state.state is not State.COLD]
+        known = [state for state in self._states.values() if state.state is not State.COLD or state.waiting]
         return tuple(state.status(by_key[state.key]) for state in known)
 
     def _prewarm(self, event: Prewarm, now: Instant) -> None:
@@ -139,6 +144,10 @@ class Preparations:
             self._prepare(state, now)
 
     def _prepare(self, state: EnvironmentState, now: Instant) -> None:
+        """Prepare an environment, now or when fewer others are prepared."""
+        if sum(each.state is State.PREPARING for each in self._states.values() if each is not state) >= _MOST_AT_ONCE:
+            state.postponed(now)
+            return
         self._actions.append(Prepare(state.environment))
         state.preparing(now, limit_s=self._limit_s)
         self.due_at = 0.0
