@@ -146,7 +146,6 @@ def test_forks_are_confined_as_fresh_workers_are(tmp_path: Path, venv: Path) -> 
     (tmp_path / "private").mkdir()
     confinement = Confinement(
         readable=[str(venv), str(images.image(images.DEBIAN)), sys.base_prefix, sys.prefix, str(Path.cwd())],
-        private=[tmp_path / "private"],
         landlock=True,
         bubblewrap=True,
     )
@@ -201,14 +200,14 @@ def test_without_forks_every_worker_is_fresh(tmp_path: Path, venv: Path) -> None
     with running_node(tmp_path, EnvironmentSettings(fork=False)) as node:
         for _ in range(3):
             assert not is_fork(node.ready(environment))
-        assert not node.launcher._environments._templates
+        assert not node.launcher._in_environments()._launcher._templates
 
 
 def test_a_killed_template_ends_its_workers_and_nothing_is_left(node: Node, venv: Path) -> None:
     before = process_reaper.descendants({os.getpid()}, process_reaper.read_processes())
     for environment in environments(venv):
         fork = forked(node, environment)
-        templates = node.launcher._environments._pool
+        templates = node.launcher._in_environments()._launcher._pool
         [pid] = templates.pids
         os.kill(pid, signal.SIGKILL)
         assert node.died(fork) == "killed by SIGKILL"
