@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import select
@@ -32,6 +33,7 @@ from farcall_common.environments import Environment
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.template_pool import TemplatePool
 from farcall_endpoint.environments.templates import ForkedProcess, Template, start_template
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady, Event
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
@@ -56,7 +58,7 @@ def first_line() -> float:
     import time
 
     import numpy  # noqa: F401
-    import pandas  # noqa: F401
+    import pandas  # type: ignore[import-untyped]  # noqa: F401
 
     return time.monotonic()
 
@@ -74,6 +76,7 @@ def nothing() -> float:
     return 0.0
 
 
+@functools.cache
 def packed(function: Callable[[], float]) -> tuple[Run, list[bytes]]:
     """The packet of a task."""
     serializer = Serializer()
@@ -119,6 +122,11 @@ class Node:
     next_id: int = 0
     events: list[Event] = dataclasses.field(default_factory=list)
 
+    @property
+    def pool(self) -> TemplatePool:
+        """Of the launcher."""
+        return self.launcher._in_environments()._launcher._pool
+
     def launch(self) -> WorkerProcess:
         """A worker that starts."""
         self.next_id += 1
@@ -149,6 +157,13 @@ class Node:
                 self.end(worker)
             self.launcher.serve()
 
+    def wait_for_spares(self, count: int) -> None:
+        """Wait until children were forked in advance, and are idle."""
+        [entry] = self.pool._serving.values()
+        spares = entry.template._spares
+        self.serve_until(lambda: len(spares) == count and all(spare.pid for spare in spares))
+        time.sleep(_STEP_S * max(1, count))
+
     def _wait_for_containers(self, workers: Sequence[WorkerProcess]) -> None:
         """A container's program connects, and is served; a fork is served by its template."""
         fresh = [worker for worker in workers if not isinstance(worker.process, ForkedProcess)]
@@ -168,19 +183,19 @@ def running_node(image: Path, *, fork: bool, spares: int = 0) -> Iterator[Node]:
     environment = Environment(type="bubblewrap", location=str(image), preload=("numpy", "pandas"))
     with tempfile.TemporaryDirectory(prefix="farcall-bench-") as name:
         directory = Path(name)
-        launcher = FreshProcessLauncher(
-            Workplace(
-                working_dir=directory / "work",
-                environment=dict(os.environ),
-                slots=(Slot(0, threads=1),),
-                settings=WorkerSettings(),
-            ),
-            environments=EnvironmentSettings(cache_dir=str(directory / "cache"), fork=fork),
+        place = Workplace(
+            working_dir=directory / "work",
+            environment=dict(os.environ),
+            slots=(Slot(0, threads=1),),
+            settings=WorkerSettings(),
         )
-        launcher._in_environments()._launcher._pool._spares = spares
+        launcher = FreshProcessLauncher(
+            place, environments=EnvironmentSettings(cache_dir=str(directory / "cache"), fork=fork)
+        )
         node = Node(launcher, environment)
         try:
             launcher.prepare(environment)
+            node.pool._spares = spares
             ends = (EnvironmentReady, EnvironmentFailed)
             node.serve_until(lambda: any(isinstance(event, ends) for event in node.events))
             failed = [event.record for event in node.events if isinstance(event, EnvironmentFailed)]
@@ -214,6 +229,8 @@ def measure(image: Path, count: int) -> list[Figure]:
     """All figures."""
     before = left_over()
     figures: list[Figure] = []
+    for function in (first_line, use_pandas, nothing):
+        packed(function)  # its submitter's work
     with running_node(image, fork=False) as node:
         values = [value for _ in range(max(10, count // 20)) for value in node.first_lines(1)]
         figures += quantiles("fresh container", values)
@@ -225,14 +242,14 @@ def measure(image: Path, count: int) -> list[Figure]:
         with running_node(image, fork=True, spares=spares) as node:
             values = []
             for _ in range(count):
+                node.wait_for_spares(spares)
                 values += node.first_lines(1)
-                time.sleep(_STEP_S)
             figures += quantiles(label, values, median_ms, tail_ms)
         with running_node(image, fork=True, spares=spares * _AT_ONCE) as node:
             values = []
             for _ in range(count // _AT_ONCE):
+                node.wait_for_spares(spares * _AT_ONCE)
                 values += node.first_lines(_AT_ONCE)
-                time.sleep(_STEP_S * 5)
             figures += quantiles(f"{label}, {_AT_ONCE} at once", values, median_ms, tail_ms)
             if not spares:
                 figures += memory(node)
@@ -255,7 +272,7 @@ def memory(node: Node) -> list[Figure]:
     """Proportional memory of each of sixteen workers, and of the template in it."""
     workers = [node.launch() for _ in range(_WORKERS)]
     results([worker.channel for worker in workers], use_pandas)
-    templates = node.launcher._in_environments()._launcher._pool.pids
+    templates = node.pool.pids
     each = [pss_mib(worker.pid) for worker in workers]
     total = sum(each) + sum(map(pss_mib, templates))
     for worker in workers:

@@ -338,3 +338,22 @@ def test_one_shot_workers_of_the_endpoints_own_python_are_forks(tmp_path: Path, 
         assert node.run(fork, places, submitter=submitter) == (directory, str(len(node.workers) - 1))
         assert node.kill(fork) == "killed by SIGKILL"
     wait_until(lambda: descendants() <= before)
+
+
+def test_a_released_environment_is_prepared_again_before_it_is_used(node: Node) -> None:
+    node.kill(node.ready(tree()))
+    node.launcher.release(tree().key)
+    with pytest.raises(OSError, match="is not prepared"):
+        node.launch(tree())
+    assert node.ready(tree()).pid
+
+
+def test_two_managers_share_what_was_prepared(tmp_path: Path) -> None:
+    settings = EnvironmentSettings(fork=False, cache_dir=str(tmp_path / "cache"))
+    with running_node(tmp_path / "one", settings) as one, running_node(tmp_path / "two", settings) as two:
+        one.launcher.prepare(tree())
+        two.launcher.prepare(tree())
+        for node in (one, two):
+            assert isinstance(node.answer(tree()), EnvironmentReady)
+            assert node.packet(node.launch(tree())).pid
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.name.startswith("worker-")]) == 1

@@ -26,8 +26,9 @@ from tests.waiting import wait_until
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
-_FIRST_ID, _SUB_IDS = 30_000, 65_536
-_numbers = itertools.count(os.getpid() % 5_000)
+# Users of tests that run at the same time have different ids, by the process that made them.
+_FIRST_ID, _FIRST_SUB_ID, _SUB_IDS = 100_000, 1_000_000, 5_000
+_numbers = itertools.count(os.getpid() % 30_000 * 4)
 
 # $1: the directory of the test, $2: Python's prefix, $3: the repository, $4: its packages, $5: the images.
 _COMMON: Final = r"""
@@ -91,7 +92,7 @@ class ContainerUser:
         self.directory = directory
         number = next(_numbers)
         self.uid = _FIRST_ID + number
-        self._sub_ids = range(1_000_000 + number * _SUB_IDS, 1_000_000 + (number + 1) * _SUB_IDS)
+        self._sub_ids = range(_FIRST_SUB_ID + number * _SUB_IDS, _FIRST_SUB_ID + (number + 1) * _SUB_IDS)
         self.home, self.images = directory / "home", directory / "images"
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         self.python = str(directory / "python" / "bin" / version)

@@ -12,7 +12,7 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
-from farcall_endpoint.manager.core import STARTED_AFTER_S, TURN_S, ManagerCore
+from farcall_endpoint.manager.core import STARTED_AFTER_S, ManagerCore
 from farcall_endpoint.manager.events import (
     AgentLost,
     Event,
@@ -25,6 +25,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.workers import TURN_S
 from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (

@@ -19,7 +19,6 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Prepare, Release, Send
-from farcall_endpoint.manager.core import TURN_S
 from farcall_endpoint.manager.events import (
     EnvironmentFailed,
     EnvironmentProgress,
@@ -30,7 +29,7 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings
-from farcall_endpoint.manager.workers import Pair, Worker
+from farcall_endpoint.manager.workers import TURN_S, Pair, Worker
 from farcall_endpoint.protocol import CancelTasks, EnvironmentStatus, Prewarm, Stop, TaskOrder
 from tests.support.manager import Rig, ready
 
@@ -322,6 +321,25 @@ def test_a_worker_that_hangs_at_its_start_in_an_environment_is_killed_after_the_
     rig.wait(5.0)
     assert rig.launches[A.key] == 2
     assert "it was not ready within 200 s" in rig.statuses["a"].problem
+
+
+def test_few_environments_are_prepared_at_a_time() -> None:
+    rig = EnvironmentRig(slots=1)
+    rig.settle()
+    environments = [Environment.of({"type": "venv", "location": f"/{n}", "name": f"n{n}"}) for n in range(20)]
+    rig.settle(*[tasks(each, each.name) for each in environments])
+    assert len(rig.prepared) == 8
+    rig.wait(0.5)
+    assert "other environments" in rig.statuses["n9"].text
+    for environment in environments:
+        rig.settle(EnvironmentReady(environment.key))
+        if rig.busy():
+            rig.finish(environment)
+    assert len(rig.prepared) == 20
+    while rig.busy():
+        rig.done(rig.busy()[0])
+        rig.settle()
+    assert len(rig.progress().finished) == 20
 
 
 def test_any_number_of_environments_is_named_without_harm() -> None:

@@ -34,9 +34,9 @@ from farcall_common.errors import (
 )
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
 from farcall_endpoint.agent.relay import TransferFailed
 from farcall_endpoint.agent.reports import messages_of
-from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
 from farcall_endpoint.agent.scheduling import RandomPolicy, RoundRobinPolicy, SchedulingPolicy
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Stage, Task, TaskResult

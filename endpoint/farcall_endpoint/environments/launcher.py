@@ -264,6 +264,7 @@ class EnvironmentLauncher:
         self._starts: dict[str, ContainerStart] = {}  # that have not connected yet, by name
         self._prepared: dict[str, Prepared] = {}
         self._pending: dict[str, Environment] = {}
+        self._stops: dict[str, preparation.Started] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._root: Path | None = None
@@ -335,6 +336,13 @@ class EnvironmentLauncher:
     def _order(self, order: preparation.Order) -> None:
         if self._process is None:
             self._start_process()
+        if isinstance(order, preparation.Started):
+            self._stops[order.name] = order
+        elif isinstance(order, preparation.Ended):
+            self._stops.pop(order.name, None)
+        self._write(order)
+
+    def _write(self, order: preparation.Order) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its end is about to be read
@@ -355,6 +363,8 @@ class EnvironmentLauncher:
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
+        for started in self._stops.values():  # it replaces another one
+            self._write(started)
 
     def _read_reports(self) -> list[PreparationReport]:
         assert self._process is not None

@@ -170,7 +170,8 @@ class TemplatePool:
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case."""
-        return min((entry.template.next_deadline() for entry in self._starting.values()), default=float("inf"))
+        entries = (*self._starting.values(), *self._serving.values())
+        return min((entry.template.next_deadline() for entry in entries), default=float("inf"))
 
     def serve(self, *, now: float) -> list[TemplateChange]:
         """Take what templates have sent, without waiting; what has changed."""

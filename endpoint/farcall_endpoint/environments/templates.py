@@ -65,6 +65,8 @@ _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 _FORK_LIMIT_S: Final = 10.0
 """A fork takes milliseconds. A template that has not forked after so long is broken."""
 _EXIT_LIMIT_S: Final = 5.0
+_FILL_AFTER_S: Final = 0.005
+"""A spare child is replaced when the worker that it became has begun."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
@@ -160,6 +162,7 @@ class Template:
         self._forks: dict[int, ForkedProcess] = {}
         self._spares: deque[ForkedProcess] = deque()
         self._next_number = 1
+        self._fill_at = float("inf")
         self._is_over = False
         self._closing = False
         #: The template's process as this process sees it; None before its first packet.
@@ -191,19 +194,22 @@ class Template:
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
-        if self.is_serving or self._is_over:
+        if self._is_over:
             return float("inf")
+        if self.is_serving:
+            return self._fill_at
         return self._importing_since + self._import_limit_s
 
     def serve(self) -> None:
         """Take what the template has sent, end it if an import hangs, and fork spare children. Never waits."""
         while self._read():
             pass
-        if time.monotonic() > self.next_deadline():
+        if not self.is_serving and time.monotonic() > self.next_deadline():
             self.problem_module = self._importing
             what = f"the import of {self._importing}" if self._importing else "its start"
             self._end(f"{what} took longer than {self._import_limit_s:g} s")
-        self._fill()
+        if time.monotonic() >= self._fill_at:
+            self._fill()
 
     def fork(self, boot: Boot, descriptors: Descriptors) -> ForkedProcess:
         """A worker. The descriptors stay open here.
@@ -233,7 +239,8 @@ class Template:
         if fork.problem:
             self._forks.pop(fork.number, None)
             raise TemplateFailed(fork.problem)
-        self._fill()
+        if self._spares_wanted:
+            self._fill_at = time.monotonic() + _FILL_AFTER_S
         return fork
 
     def close(self) -> None:
@@ -312,6 +319,7 @@ class Template:
                 self._importing = ""
                 self.namespaces_missing = missing
                 self.is_serving = True
+                self._fill_at = 0.0
             case Forked(number=number):
                 self._forked(self._forks[number], sender)
             case NotForked(number=number, reason=reason):
@@ -323,6 +331,7 @@ class Template:
                     ended.code = code
                     if self._drop_spare(ended):
                         self._discard(ended)
+                        self._fill_at = time.monotonic() + _FILL_AFTER_S
 
     def _forked(self, fork: ForkedProcess, pid: int) -> None:
         if pid <= 0:
@@ -397,6 +406,7 @@ class Template:
     # -- spare children ------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
+        self._fill_at = float("inf")
         if not self.is_serving or self._closing:
             return
         isolated = self._namespaces_wanted and not self.namespaces_missing

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -27,18 +26,16 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import (
     Action,
     Kill,
     Launch,
     Leave,
-    Prepare,
     ReadStreams,
     Recall,
-    Release,
-    Send,
 )
-from farcall_endpoint.manager.environment_states import EnvironmentState, EnvironmentStates, State
+from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import (
     AgentLost,
     EnvironmentFailed,
@@ -56,6 +53,7 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.placement import Placement
+from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings
@@ -65,7 +63,6 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
     Died,
-    EnvironmentStatus,
     Prewarm,
     ReadOutput,
     ResultsTaken,
@@ -75,9 +72,7 @@ from farcall_endpoint.protocol import (
     WantedOutput,
 )
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run, Synced
-
-__all__ = ["STARTED_AFTER_S", "TURN_S", "ManagerCore", "breach", "capped", "has_limits"]
+from farcall_endpoint.worker.channel import Begun, Done, Ready, Synced
 
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; a shorter one only by its result."""
@@ -90,15 +85,8 @@ _MAX_START_WAIT_S: Final = 10.0
 _MAX_START_FAILURES: Final = 6
 """After so many failed rounds of starts of the endpoint's own Python in a row, and with no running worker, the manager
 ends."""
-_MAX_KNOWN_FUNCTIONS: Final = 256
-_MAX_PACKET_TASKS: Final = 64
-_MAX_PACKET_BYTES: Final = 32 * 1024
-"""Tasks are joined into packets up to here; one task may be larger."""
-_MAX_UNREAD_BYTES: Final = 96 * 1024
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
-_PACKET_BYTES: Final = 1024
-"""Overhead of a packet in a socket's buffer, and so of a task that is sent alone."""
 _GUESSED_OWN_START_S: Final = 0.3
 """How long a start of the endpoint's own Python takes."""
 
@@ -136,7 +124,7 @@ class ManagerCore:
         self._start_limit_s = start_limit_s
         self._environment_start_limit_s = environment_start_limit_s
         self._prefetch = prefetch
-        self._max_packet_tasks = _MAX_PACKET_TASKS if batching else 1
+        self._max_packet_tasks = orders.MAX_PACKET_TASKS if batching else 1
         self._shared_workers = shared_workers
         self._refusal = refusal
         self._default = default_environment
@@ -148,7 +136,6 @@ class ManagerCore:
         self._workers: dict[int, Worker] = {}
         self._next_worker_id = 0
         self._environments = EnvironmentStates()
-        self._environments_at = 0.0  # when something is due for one of them
         self._expiry_at = 0.0  # when the time of an idle worker is over
         self._warm = WarmPoolSettings() if warm is None else warm
         self._pool = WarmPool(self._warm, start_s=self._start_s, memory_of=self._memory_of)
@@ -161,8 +148,6 @@ class ManagerCore:
             idle=Pair("", self._default_key),
             unlimited=not tasks_per_worker,
         )
-        if default_environment is not None:
-            self._environments.of(default_environment).is_default = True
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
         self._launch_at = 0.0  # for the endpoint's own Python
         self._stop_at: float | None = None
@@ -173,6 +158,17 @@ class ManagerCore:
         self._left = False
         self._actions: list[Action] = []
         self._reports = Reports()
+        self._preparations = Preparations(
+            self._environments,
+            queue=self._queue,
+            workers=self._workers,
+            reports=self._reports,
+            actions=self._actions,
+            default=default_environment,
+            limit_s=environment_start_limit_s,
+            idle_s=self._warm.idle_s,
+            most_prewarmed=slots + self._warm.extra_workers,
+        )
         self._reads: list[ReadOutput] = []
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
@@ -190,7 +186,8 @@ class ManagerCore:
             self._left = True
             if not self._agent_lost:
                 self._actions.append(Leave(self._failure or self._stop_reason, bool(self._failure)))
-        actions, self._actions = self._actions, []
+        actions = list(self._actions)
+        self._actions.clear()
         return actions
 
     def next_deadline(self) -> float:
@@ -202,7 +199,7 @@ class ManagerCore:
             if self._free_slots:
                 deadline = min(deadline, self._placement.idle_launch_at(self._launch_at))
             if self._environments:
-                deadline = min(deadline, self._environments_at, self._expiry_at)
+                deadline = min(deadline, self._preparations.due_at, self._expiry_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
         due = [self._deadline(worker) for worker in self._workers.values() if not worker.killed]
@@ -250,7 +247,7 @@ class ManagerCore:
                 self._worker_died(event, instant)
             case EnvironmentProgress() | EnvironmentReady() | EnvironmentFailed() | Prewarm():
                 if self._stop_at is None:
-                    self._environment_event(event, instant)
+                    self._preparations.handle(event, instant)
             case CancelTasks(task_ids=task_ids):
                 self._cancel(set(task_ids))
             case ReadOutput():
@@ -282,19 +279,7 @@ class ManagerCore:
             elif (environment := order.options.environment or self._default) is None:
                 self._queue.add(job, "")
             else:
-                self._add_to(environment, job, now)
-
-    def _add_to(self, environment: Environment, job: Job, now: Instant) -> None:
-        """Let a task wait for a worker in an environment, or for the environment itself."""
-        state = self._environments.of(environment)
-        if (record := state.needed(now)) is not None:
-            self._fail(job, record)
-        elif state.state is State.READY:
-            self._queue.add(job, state.key)
-        else:
-            state.waiting.append(job)
-            if state.state is State.COLD:
-                self._prepare(state, now)
+                self._preparations.add(environment, job, now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
@@ -342,7 +327,7 @@ class ManagerCore:
             return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
-        worker.unread_bytes -= _unread_bytes(job)
+        worker.unread_bytes -= orders.unread_bytes(job)
         output = None
         if done.printed is not None:
             result, tails = split(result, done.printed)
@@ -378,73 +363,7 @@ class ManagerCore:
         worker.stops[task_id] = stop
         self._recall(worker)
 
-    # -- environments --------------------------------------------------------------------------------------------------
-
-    def _environment_event(
-        self, event: EnvironmentProgress | EnvironmentReady | EnvironmentFailed | Prewarm, now: Instant
-    ) -> None:
-        self._environments_at = 0.0
-        if isinstance(event, Prewarm):
-            if event.count or self._environments.get(event.environment.key) is not None:
-                state = self._environments.of(event.environment)
-                state.prewarm = min(event.count, self._slots + self._warm.extra_workers)
-                if state.prewarm and state.needed(now) is None and state.state is State.COLD:
-                    self._prepare(state, now)
-            return
-        if (found := self._environments.get(event.key)) is None:
-            return
-        state = found
-        match event:
-            case EnvironmentProgress(text=text):
-                state.progress(text, now)
-            case EnvironmentReady(forkable=forkable, memory_bytes=memory_bytes):
-                state.ready(now, forkable=forkable, memory_bytes=memory_bytes)
-                while state.waiting:
-                    self._queue.add(state.waiting.popleft(), state.key)
-            case EnvironmentFailed(record=record):
-                if state.state is State.PREPARING:
-                    state.preparation_failed(record, now)
-                    self._fail_tasks_of(state)
-
-    def _prepare(self, state: EnvironmentState, now: Instant) -> None:
-        self._actions.append(Prepare(state.environment))
-        state.preparing(now, limit_s=self._environment_start_limit_s)
-        self._environments_at = 0.0
-
-    def _fail_tasks_of(self, state: EnvironmentState) -> None:
-        """Fail the tasks that wait for an environment, if it has failed."""
-        if state.state is not State.FAILED or state.record is None:
-            return
-        for job in itertools.chain(state.waiting, self._queue.remove_all(state.key)):
-            self._fail(job, state.record)
-        state.waiting.clear()
-
-    def _check_environments(self, now: Instant) -> None:
-        """Prepare what is needed, give up what takes too long, and release what is not used any more."""
-        if now.mono < self._environments_at:
-            return
-        due: list[float] = [now.mono + self._warm.idle_s]
-        in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
-        for state in self._environments.values():
-            if state.is_wanted and state.needed(now) is None and state.state is State.COLD:
-                self._prepare(state, now)
-            if state.due_at is not None and now.mono >= state.due_at:
-                if state.prepares_again:
-                    self._prepare(state, now)
-                else:
-                    limit_s = self._environment_start_limit_s
-                    words = f"its preparation has taken longer than {limit_s:g} s; at the end {state.text}"
-                    record = outcomes.environment_start_failed(state.environment.label, words)
-                    state.preparation_failed(record, now)
-                    self._fail_tasks_of(state)
-            if state.state is State.READY and state.key not in in_use and not state.is_wanted:
-                if now.mono >= state.used_at + self._warm.idle_s:
-                    self._actions.append(Release(state.key))
-                    state.released(now)
-                else:
-                    due.append(state.used_at + self._warm.idle_s)
-            due += [at for at in (state.due_at, state.retry_at if state.is_wanted else None) if at is not None]
-        self._environments_at = min(due)
+    # -- warm workers --------------------------------------------------------------------------------------------------
 
     def _start_s(self, key: str) -> float:
         """How long a start takes in an environment."""
@@ -454,8 +373,6 @@ class ManagerCore:
     def _memory_of(self, key: str) -> int | None:
         state = self._environments.get(key)
         return None if state is None else state.memory_bytes
-
-    # -- warm workers --------------------------------------------------------------------------------------------------
 
     def _idle_workers(self) -> list[Worker]:
         """The workers of environments that have nothing to do, and all without a place."""
@@ -527,7 +444,7 @@ class ManagerCore:
         worker = self._workers.pop(event.worker_id)
         self._reports.changed = True
         # It may have sent an invalid message and ended at once: it is not there any more to be killed or recalled.
-        self._actions = [
+        self._actions[:] = [
             action
             for action in self._actions
             if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
@@ -555,9 +472,8 @@ class ManagerCore:
             elif self._stop_at is None:
                 self._reports.died(Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
             # else: it stopped with the endpoint, and the agent knows which manager had it
-        if (state := self._environments.get(worker.pair.key)) is not None:
-            state.used_at = now.mono
-            self._environments_at = 0.0
+        if worker.environment is not None:
+            self._preparations.worker_ended(worker.environment, now)
 
     def _start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:
         """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager."""
@@ -571,11 +487,7 @@ class ManagerCore:
             return
         if worker.killed and now.mono - worker.since >= self._environment_start_limit_s:
             words = f"it was not ready within {self._environment_start_limit_s:g} s; {last_line}"
-        state = self._environments.of(worker.environment)
-        key = worker.pair.key
-        has_workers = any(each.pair.key == key and each.is_ready for each in self._workers.values())
-        state.worker_not_started(words, event.stderr_tail, now, has_workers=has_workers)
-        self._fail_tasks_of(state)
+        self._preparations.worker_not_started(worker.environment, words, event.stderr_tail, now)
 
     def _stop(self, grace_s: float, now: float) -> None:
         """Accept no more tasks, let running ones finish within ``grace_s`` seconds, then kill all workers."""
@@ -594,7 +506,7 @@ class ManagerCore:
         for _ in range(count):
             job = worker.jobs.pop()
             self._queue.done(job.order.submitter)
-            worker.unread_bytes -= _unread_bytes(job)
+            worker.unread_bytes -= orders.unread_bytes(job)
             if worker.tasks_left is not None:
                 worker.tasks_left += 1
             stop = worker.stops.pop(job.order.task_id, None)
@@ -629,7 +541,7 @@ class ManagerCore:
             self._check_worker(worker, now)
         if self._stop_at is None:
             if self._environments:
-                self._check_environments(now)
+                self._preparations.check(now)
             self._placement.review_at = None
             self._launch(now.mono)
             self._assign(now.mono)
@@ -745,11 +657,11 @@ class ManagerCore:
             jobs: list[Job] = []
             unread_bytes = worker.unread_bytes
             for _ in range(most):
-                if unread_bytes > _MAX_UNREAD_BYTES:
+                if unread_bytes > orders.MAX_UNREAD_BYTES:
                     break
                 if (job := queue.take(pair)) is None:
                     break
-                unread_bytes += _unread_bytes(job)
+                unread_bytes += orders.unread_bytes(job)
                 jobs.append(job)
             self._send_jobs(worker, jobs, now)
 
@@ -799,44 +711,7 @@ class ManagerCore:
             worker.tasks_left -= len(jobs)
         if self._environments:
             self._pool.used(worker, len(jobs), now)
-        worker.jobs.extend(jobs)
-        start, size = 0, 0
-        for index, job in enumerate(jobs):
-            worker.unread_bytes += _unread_bytes(job)
-            size += len(job.payload)
-            if index > start and (index - start >= self._max_packet_tasks or size > _MAX_PACKET_BYTES):
-                self._send_packet(worker, jobs[start:index])
-                start, size = index, len(job.payload)
-        self._send_packet(worker, jobs[start:])
-
-    def _send_packet(self, worker: Worker, jobs: Sequence[Job]) -> None:
-        known = worker.functions
-        new = {job.order.function_hash: job.function for job in jobs if job.order.function_hash not in known}
-        forget = bool(new) and len(known) + len(new) > _MAX_KNOWN_FUNCTIONS
-        if forget:
-            known.clear()
-            new = {job.order.function_hash: job.function for job in jobs}
-        known.update(new)
-        orders = tuple(
-            [
-                Order(
-                    o.task_id,
-                    o.attempt,
-                    o.function_hash,
-                    len(job.payload),
-                    o.options,
-                    o.traceparent,
-                    o.submitter,
-                    o.data_only,
-                    o.retry,
-                )
-                for job in jobs
-                for o in (job.order,)
-            ]
-        )
-        functions = tuple([(function_hash, len(body)) for function_hash, body in new.items()])
-        body = (*new.values(), *[job.payload for job in jobs])
-        self._actions.append(Send(worker.worker_id, Run(orders, functions, forget), body))
+        self._actions += orders.send(worker, jobs, most_tasks=self._max_packet_tasks)
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
@@ -848,7 +723,7 @@ class ManagerCore:
         """
         everything = self._stop_at is not None
         if self._environments:
-            self._reports.environments(self._statuses, now)
+            self._reports.environments(self._preparations.statuses, now)
         if not self._reports.is_due(now.mono, everything=everything):
             return
         ready = [worker for worker in self._workers.values() if worker.is_ready and not worker.parked]
@@ -857,23 +732,9 @@ class ManagerCore:
                 now.mono,
                 workers=len(ready),
                 idle_workers=sum(not worker.jobs for worker in ready),
-                problem=self._problem or self._problem_of_default(),
+                problem=self._problem or self._preparations.problem(),
                 everything=everything,
             )
-        )
-
-    def _problem_of_default(self) -> str:
-        """Why tasks that name no environment cannot run, if they have one."""
-        state = None if self._default is None else self._environments.get(self._default_key)
-        return "" if state is None or state.record is None else state.record.message
-
-    def _statuses(self) -> tuple[EnvironmentStatus, ...]:
-        """The environments that are not cold, or have something to say."""
-        by_key: dict[str, list[Worker]] = collections.defaultdict(list)
-        for worker in self._workers.values():
-            by_key[worker.pair.key].append(worker)
-        return tuple(
-            state.status(by_key[state.key]) for state in self._environments.values() if state.state is not State.COLD
         )
 
 
@@ -899,8 +760,3 @@ def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRe
         output_bytes=output_bytes,
         output_limit_bytes=order.options.max_output_bytes,
     )
-
-
-def _unread_bytes(job: Job) -> int:
-    """Upper limit of a task's bytes in its worker's socket; large bodies travel in shared memory."""
-    return _PACKET_BYTES + min(len(job.payload), _MAX_PACKET_BYTES)

@@ -114,9 +114,14 @@ class EnvironmentState:
 
     def preparing(self, now: Instant, *, limit_s: float) -> None:
         """Its preparation begins, and may take so long."""
-        if self.state is not State.PREPARING:
+        if self.state is not State.PREPARING or self.prepares_again:
             self._set(State.PREPARING, "it is being prepared", now)
         self.due_at, self.prepares_again = now.mono + limit_s, False
+
+    def postponed(self, now: Instant) -> None:
+        """Its preparation must wait for others."""
+        if not self.text:
+            self._set(State.COLD, "it waits until other environments are prepared", now)
 
     def ready(self, now: Instant, *, forkable: bool, memory_bytes: int | None) -> None:
         """It can be started."""
@@ -145,6 +150,8 @@ class EnvironmentState:
         self._starts.reset()
         self._pause.reset()
         self.record = None
+        if self.state is State.FAILED:  # it was slow, but it works
+            self.state = State.READY
 
     def worker_not_started(self, words: str, log: str, now: Instant, *, has_workers: bool) -> None:
         """A worker died before it was ready, with these last words and this end of its log. The environment fails after

@@ -1,0 +1,161 @@
+"""Preparation of environments: what the manager does for those that tasks wait for, and for those that nobody needs."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Mapping
+from typing import Final
+
+from farcall_common.environments import Environment
+from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes
+from farcall_endpoint.manager.actions import Action, Prepare, Release
+from farcall_endpoint.manager.environment_states import EnvironmentState, EnvironmentStates, State
+from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Instant, Job
+from farcall_endpoint.manager.reports import Reports
+from farcall_endpoint.manager.task_queue import TaskQueue
+from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.protocol import EnvironmentStatus, Prewarm
+
+_MOST_AT_ONCE: Final = 8
+"""Preparations at a time: submitters may name any number of environments, and each takes network, disk and cores."""
+
+
+class Preparations:
+    """Adds Prepare and Release to the actions of the core, moves tasks of environments that are ready to the queue, and
+    fails those of environments that have failed. ``due_at``: when :meth:`check` has something to do.
+
+    :param default: the environment of tasks that name none.
+    :param limit_s: longest preparation.
+    :param idle_s: an environment without task and worker is released after so long.
+    :param most_prewarmed: most workers to keep warm of one environment.
+    """
+
+    def __init__(
+        self,
+        states: EnvironmentStates,
+        *,
+        queue: TaskQueue,
+        workers: Mapping[int, Worker],
+        reports: Reports,
+        actions: list[Action],
+        default: Environment | None,
+        limit_s: float,
+        idle_s: float,
+        most_prewarmed: int,
+    ) -> None:
+        self._states = states
+        self._queue = queue
+        self._workers = workers
+        self._reports = reports
+        self._actions = actions
+        self._limit_s = limit_s
+        self._idle_s = idle_s
+        self._most_prewarmed = most_prewarmed
+        self._default = None if default is None else states.of(default)
+        if self._default is not None:
+            self._default.is_default = True
+        self.due_at = 0.0
+
+    def add(self, environment: Environment, job: Job, now: Instant) -> None:
+        """Let a task wait for a worker in an environment, or for the environment itself."""
+        state = self._states.of(environment)
+        if (record := state.needed(now)) is not None:
+            self._reports.finish(job, TaskState.FAILED, record.to_json())
+        elif state.state is State.READY:
+            self._queue.add(job, state.key)
+        else:
+            state.waiting.append(job)
+            if state.state is State.COLD:
+                self._prepare(state, now)
+
+    def handle(self, event: EnvironmentProgress | EnvironmentReady | EnvironmentFailed | Prewarm, now: Instant) -> None:
+        """Handle what happened to an environment, or what the agent wants of it."""
+        self.due_at = 0.0
+        if isinstance(event, Prewarm):
+            if event.count or event.environment.key in self._states:
+                self._prewarm(event, now)
+        elif (state := self._states.get(event.key)) is not None:
+            if isinstance(event, EnvironmentProgress):
+                state.progress(event.text, now)
+            elif isinstance(event, EnvironmentReady):
+                state.ready(now, forkable=event.forkable, memory_bytes=event.memory_bytes)
+                while state.waiting:
+                    self._queue.add(state.waiting.popleft(), state.key)
+            elif state.state is State.PREPARING:
+                state.preparation_failed(event.record, now)
+                self._fail_tasks(state)
+
+    def worker_not_started(self, environment: Environment, words: str, log: str, now: Instant) -> None:
+        """A worker died before it was ready, with these last words and this end of its log."""
+        state = self._states.of(environment)
+        has_workers = any(worker.pair.key == state.key and worker.is_ready for worker in self._workers.values())
+        state.worker_not_started(words, log, now, has_workers=has_workers)
+        self._fail_tasks(state)
+
+    def worker_ended(self, environment: Environment, now: Instant) -> None:
+        """A worker of an environment is gone; it may have been the last."""
+        self._states.of(environment).used_at = now.mono
+        self.due_at = 0.0
+
+    def check(self, now: Instant) -> None:
+        """Prepare what is needed, give up what takes too long, and release what is not used any more."""
+        if now.mono < self.due_at:
+            return
+        due = [now.mono + self._idle_s]
+        in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
+        for state in self._states.values():
+            is_needed = bool(state.waiting) or (state.is_wanted and state.needed(now) is None)
+            if is_needed and state.state is State.COLD:
+                self._prepare(state, now)
+            if state.due_at is not None and now.mono >= state.due_at:
+                if state.prepares_again:
+                    self._prepare(state, now)
+                else:
+                    words = f"its preparation has taken longer than {self._limit_s:g} s; at the end {state.text}"
+                    state.preparation_failed(outcomes.environment_start_failed(state.environment.label, words), now)
+                    self._fail_tasks(state)
+            if state.state is State.READY and state.key not in in_use and not state.is_wanted:
+                if now.mono >= state.used_at + self._idle_s:
+                    self._actions.append(Release(state.key))
+                    state.released(now)
+                else:
+                    due.append(state.used_at + self._idle_s)
+            due += [at for at in (state.due_at, state.retry_at if state.is_wanted else None) if at is not None]
+        self.due_at = min(due)
+
+    def problem(self) -> str:
+        """Why tasks that name no environment cannot run, if they have one."""
+        return "" if self._default is None or self._default.record is None else self._default.record.message
+
+    def statuses(self) -> tuple[EnvironmentStatus, ...]:
+        """The environments that are not cold, for the agent."""
+        by_key: dict[str, list[Worker]] = collections.defaultdict(list)
+        for worker in self._workers.values():
+            by_key[worker.pair.key].append(worker)
+        known = [state for state in self._states.values() if state.state is not State.COLD or state.waiting]
+        return tuple(state.status(by_key[state.key]) for state in known)
+
+    def _prewarm(self, event: Prewarm, now: Instant) -> None:
+        state = self._states.of(event.environment)
+        state.prewarm = min(event.count, self._most_prewarmed)
+        if state.prewarm and state.needed(now) is None and state.state is State.COLD:
+            self._prepare(state, now)
+
+    def _prepare(self, state: EnvironmentState, now: Instant) -> None:
+        """Prepare an environment, now or when fewer others are prepared."""
+        if sum(each.state is State.PREPARING for each in self._states.values() if each is not state) >= _MOST_AT_ONCE:
+            state.postponed(now)
+            return
+        self._actions.append(Prepare(state.environment))
+        state.preparing(now, limit_s=self._limit_s)
+        self.due_at = 0.0
+
+    def _fail_tasks(self, state: EnvironmentState) -> None:
+        """Fail the tasks that wait for an environment, if it has failed."""
+        if state.state is State.FAILED and state.record is not None:
+            record = state.record.to_json()
+            for job in itertools.chain(state.waiting, self._queue.remove_all(state.key)):
+                self._reports.finish(job, TaskState.FAILED, record)
+            state.waiting.clear()

@@ -1,0 +1,79 @@
+"""The process that prepares environments: what it does when its manager is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farcall_common.environments import Environment
+from farcall_endpoint.environments import preparation
+from farcall_endpoint.environments.preparation import (
+    CommandError,
+    Ended,
+    Order,
+    PreparationError,
+    PreparationSettings,
+    Started,
+    failure,
+    working_runner,
+)
+from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.settings import EnvironmentSettings
+
+
+def run(directory: Path, orders: Sequence[Order]) -> None:
+    """Give orders, and end their input, as the end of a manager does."""
+    (directory / "run").mkdir()
+    settings = PreparationSettings(
+        environments=EnvironmentSettings(), cache=str(directory / "cache"), run_dir=str(directory / "run")
+    )
+    command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
+    lines = b"".join(msgspec.json.encode(order) + b"\n" for order in orders)
+    done = subprocess.run(command, input=lines, capture_output=True, check=True)
+    assert done.stderr == b""
+
+
+def test_containers_of_a_manager_that_is_gone_are_ended(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("left", "ended", "forgotten")]
+    started = [Started(path.name, ("touch", str(path))) for path in files]
+    run(tmp_path, [*started, Ended("ended"), Ended("forgotten", stops=False)])
+    assert [path.exists() for path in files] == [True, True, False]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_runner_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for name in ("bubblewrap", "charliecloud", "shifter", "podman", "docker", "apptainer"):
+        with pytest.raises(PreparationError, match="is not installed") as raised:
+            working_runner(name, EnvironmentSettings(), RUNNERS)
+        assert raised.value.record.code == "CONTAINER_UNSUPPORTED"
+
+
+@pytest.mark.parametrize(
+    ("words", "retryable"),
+    [
+        (b"FATAL: While making image: write /cache/x: no space left on device", True),
+        (b"Error: initializing source: pinging container registry: dial tcp: connection refused", True),
+        (b"Error: initializing source: manifest unknown", False),
+        (b"No solution found when resolving dependencies", False),
+    ],
+)
+def test_failures_in_the_runners_own_words(words: bytes, retryable: bool) -> None:
+    image = Environment(type="podman", location="python:3.12", name="sci")
+    record = failure(image, CommandError(words, 1))
+    assert (record.code, record.retryable) == ("ENVIRONMENT_FAILED", retryable)
+    assert words.decode() in record.message
+    assert "sci" in record.message
+    packages = Environment(type="uv", requirements=("numpy",))
+    assert failure(packages, CommandError(words, 1)).code == "REQUIREMENTS_FAILED"
+
+
+def test_a_command_that_took_too_long_is_worth_another_try() -> None:
+    record = failure(Environment(type="venv", location="/x"), CommandError(b"", None))
+    assert record.retryable
+    assert "it took too long" in record.message
