@@ -238,7 +238,8 @@ def test_each_task_runs_in_a_pod_of_its_image_and_idle_pods_make_room(
         monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path, cluster)))
         provider: dict[str, object] = {"type": "KubernetesProvider", "image": "registry.example/farcall:1"}
         provider |= {"namespace": "farcall", "init_blocks": 0, "max_blocks": 2}
-        engine = {"provider": provider, "address": "127.0.0.1", "max_workers_per_node": 1}
+        engine: dict[str, object] = {"provider": provider, "address": "127.0.0.1", "max_workers_per_node": 1}
+        engine["environments"] = {"types": ["docker"]}
         with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
             cloud = endpoint.cloud
             tasks = {name: cloud.submit(image_of_pod, environment=image(name)) for name in ("sci", "ml")}

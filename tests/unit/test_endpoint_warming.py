@@ -486,13 +486,15 @@ IMAGE = Environment(type="docker", location="registry.example/sci:1", name="imag
 
 def test_tasks_with_an_image_wait_for_a_pod_of_it_and_count_for_it() -> None:
     core = core_with(image_check=image_check(None, owner_id=lambda: "owner"))
-    manager(core, "own", types={})
+    manager(core, "own", types={"docker": ""})
     turn = submit(core, IMAGE, 3)
     assert not turn.finished
     assert not turn.orders
     submit(core, None, 2, now=1.0)
     assert core.demand().images == {IMAGE.key: 3, "": 2}
     assert core.core.image_of(IMAGE.key) == "registry.example/sci:1"
+    file = Environment(type="docker", location="/images/sci.tar")
+    assert [task.result and task.result.state for task in submit(core, file, 1).finished] == [TaskState.FAILED]
     manager(core, "pod", types={}, image=IMAGE.key, slots=2)
     assert ids(core.decide(now=2.0)) == {"pod": ["image0", "image1"]}
 

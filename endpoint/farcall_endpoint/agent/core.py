@@ -29,7 +29,13 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
-from farcall_endpoint.agent.environments import EnvironmentsSeen, image_of, report_environments, waiting_reasons
+from farcall_endpoint.agent.environments import (
+    EnvironmentsSeen,
+    image_of,
+    in_pods,
+    report_environments,
+    waiting_reasons,
+)
 from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.loads import Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
@@ -373,7 +379,7 @@ class AgentCore:
                     slots=event.slots,
                     lifetime=lifetime,
                     node=event.node,
-                    types=event.types,
+                    types=event.types if self._image_check is None else in_pods(event.types),
                     image=event.image,
                 )
                 self._prewarming.managers_changed()

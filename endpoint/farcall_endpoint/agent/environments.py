@@ -130,10 +130,14 @@ def _run_s(seen: _Seen, now: float) -> float | None:
 
 def image_of(environment: Environment) -> str:
     """The image of a pod that runs the tasks of an environment; empty if that is no image from a registry."""
-    location = environment.location
-    if environment.type in _REGISTRY_IMAGES:
-        return location.removeprefix("docker://") if not location.startswith(("/", ".")) else ""
-    return location.removeprefix("docker://") if location.startswith("docker://") else ""
+    if environment.type not in _REGISTRY_IMAGES or environment.location.startswith(("/", ".")):
+        return ""
+    return environment.location.removeprefix("docker://")
+
+
+def in_pods(types: Mapping[str, str]) -> dict[str, str]:
+    """The technologies of a manager that is a pod itself: images run in pods of their own, not in containers in it."""
+    return {**types, **dict.fromkeys(_REGISTRY_IMAGES, "on Kubernetes, only images from a registry run")}
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
