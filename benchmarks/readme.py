@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import api, memoization, sdk, serialization, start
+from benchmarks import api, memoization, sdk, serialization, start, warm_routing
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
@@ -28,6 +28,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "sdk": sdk.as_tables,
     "start": start.as_table,
     "forwarder": figure_table,
+    "warm_routing": warm_routing.as_table,
 }
 
 

@@ -17,7 +17,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from benchmarks.report import Report, new_report, parse_options, save
@@ -33,7 +33,7 @@ from farcall_endpoint.agent.scheduling import load_policy
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.manager.events import TasksReceived
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import EnvironmentStatus, Finished, Progress
+from farcall_endpoint.protocol import Finished, Progress
 
 NODES, SLOTS, ENVIRONMENTS, TASKS = 10, 10, 10, 3000
 DURATIONS_S: Final = (0.0, 1.0, 5.0, 20.0)
@@ -105,7 +105,6 @@ class _Worker:
     environment: Environment
     free_at: float
     task: Task | None = None
-    is_ready: bool = False
 
 
 class EvictingManager:
@@ -141,11 +140,9 @@ class EvictingManager:
                 if worker.task is not None and worker.free_at <= at:
                     started_at = at - self._duration_s
                     finished.append(Finished(worker.task.task_id, TaskState.SUCCESS, None, None, started_at, at))
-                    worker.task, worker.is_ready = None, True
+                    worker.task = None
             self._assign()
-            statuses = tuple(self._statuses())
-            ready = SLOTS - sum(status.starting for status in statuses)
-            reports.append(Progress(tuple(finished), workers=ready, environments=statuses))
+            reports.append(Progress(tuple(finished), workers=SLOTS))
         self._now = now
         return reports
 
@@ -167,19 +164,6 @@ class EvictingManager:
             else:
                 self._waiting.appendleft(task)
                 return
-
-    def _statuses(self) -> Iterator[EnvironmentStatus]:
-        by_key: dict[str, list[_Worker]] = collections.defaultdict(list)
-        for worker in self._workers:
-            by_key[worker.environment.key].append(worker)
-        for key, workers in by_key.items():
-            environment = workers[0].environment
-            warm = sum(worker.task is None for worker in workers)
-            starting = sum(not worker.is_ready for worker in workers)
-            busy = len(workers) - warm - starting
-            yield EnvironmentStatus(
-                key, environment.label, environment.type, warm, busy, starting, start_s=self._start_s
-            )
 
 
 class Experiment:
@@ -333,7 +317,7 @@ def as_table(report: Report) -> str:
         shown = [f"{arms[arm]['completion_s']:,.1f} s, {arms[arm]['cold_starts']:,.0f}" for arm in ARMS]
         change = arms["warming-aware"]["completion_s"] / arms["random"]["completion_s"] - 1
         lines.append(f"| {duration_s:g} s | {start_s:g} s | {arrival} | {' | '.join(shown)} | {change:+.0%} |")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -36,8 +36,9 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplatePool
 from farcall_endpoint.environments.templates import ForkedProcess, Template, start_template
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import FreshProcessLauncher, WorkerProcess, Workplace
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.slots import Slot
+from farcall_endpoint.manager.worker_process import WorkerProcess, Workplace
 from farcall_endpoint.process_reaper import descendants, read_processes
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import Channel, Done, Order, Ready, Run, channel_pair

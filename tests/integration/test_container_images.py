@@ -356,6 +356,34 @@ def test_a_full_disk_while_an_image_is_converted_leaves_nothing(
     assert apptainer.run(["ls", "-A", str(cache)]).stdout == ""
 
 
+def test_where_no_file_can_be_mounted_an_image_is_converted_into_a_directory(
+    apptainer: ContainerUser, apptainer_directory: Node, archive: Path
+) -> None:
+    shutil.copy(archive, apptainer.directory / "unpacked.tar")
+    with apptainer.without_fuse():
+        preparation, done = apptainer_directory.prepared(
+            f"docker-archive:{apptainer.directory}/unpacked.tar", apptainer.home / "unpacked"
+        )
+        assert done.returncode == 0, done.stdout
+        assert Path(preparation.image).is_dir()
+        start = apptainer_directory.start_of("python3", "-c", "print(6 * 7)", image=preparation.image)
+        assert apptainer_directory.run(apptainer_directory.runner.command(start)).stdout == "42\n"
+
+
+def test_a_conversion_that_is_ended_leaves_nothing(
+    apptainer: ContainerUser, apptainer_directory: Node, archive: Path
+) -> None:
+    shutil.copy(archive, apptainer.directory / "ended.tar")
+    cache = apptainer.home / "ended"
+    environment = Environment(type="apptainer", location=f"docker-archive:{apptainer.directory}/ended.tar")
+    (command,) = apptainer_directory.runner.prepare(environment, cache=cache).commands
+    with apptainer.start(command) as process:
+        wait_until(lambda: list(cache.glob("*/*")), "the beginning of a conversion")
+        os.killpg(process.pid, signal.SIGTERM)
+    assert process.returncode != 0
+    assert not list(cache.iterdir())
+
+
 def test_the_runners_work_on_their_nodes(podman: ContainerUser, apptainer: ContainerUser) -> None:
     for user, runner in (
         (podman, "oci import OciRunner as R; print(R('podman').missing())"),

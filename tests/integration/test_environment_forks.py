@@ -20,7 +20,7 @@ from farcall_endpoint.environments.template_pool import TemplatePool
 from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.manager.events import EnvironmentReady
-from farcall_endpoint.manager.launcher import Confinement, WorkerProcess
+from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess
 from farcall_endpoint.worker.channel import NewModules
 from tests.support import images
 from tests.support.environments import SUBMITTER, Node, running_node

@@ -16,8 +16,8 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.manager.events import EnvironmentReady
-from farcall_endpoint.manager.launcher import Confinement
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
+from farcall_endpoint.manager.worker_process import Confinement
 from tests.support import images
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.waiting import wait_until

@@ -180,6 +180,15 @@ class ContainerUser:
         subprocess.run([*self._enter(), "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], check=True)
         return path
 
+    @contextlib.contextmanager
+    def without_fuse(self) -> Iterator[None]:
+        """The user may not open ``/dev/fuse`` meanwhile; for users that have devices of their own."""
+        subprocess.run([*self._enter(), "chmod", "600", "/dev/fuse"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*self._enter(), "chmod", "666", "/dev/fuse"], check=True)
+
     def run_without_namespaces(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a command in a user namespace in which no others can be made."""
         script = 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --ambient-caps=-all "$@"'

@@ -19,8 +19,9 @@ from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import Confinement, FreshProcessLauncher, WorkerProcess, Workplace
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.slots import Slot
+from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess, Workplace
 from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.waiting import wait_until

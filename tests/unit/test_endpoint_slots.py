@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.manager.core import capped
-from farcall_endpoint.manager.launcher import worker_environment
 from farcall_endpoint.manager.slots import Affinity, Node, Sharing, Slot, partition
+from farcall_endpoint.manager.worker_process import worker_environment
 from farcall_endpoint.protocol import TaskOrder
 
 GB = 2**30

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import sys
 import types
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +25,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
 from farcall_endpoint.agent.nodes import image_check
 from farcall_endpoint.agent.scheduling import POLICIES, OwnPolicy, SchedulingPolicy, load_policy
+from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.warming import WarmingAwarePolicy
 from farcall_endpoint.environments.settings import EnvironmentSettings
@@ -421,6 +426,17 @@ def test_short_tasks_stay_with_the_worker_that_is_warm() -> None:
     assert {name: len(each) for name, each in ids(core.decide(now=2.1)).items()} == {name: 9}
 
 
+def test_tasks_that_name_no_environment_have_the_default_one() -> None:
+    core = core_with(default_environment=SCI)
+    manager(core, "m")
+    warm = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=4)
+    core.progress("m", Progress(workers=4, idle_workers=4, environments=(warm,)))
+    turn = submit(core, None, 6)
+    assert {name: len(tasks) for name, tasks in ids(turn).items()} == {"m": 4}
+    assert [task.spec.options.environment for task in turn.accepted] == [None] * 6, "its manager knows it"
+    assert core.core.known_environments() == [SCI]
+
+
 def test_the_report_has_what_is_interesting_first() -> None:
     core = core_with()
     manager(core, "a")
@@ -505,3 +521,68 @@ def test_managers_that_drain_get_nothing() -> None:
     assert set(ids(submit(core, None, 8))) == {"b"}
     core.add(ev.ManagersDraining([]))
     assert set(ids(core.decide(now=1.0))) == {"a"}
+
+
+def test_the_spool_keeps_the_environment_of_a_task(tmp_path: Path) -> None:
+    core = core_with()
+    turn = submit(core, SCI, 1)
+    with contextlib.closing(Spool(tmp_path / "spool.sqlite3")) as spool:
+        spool.commit(turn.write)
+        [kept], _ = spool.load()
+    assert kept.spec.options.environment == SCI
+    assert kept.to_task().environment_key == SCI.key
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_counts_are_right_whatever_happens(data: st.DataObject) -> None:
+    core = core_with(default_environment=data.draw(st.sampled_from([None, ML])))
+    environments = [None, SCI, ML]
+    numbers = itertools.count()
+    alive: list[str] = []
+    for now in range(data.draw(st.integers(1, 25))):
+        managers = core.core._managers.members
+        action = data.draw(
+            st.sampled_from(["manager", "submit", "submit", "finish", "finish", "cancel", "lose", "fail"])
+        )
+        if action == "manager" and len(alive) < 3:
+            alive.append(f"m{next(numbers)}")
+            manager(core, alive[-1], types=data.draw(st.sampled_from([WORKS, WORKS, {}])))
+        elif action == "submit":
+            environment = data.draw(st.sampled_from(environments))
+            specs = [task.spec for task in tasks_of(environment, data.draw(st.integers(1, 6)))]
+            core.accept(*(msgspec.structs.replace(each, task_id=f"t{next(numbers)}") for each in specs))
+        elif action in ("finish", "cancel") and alive:
+            name = data.draw(st.sampled_from(alive))
+            given_to = list(managers[name].outstanding) if name in managers else []
+            if action == "cancel":
+                core.cancel(data.draw(st.lists(st.sampled_from(sorted(core.core._tasks) or ["none"]), max_size=3)))
+            ended = tuple(Finished(each, TaskState.SUCCESS, 0, None, float(now), now + 0.5) for each in given_to[:3])
+            statuses = tuple(
+                EnvironmentStatus(each.key, each.label, each.type, *data.draw(st.tuples(*[st.integers(0, 3)] * 3)))
+                for each in data.draw(st.sets(st.sampled_from([SCI, ML])))
+            )
+            core.progress(name, Progress(ended, workers=4, environments=statuses), [b"r"] * len(ended))
+        elif action == "lose" and alive:
+            core.manager_lost(alive.pop(), "killed", unstarted=data.draw(st.booleans()))
+        core.decide(now=float(now))
+        if action == "fail":
+            core.fail_write(now=float(now))
+        else:
+            core.written(now=float(now))
+        check_counts(core.core)
+
+
+def check_counts(core: AgentCore) -> None:
+    sent: Counter[str] = Counter()
+    for member in core._managers.members.values():
+        assert member.load.free == member.load.slots - len(member.outstanding)
+        here = Counter(task.environment_key for task in member.outstanding.values() if task.environment_key)
+        assert {key: each.sent for key, each in member.load.environments.items() if each.sent} == here
+        assert all(0 <= each.cold <= each.sent or each.cold == 0 for each in member.load.environments.values())
+        sent += here
+    assert core._managers.sent == sent
+    waiting = Counter(
+        task.environment_key for task in core._tasks.values() if task.environment_key and task.stage is Stage.QUEUED
+    )
+    assert {key: len(each) for key, each in core._queue.waiting.items()} == waiting

@@ -50,7 +50,8 @@ def test_technologies_that_are_not_allowed_or_not_installed(monkeypatch: pytest.
 def test_accelerators_have_other_numbers_where_a_container_has_no_others(
     accelerators: tuple[str, ...], numbers: str | None
 ) -> None:
-    assert renumbered(accelerators).get("CUDA_VISIBLE_DEVICES") == numbers
+    found = renumbered(accelerators)
+    assert found.get("CUDA_VISIBLE_DEVICES") == found.get("FARCALL_WORKER_ACCELERATORS") == numbers
 
 
 def test_a_start_log_is_bounded(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ class AgentCore:
             horizon_s=prefetch.horizon_s, limit=prefetch.limit, default=default_environment
         )
         self._image_check = image_check
+        self._default_environment = default_environment
         self._prewarming = Prewarming()
         self._look_again_at: float | None = None
         #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
@@ -556,7 +557,8 @@ class AgentCore:
         answer_key = opened.answer_key if opened else b""
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
         self._tasks[task.task_id] = task
-        self._note_environment(task)
+        if task.environment_key or self._default_environment is not None:
+            self._note_environment(task)
         turn.accepted.append(task)
         turn.acknowledged.append(task)
         if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
@@ -569,8 +571,10 @@ class AgentCore:
         self._transitions.monitor(task, now)
 
     def _note_environment(self, task: Task) -> None:
-        environment = task.spec.options.environment
+        """Remember the environment of a task; its manager gives it the default one, if it names none."""
+        environment = task.spec.options.environment or self._default_environment
         if environment is not None:
+            task.environment_key = environment.key
             self._environments.add(environment, task.environment_key)
 
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:

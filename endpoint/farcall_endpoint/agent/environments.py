@@ -65,7 +65,8 @@ class EnvironmentsSeen:
     def known(self) -> list[Environment]:
         """All that are known, the latest first."""
         found = [seen.environment for seen in reversed(self._seen.values())]
-        return [*([] if self._default is None else [self._default]), *found]
+        default = [] if self._default is None else [self._default]
+        return [*default, *(each for each in found if each not in default)]
 
     def get(self, key: str) -> Environment | None:
         """An environment by its key."""

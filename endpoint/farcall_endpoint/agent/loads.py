@@ -99,8 +99,10 @@ class ManagerLoad:
         options = task.spec.options
         if self.lifetime is not None and not self.lifetime.fits(options.walltime_s, now=now):
             return False
+        if self.image:
+            return task.environment_key == self.image
         if not task.environment_key:
-            return not self.image
+            return True
         here = self.environments.get(task.environment_key)
         return not self.refusal(options.environment) and (here is None or not here.problem)
 

@@ -25,11 +25,12 @@ from farcall_endpoint.isolation import Isolation, best_of
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
-from farcall_endpoint.manager.launcher import Confinement, FreshProcessLauncher, Workplace
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.manager.slots import Sharing, partition
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
+from farcall_endpoint.manager.worker_process import Confinement, Workplace
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.worker.directories import remove_old_sandboxes

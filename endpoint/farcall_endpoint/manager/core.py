@@ -463,7 +463,9 @@ class ManagerCore:
         return [
             worker
             for worker in self._workers.values()
-            if worker.is_idle and (worker.parked or (worker.pair.key and worker.pair != kept))
+            if worker.is_idle
+            and (worker.parked or (worker.pair.key and worker.pair != kept))
+            and not self._queue.waiting(worker.pair)
         ]
 
     def _end_idle_workers(self, now: float) -> None:
@@ -486,12 +488,16 @@ class ManagerCore:
             return
         worker.yields_to, worker.parked = None, True
         self._free_slots.append((worker.slot, place))
-        parked = [each for each in self._workers.values() if each.parked and not each.killed]
-        gets_place = any(each.pair == place for each in parked)
-        if len(parked) - gets_place > self._warm.extra_workers:
+
+    def _trim_parked(self) -> None:
+        """End the least valuable workers without a place, beyond the number that there may be."""
+        parked = [worker for worker in self._workers.values() if worker.parked and not worker.killed]
+        if (excess := len(parked) - self._warm.extra_workers) > 0:
             protected = self._placement.protected()
-            least = self._pool.in_order([each for each in parked if each.pair != place])
-            self._evict(next((each for each in least if each.worker_id not in protected), least[0]))
+            in_order = self._pool.in_order(parked)
+            in_order.sort(key=lambda worker: worker.worker_id in protected)
+            for worker in in_order[:excess]:
+                self._evict(worker)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -624,13 +630,16 @@ class ManagerCore:
         if self._stop_at is None:
             if self._environments:
                 self._check_environments(now)
-                self._end_idle_workers(now.mono)
             self._placement.review_at = None
             self._launch(now.mono)
             self._assign(now.mono)
-            if self._free_slots and self._warm.extra_workers:  # of workers that stay warm without a place
-                self._launch(now.mono)
-                self._assign(now.mono)
+            if self._warm.extra_workers:
+                if self._free_slots:  # of workers that stay warm without a place
+                    self._launch(now.mono)
+                    self._assign(now.mono)
+                self._trim_parked()
+            if self._environments:  # now that those that are ready have got what waits for them
+                self._end_idle_workers(now.mono)
 
     def _check_worker(self, worker: Worker, now: Instant) -> None:
         if worker.killed:

@@ -28,7 +28,7 @@ from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_image, for_submitter
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import (
+from farcall_endpoint.manager.worker_process import (
     ACCELERATORS,
     SubmitterDirectories,
     WorkerProcess,
@@ -255,4 +255,4 @@ def renumbered(accelerators: Sequence[str]) -> dict[str, str]:
     if not names or not all(name.isdecimal() for name in names):
         return {}
     numbers = ",".join(map(str, range(len(names))))
-    return {"FARCALL_WORKERACCELERATORS": numbers, **dict.fromkeys(ACCELERATORS, numbers)}
+    return {"FARCALL_WORKER_ACCELERATORS": numbers, **dict.fromkeys(ACCELERATORS, numbers)}

@@ -43,8 +43,9 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.launcher import WorkerLauncher, WorkerProcess
+from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
+from farcall_endpoint.manager.worker_process import WorkerProcess
 from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame, SharedBytes

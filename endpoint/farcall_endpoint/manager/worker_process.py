@@ -1,0 +1,239 @@
+"""Worker processes of a node: what they have in common, how they end, and what they printed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from farcall_common.limits import KEPT_OUTPUT_BYTES
+from farcall_common.plain_text import plain
+from farcall_endpoint import process_reaper
+from farcall_endpoint.isolation.paths import readable_paths
+from farcall_endpoint.manager.slots import Slot
+from farcall_endpoint.output import NOTHING, Printed, Stream
+from farcall_endpoint.worker.capture import read_end, read_from, read_tail
+from farcall_endpoint.worker.channel import Channel
+from farcall_endpoint.worker.directories import name_of, submitter_directory
+from farcall_endpoint.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from farcall_endpoint.environments.launcher import Container
+    from farcall_endpoint.environments.templates import ForkedProcess
+
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
+_LAST_LINES: Final = 8
+_SIGNALLED: Final = 128
+"""As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
+
+
+class Process(Protocol):
+    """A child process, or a fork of a template."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code, or the negative number of the signal that killed it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerProcess:
+    """A worker process: the leader of a session, and so of a process group.
+
+    ``worker_end`` is a copy of the worker's socket: while it is open, packets can be read after the worker's death.
+    ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
+    it. ``container`` or ``fork``: the same as ``process``, if it is one; ``ended`` makes sure that nothing is left of a
+    container, and returns its last words if the worker did not begin. ``environment_key``: of its environment.
+    """
+
+    process: Process
+    channel: Channel
+    worker_end: socket.socket
+    pidfd: int
+    output: tuple[int, int]
+    namespaced: bool = False
+    environment_key: str = ""
+    container: Container | None = None
+    fork: ForkedProcess | None = None
+    ended: Callable[[Container], str] | None = None
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the worker itself, where that is another process and is known."""
+        if self.container is not None:
+            return self.container.worker_pid or None
+        return None if self.fork is None else self.pid
+
+    @property
+    def pid(self) -> int:
+        """Of the process that the manager started, and of its process group."""
+        return self.process.pid
+
+    def kill(self) -> None:
+        """Kill the worker and all processes that its tasks started."""
+        self.kill_remote()
+        process_reaper.kill_trees({self.pid})
+
+    def kill_remote(self) -> None:
+        """Kill what is no descendant of the process that the manager started."""
+        if self.container is not None:
+            self.container.kill_remote()
+        elif self.fork is not None:
+            self.fork.kill()
+
+    def tails(self) -> tuple[str, str]:
+        """The last bytes of standard output and error of a task that runs or has died; empty if that has made them
+        unreadable."""
+        try:
+            stdout, stderr = (read_tail(descriptor) for descriptor in self.output)
+        except OSError:
+            return "", ""
+        return stdout, stderr
+
+    def read_output(self, stdout_from: int, stderr_from: int, *, most_bytes: int) -> tuple[Stream, Stream]:
+        """Bytes of standard output and error from these offsets on, negative ones before the end; none if a task has
+        made them unreadable."""
+        stdout, stderr = self.output
+        try:
+            return read_from(stdout, stdout_from, most_bytes), read_from(stderr, stderr_from, most_bytes)
+        except OSError:
+            return NOTHING, NOTHING
+
+    def output_end(self) -> tuple[Printed, bytes] | None:
+        """The last bytes of both streams, as of :meth:`tails`; None if there are none."""
+        try:
+            stdout, stderr = (read_end(descriptor, KEPT_OUTPUT_BYTES) for descriptor in self.output)
+        except OSError:
+            return None
+        if not (stdout.data or stderr.data):
+            return None
+        return Printed(len(stdout.data), len(stderr.data), stdout.end, stderr.end), stdout.data + stderr.data
+
+    def reap(self) -> str:
+        """Reap the dead process and kill the rest of its group; returns how it died."""
+        self.kill_remote()
+        process_reaper.kill_group(self.pid)  # they are not its descendants any more
+        code = self.process.wait()
+        words = self._last_words()
+        self.channel.close()
+        self.worker_end.close()
+        for descriptor in (self.pidfd, *self.output):
+            os.close(descriptor)
+        if self.namespaced and code > _SIGNALLED:
+            code = _SIGNALLED - code
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(-code).name}{words}"
+            return f"killed by signal {-code}{words}"
+        return f"exit code {code}{words}"
+
+    def _last_words(self) -> str:
+        if self.container is None or self.ended is None:
+            return ""
+        words = self.ended(self.container)
+        if not words and not self.container.has_begun:
+            words = "; ".join(plain(self.tails()[1]).split("\n")[-_LAST_LINES:]).strip("; ")
+        return f": {words}" if words else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Confinement:
+    """What confined workers may read besides the system (``readable``), and by what they are confined."""
+
+    readable: Collection[str]
+    landlock: bool
+    bubblewrap: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """What the workers of a node have in common.
+
+    :param working_dir: where tasks run; created if it is missing.
+    :param environment: variables of the workers.
+    :param slots: the shares of the node.
+    :param amd: whether accelerators are AMD's.
+    :param passed: see :func:`~farcall_endpoint.isolation.environment.for_submitter`.
+    :param confinement: of workers of other submitters than the owner, if they are confined.
+    :param private: directories of which these may read nothing.
+    """
+
+    working_dir: Path
+    environment: Mapping[str, str]
+    slots: Sequence[Slot]
+    settings: WorkerSettings
+    amd: bool = False
+    passed: Collection[str] = ()
+    confinement: Confinement | None = None
+    private: Collection[Path] = ()
+
+    def readable(self, variables: Mapping[str, str]) -> list[str]:
+        """What tasks of other submitters than the owner may read of the node, with these variables."""
+        return readable_paths(
+            () if self.confinement is None else self.confinement.readable,
+            private=[*self.private, self.working_dir.resolve()],
+            home=Path(self.environment.get("HOME", "/")),
+            environ=variables,
+        )
+
+
+class SubmitterDirectories:
+    """The directories of submitters other than the owner."""
+
+    def __init__(self, working_dir: Path) -> None:
+        self._working_dir = working_dir
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def of(self, submitter: str) -> tuple[Path, Path]:
+        """The home and the temporary directory of a submitter; they are made if they do not exist."""
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="farcall-submitters-", ignore_cleanup_errors=True)
+        name = name_of(submitter)
+        home = submitter_directory(self._working_dir.resolve(), name)
+        temporary = Path(self._temporary.name).resolve() / name
+        for directory in (home, temporary):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return home, temporary
+
+    def remove(self) -> None:
+        """Remove the temporary ones."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: Slot, amd: bool) -> dict[str, str]:
+    """The environment of a worker: it tells the worker and its libraries their share. Thread numbers set by the user
+    are kept."""
+    own = {"FARCALL_WORKER_ID": str(worker_id), "FARCALL_WORKER_SLOT": str(slot.index)}
+    if slot.cores:
+        own["FARCALL_WORKER_CORES"] = ",".join(map(str, slot.cores))
+    if slot.threads is not None:
+        own |= {name: environment.get(name, str(slot.threads)) for name in _THREADS}
+    hidden: Sequence[str] = ()
+    if slot.accelerators:
+        names = ",".join(slot.accelerators)
+        own |= {"FARCALL_WORKER_ACCELERATORS": names, **dict.fromkeys(ACCELERATORS, names)}
+        own["ZE_ENABLE_PCI_ID_DEVICE_ORDER"] = "1"  # so that Intel's numbers mean the same in every process
+        hidden = _ROCM_VARIABLES if amd else ()
+    outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
+    return {name: value for name, value in {**outer, **own}.items() if name not in hidden}
+
+
+def open_capture_file() -> int:
+    """A descriptor of a new unnamed file, for reading and appending. It is on the node's local disk (``TMPDIR``): it is
+    read for each task, and the working directory may be on a network file system."""
+    descriptor, name = tempfile.mkstemp(prefix="farcall-output-")
+    os.close(descriptor)
+    try:
+        return os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    finally:
+        os.unlink(name)  # noqa: PTH108 - the name never was a Path
