@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -48,7 +49,7 @@ def for_submitter(environment: Mapping[str, str], *, passed: Collection[str] = (
 
     :param passed: further names, in which ``*`` stands for any characters.
     """
-    wanted, refused, chosen = (_pattern(names) for names in (PASSED, _REFUSED, passed))
+    wanted, refused, chosen = (_pattern(tuple(names)) for names in (PASSED, _REFUSED, passed))
     return {
         name: value
         for name, value in environment.items()
@@ -56,5 +57,6 @@ def for_submitter(environment: Mapping[str, str], *, passed: Collection[str] = (
     }
 
 
-def _pattern(names: Collection[str]) -> re.Pattern[str]:
+@functools.lru_cache(maxsize=64)
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, names)) or "(?!)")
