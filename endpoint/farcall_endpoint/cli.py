@@ -48,7 +48,7 @@ from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
-    FAILED: "not connected (status); not warm (prewarm)",
+    FAILED: "not connected (status)",
     UNHEALTHY: "connected, and no task can run (status)",
     TERMINATED: "terminated by a signal (a running endpoint exits with 0)",
 }
@@ -490,9 +490,6 @@ def _errors() -> Iterator[None]:
     except daemon.StartFailed as error:
         _err.print(f"[red]Error:[/] {escape(error.record.message)}", soft_wrap=True)
         raise typer.Exit(error.exit_code) from error
-    except daemon.PrewarmFailed as error:
-        _err.print(f"[red]Error:[/] {escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(FAILED) from error
     except FarcallError as error:
         _err.print(f"[red]Error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(exit_code(error)) from error

@@ -62,7 +62,7 @@ class StartFailed(FarcallError):
     exit_code: int = INTERNAL
 
 
-class PrewarmFailed(FarcallError):
+class PrewarmFailed(Unavailable):
     """Workers of an environment cannot be warmed."""
 
     code = "PREWARM_FAILED"

@@ -56,7 +56,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "farcall_test_package-1.2-py3-none-any.whl"
     files = {
         "farcall_test_package.py": "ANSWER = 42\n",
-        "farcall_test_package-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: farcall-test-package\nVersion: 1.2\n",
+        "farcall_test_package-1.2.dist-info/METADATA": (
+            "Metadata-Version: 2.1\nName: farcall-test-package\nVersion: 1.2\n"
+        ),
         "farcall_test_package-1.2.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files["farcall_test_package-1.2.dist-info/RECORD"] = "".join(f"{path},,\n" for path in files)

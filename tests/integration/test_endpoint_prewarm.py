@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_common.exit_codes import FAILED
+from farcall_common.errors import Unavailable
+from farcall_common.exit_codes import exit_code_of
 from tests.support.endpoint import EndpointProcess, running_endpoint
 from tests.support.endpoint.endpoint_command import EndpointCommand
 from tests.waiting import wait_until
@@ -58,7 +59,7 @@ def test_what_cannot_be_warmed_is_refused_with_the_reason(tmp_path: Path) -> Non
         assert unknown.returncode != 0
         assert "knows no environment 'sci'" in " ".join(unknown.stderr.split())
         missing = prewarm(endpoint, f"venv:{tmp_path}/none", "--timeout", "60")
-        assert missing.returncode == FAILED, missing.stderr
+        assert missing.returncode == exit_code_of(Unavailable), missing.stderr
         assert "cannot be started on node" in " ".join(missing.stderr.split())
         elsewhere = prewarm(endpoint, HERE, "--node", "elsewhere", "--timeout", "60")
         assert "there is no node elsewhere" in " ".join(elsewhere.stderr.split())

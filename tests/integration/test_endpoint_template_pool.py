@@ -23,7 +23,7 @@ from tests.waiting import WAIT_S
 
 
 class Pool:
-    """A pool whose templates are of this Python and may import from a directory. Its clock is set by hand."""
+    """A pool of templates in this Python, which may import from a directory. The test sets its clock."""
 
     def __init__(self, directory: Path) -> None:
         self.pool = TemplatePool(PreloadStore(directory / "preload"), spares=1)

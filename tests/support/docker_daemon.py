@@ -28,7 +28,12 @@ class DockerDaemon:
     ) -> subprocess.Popen[bytes]:
         """Start a command."""
         return subprocess.Popen(
-            command, env=self.environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
         )
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -52,7 +57,14 @@ def docker_daemon() -> Iterator[DockerDaemon]:
     group = f"farcall-test-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="farcall-docker-") as directory:
         place = Path(directory)
-        options = ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false", "--cgroup-parent", group]
+        options = [
+            "--bridge=none",
+            "--iptables=false",
+            "--ip-forward=false",
+            "--ip-masq=false",
+            "--cgroup-parent",
+            group,
+        ]
         places = ["--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/pid"]
         address = f"unix://{place}/d.sock"
         # its mounts are its own

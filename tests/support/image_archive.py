@@ -12,9 +12,29 @@ from pathlib import Path
 from typing import Final
 
 #: What a small image keeps of :data:`tests.support.images.DEBIAN`: Python, a shell, and their libraries.
-_KEPT: Final = ("bin", "etc/passwd", "etc/group", "etc/ld.so", "lib", "lib64", "usr/bin/dash", "usr/bin/sh", "usr/bin/python3")
+_KEPT: Final = (
+    "bin",
+    "etc/passwd",
+    "etc/group",
+    "etc/ld.so",
+    "lib",
+    "lib64",
+    "usr/bin/dash",
+    "usr/bin/sh",
+    "usr/bin/python3",
+)
 _KEPT_LIBRARIES: Final = ("usr/lib64", "usr/lib/python3", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
-_LEFT_OUT: Final = ("gconv", "perl", "config-3", "lib2to3", "idlelib", "ensurepip", "pydoc_data", "__pycache__", "dist-packages")
+_LEFT_OUT: Final = (
+    "gconv",
+    "perl",
+    "config-3",
+    "lib2to3",
+    "idlelib",
+    "ensurepip",
+    "pydoc_data",
+    "__pycache__",
+    "dist-packages",
+)
 _EMPTY: Final = ("etc", "dev", "proc", "run", "sys", "tmp", "var/tmp", "usr/share/zoneinfo/Etc")
 
 

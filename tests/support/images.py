@@ -81,7 +81,7 @@ def make_images(directory: Path = DIRECTORY) -> None:
     for name, make in _MAKERS.items():
         if (directory / name).is_dir():
             continue
-        # complete or not there; readable for the ordinary users as whom tests run
+        # complete or not there; readable for the ordinary users of the tests
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as unfinished:
             root = Path(unfinished) / name
             make(root, directory / DEBIAN)

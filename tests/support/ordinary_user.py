@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 USER: Final = 65534
-"""``nobody``: no files, no privileges, no home."""
+"""The unprivileged account of Unix: no files, no privileges, no home."""
 
 
 def as_ordinary_user(command: Iterable[str], *, reachable: Iterable[Path] = ()) -> list[str]:

@@ -122,7 +122,7 @@ def fork_worker(template: Template, *, variables: Mapping[str, str] | None = Non
 
 @contextlib.contextmanager
 def running_template(*, user: int | None = None, serves: bool = True, **options: Any) -> Iterator[Template]:
-    """A template of this Python, which has ended when the block ends; ``user``: as whom it runs."""
+    """A template of this Python, which has ended when the block ends; ``user``: its user."""
     command: tuple[str, ...] = ()
     variables = options.pop("variables", dict(os.environ))
     if user is not None:

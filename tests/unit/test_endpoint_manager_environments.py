@@ -496,7 +496,7 @@ def test_what_is_prewarmed_keeps_no_task_from_running() -> None:
     assert rig.settle() == ["a"]
 
 
-def test_prewarm_of_an_environment_that_fails_is_tried_again_and_harms_nobody() -> None:
+def test_prewarm_of_an_environment_that_fails_is_tried_again_and_harms_no_other() -> None:
     rig = EnvironmentRig(slots=1)
     rig.settle(Prewarm(A, 1), tasks(None, "own"))
     rig.settle(EnvironmentFailed(A.key, WORDS))

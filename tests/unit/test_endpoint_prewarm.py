@@ -1,4 +1,4 @@
-"""Workers that the owner wants warm: how they are spread over managers, and what is asked of whom."""
+"""Workers that the owner wants warm: how they are spread over managers, and what each manager is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks and environments: where they go, how many workers that takes, and what becomes of those that nobody can run."""
+"""Tasks and environments: where they go, how many workers that takes, and those that no manager can run."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def test_what_is_no_policy_is_refused_in_a_sentence(module: types.ModuleType, sp
     "nonsense",
     [
         lambda _, __: 1 / 0,
-        lambda tasks, _: [(tasks[0], "nobody")],
+        lambda tasks, _: [(tasks[0], "missing")],
         lambda tasks, managers: [(tasks[0], managers[0].manager_id)] * 2,
         lambda tasks, managers: [(each, managers[0].manager_id) for each in tasks],
         lambda tasks, managers: [(tasks[0], managers[1].manager_id)],

@@ -85,7 +85,7 @@ INDIRECT = {
 }
 
 
-def test_nobody_else_may_write_a_bundle(made: Path) -> None:
+def test_no_one_else_may_write_a_bundle(made: Path) -> None:
     assert [str(path) for path in (made, *made.rglob("*")) if path.stat().st_mode & 0o022] == []
     assert list((made / "run").iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""What an image's Python answers: it is input of whoever made the image."""
+"""What an image's Python answers: it is input from the maker of the image."""
 
 from __future__ import annotations
 

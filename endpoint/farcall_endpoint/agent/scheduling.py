@@ -7,6 +7,7 @@ pairs of task and manager. A policy of the user's own is named in the configurat
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -164,7 +165,7 @@ class OwnPolicy:
 
 
 def _copy(load: ManagerLoad) -> ManagerLoad:
-    here = {key: dataclasses.replace(each) for key, each in load.environments.items()}
+    here = {key: copy.copy(each) for key, each in load.environments.items()}
     return dataclasses.replace(load, environments=here)
 
 

@@ -112,7 +112,7 @@ def name_of(abi: Abi) -> str:
 def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object], index_url: str = "") -> Path:
     """The bundle for a kind of Python, which is made if it does not exist. Several processes may do so at once.
 
-    :param cache: an existing directory of this user's, which nobody else can write.
+    :param cache: an existing directory of this user's, which no other user can write.
     :param run: runs a command, and raises if it fails.
     :raises OSError: if the disk is full, for example.
     """

@@ -4,7 +4,7 @@ A manager's groups lie in ``farcall-PID-START`` below the cgroup that it runs in
 or in a subtree that a scheduler or systemd has delegated. After a kill -9 of a manager the next one on the node removes
 them. Where nothing is writable there are no groups, and nothing else changes.
 
-Writing to ``cgroup.procs`` takes the kernel up to 30 ms, now and then: join while nobody waits for the process.
+Writing to ``cgroup.procs`` takes the kernel up to 30 ms, now and then: join while nothing waits for the process.
 """
 
 from __future__ import annotations

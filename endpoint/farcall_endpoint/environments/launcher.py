@@ -164,7 +164,7 @@ class Container:
         return self._process.wait()
 
     def stop_listening(self) -> None:
-        """Let nobody connect any more."""
+        """Accept no more connections."""
         if self.listener is not None:
             self.listener.close()
             self.listener = None

@@ -1,6 +1,6 @@
 """Probe: which Python an image has, asked by a tiny program that the image's own Python runs. No I/O.
 
-What it prints is input of whoever made the image: it is bounded and checked.
+What it prints is input from the maker of the image: it is bounded and checked.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Placement:
     def pair_for_slot(self, hint: Pair, now: float, *, can_start_own: bool) -> Pair | None:
         """Whose worker a free slot gets; None if it stays free for now.
 
-        :param hint: whom the slot was freed for.
+        :param hint: the pair that the slot was freed for.
         :param can_start_own: whether workers of the endpoint's own Python can be launched now.
         """
 

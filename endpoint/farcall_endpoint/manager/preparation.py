@@ -1,4 +1,4 @@
-"""Preparation of environments: what the manager does for those that tasks wait for, and for those that nobody needs."""
+"""Preparation of environments: for those that tasks wait for; those that no task needs are released."""
 
 from __future__ import annotations
 

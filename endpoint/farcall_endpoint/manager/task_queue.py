@@ -58,7 +58,7 @@ class TaskQueue:
         return job
 
     def _next_submitter(self, key: str) -> str | None:
-        """Whose turn it is of those with tasks in an environment."""
+        """The submitter that is next among those with tasks in an environment."""
         if len(self._jobs) == 1:
             ((submitter, only_key),) = self._jobs
             return submitter if key == only_key else None

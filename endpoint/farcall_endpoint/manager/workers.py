@@ -1,4 +1,4 @@
-"""Workers as the manager's core sees them: whom they serve, which tasks they have, how long those will take."""
+"""Workers as the manager's core sees them: their submitters, their tasks, and how long those will take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TURN_S: Final = 1.0
 
 
 class Pair(NamedTuple):
-    """Whom a worker serves: tasks of one submitter (empty: the owner's, or everybody's where workers are shared) in one
+    """What a worker serves: tasks of one submitter (empty: the owner's, or everybody's where workers are shared) in one
     environment (its key; empty: the endpoint's own Python)."""
 
     submitter: str
@@ -69,7 +69,7 @@ class Worker:
 
     @property
     def place(self) -> Pair:
-        """Whom its place belongs to."""
+        """The pair that its place belongs to."""
         return self.pair if self.yields_to is None else self.yields_to
 
     @property

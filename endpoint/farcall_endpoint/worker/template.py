@@ -334,7 +334,7 @@ def _work(
     _reseed()
     with socket.socket(fileno=end) as connection:
         if rehearsal is not None and not _is_readable(end):
-            rehearsal.run()  # nobody waits for this child yet
+            rehearsal.run()  # no task waits for this child yet
         received = receive_boot(connection)
     if received is None:
         return 0

@@ -15,7 +15,17 @@ _EXEC = [
     *("net", "network=", "no-home", "no-init", "no-mount=", "no-privs", "nv", "overlay=", "pid", "pwd=", "rocm"),
     *("scratch=", "security=", "userns", "uts", "vm", "workdir=", "writable", "writable-tmpfs"),
 ]
-_BUILD = ["disable-cache", "docker-login", "fakeroot", "fix-perms", "force", "json", "library=", "no-cleanup", "nohttps"]
+_BUILD = [
+    "disable-cache",
+    "docker-login",
+    "fakeroot",
+    "fix-perms",
+    "force",
+    "json",
+    "library=",
+    "no-cleanup",
+    "nohttps",
+]
 _NO_MOUNT = ("proc", "sys", "dev", "devpts", "home", "tmp", "hostfs", "cwd", "bind-paths")
 
 
@@ -50,7 +60,10 @@ def _exec(options: list[tuple[str, str]], rest: list[str]) -> None:
         if option in ("--bind", "-B"):
             source, target, *flags = value.split(":")
             if not Path(source).exists():
-                fail(f"FATAL:   container creation failed: mount {source}->{target} error: no such file or directory", 255)
+                fail(
+                    f"FATAL:   container creation failed: mount {source}->{target} error: no such file or directory",
+                    255,
+                )
             mounts.append((source, target, flags != ["ro"]))
         elif option == "--no-mount" and (unknown := [each for each in value.split(",") if each not in _NO_MOUNT]):
             print(f"WARNING: Ignoring unknown mount type '{unknown[0]}'", file=sys.stderr)
@@ -59,7 +72,9 @@ def _exec(options: list[tuple[str, str]], rest: list[str]) -> None:
     image = Path(rest[0])
     if not image.exists():
         path = rest[0]
-        words = f"could not open image {path}: failed to retrieve path for {path}: lstat {path}: no such file or directory"
+        words = (
+            f"could not open image {path}: failed to retrieve path for {path}: lstat {path}: no such file or directory"
+        )
         fail(f"FATAL:   {words}", 255)
     root = image if image.is_dir() else Path(image.read_text())
     given = {
