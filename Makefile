@@ -16,7 +16,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-engine bench-engine-scale bench-engine-papers openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -124,6 +124,12 @@ bench-memoization: setup
 
 bench-sealed: setup
 	@$(RUN) benchmarks.sealed
+
+# Starts of workers in environments (as root, for containers), then routing and keep-alive policies in virtual time.
+bench-warm: setup $(IMAGES)/.made
+	@$(RUN) benchmarks.warm_starts
+	@$(RUN) benchmarks.warm_routing
+	@$(RUN) benchmarks.warm_pool_simulation
 
 # Installs each peer into an environment of its own, below benchmarks/engine.
 bench-engine: setup
