@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import math
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -87,6 +90,7 @@ _MAX_START_FAILURES: Final = 6
 ends."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
+_ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
 _GUESSED_OWN_START_S: Final = 0.3
 """How long a start of the endpoint's own Python takes."""
 
@@ -270,16 +274,19 @@ class ManagerCore:
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _tasks_received(self, jobs: Sequence[Job], now: Instant) -> None:
+        accepted: list[Job] = []
         for job in jobs:
-            order = job.order
-            if self._refusal and order.submitter:
+            if self._refusal and job.order.submitter:
                 self._fail(job, outcomes.isolation_missing(self._refusal))
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
-            elif (environment := order.options.environment or self._default) is None:
-                self._queue.add(job, "")
             else:
-                self._preparations.add(environment, job, now)
+                accepted.append(job)
+        for named, several in itertools.groupby(accepted, _ENVIRONMENT_OF):
+            if (environment := named or self._default) is None:
+                self._queue.add(several, "")
+            else:
+                self._preparations.add(environment, several, now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
@@ -339,8 +346,8 @@ class ManagerCore:
         if worker.stops:
             worker.stops.pop(done.task_id, None)
         self._prefetch.observe(ended_at - started_at)
-        if worker.environment is not None:
-            self._environments.of(worker.environment).task_ended(measured_s)
+        if worker.environment is not None and (state := self._environments.get(worker.pair.key)) is not None:
+            state.task_ended(measured_s)
         self._reports.finish(
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
@@ -352,8 +359,8 @@ class ManagerCore:
             is_retried=done.is_retried,
             output=output,
         )
-        is_last = worker.tasks_left == 0 and not worker.jobs
-        if (is_last or self._stop_at is not None) and not worker.recalling:
+        is_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
+        if is_over and not worker.recalling:
             self._kill(worker)
 
     def _fail(self, job: Job, record: ErrorRecord) -> None:
@@ -380,14 +387,17 @@ class ManagerCore:
         return [
             worker
             for worker in self._workers.values()
-            if worker.is_idle
-            and (worker.parked or (worker.pair.key and worker.pair != kept))
+            if (worker.parked or (worker.pair.key and worker.pair != kept))
+            and worker.is_idle
             and not self._queue.waiting(worker.pair)
         ]
 
     def _end_idle_workers(self, now: float) -> None:
         """End those whose time is over, and those for which there is no memory."""
-        idle, protected = self._idle_workers(), self._placement.protected()
+        if not (idle := self._idle_workers()):
+            self._expiry_at = math.inf
+            return
+        protected = self._placement.protected()
         for worker in self._pool.expired(idle, protected, now=now):
             self._evict(worker)
         self._expiry_at = self._pool.next_expiry([worker for worker in idle if not worker.killed], protected)
@@ -543,7 +553,8 @@ class ManagerCore:
             if self._environments:
                 self._preparations.check(now)
             self._placement.review_at = None
-            self._launch(now.mono)
+            if self._free_slots:
+                self._launch(now.mono)
             self._assign(now.mono)
             if self._warm.extra_workers:
                 if self._free_slots:  # of workers that stay warm without a place
@@ -569,8 +580,7 @@ class ManagerCore:
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
             self._reports.started(Started(head.task_id, now.epoch - age_s))
-        is_late = not worker.overdue and len(worker.jobs) > 1
-        if is_late and (age_s >= _OVERDUE_S or self._reports.is_window_full):
+        if len(worker.jobs) > 1 and not worker.overdue and (age_s >= _OVERDUE_S or self._reports.is_window_full):
             worker.overdue = True
             self._recall(worker)
         walltime_s = head.options.walltime_s
@@ -621,14 +631,14 @@ class ManagerCore:
 
     def _assign(self, now: float) -> None:
         """Share the queue among workers that are idle or soon will be; others wait, so that packets are few."""
-        if not self._reports.is_window_full and self._queue:
+        if self._queue and not self._reports.is_window_full:
             for worker in self._placement.moved_yields(now):
                 self._vacate(worker)
-            depth = self._prefetch.depth
+            most_left = (self._prefetch.depth + 1) // 2
             workers = [
                 worker
                 for worker in self._workers.values()
-                if worker.accepts_tasks and not worker.overdue and len(worker.jobs) <= (depth + 1) // 2
+                if len(worker.jobs) <= most_left and not worker.overdue and worker.accepts_tasks
             ]
             workers.sort(key=lambda worker: len(worker.jobs))
             is_starved = False  # whether a submitter before has no worker
@@ -654,16 +664,9 @@ class ManagerCore:
             most = min(share, 1 + depth - len(worker.jobs))
             if worker.tasks_left is not None:
                 most = min(most, worker.tasks_left)
-            jobs: list[Job] = []
-            unread_bytes = worker.unread_bytes
-            for _ in range(most):
-                if unread_bytes > orders.MAX_UNREAD_BYTES:
-                    break
-                if (job := queue.take(pair)) is None:
-                    break
-                unread_bytes += orders.unread_bytes(job)
-                jobs.append(job)
-            self._send_jobs(worker, jobs, now)
+            jobs = queue.take(pair, most, room_bytes=orders.MAX_UNREAD_BYTES - worker.unread_bytes)
+            if jobs:
+                self._send_jobs(worker, jobs, now)
 
     def _yield_workers(self, now: float) -> None:
         """End workers of those that have nothing to do, or more workers than others that need some."""
@@ -701,8 +704,6 @@ class ManagerCore:
 
     def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""
-        if not jobs:
-            return
         if not worker.jobs:
             worker.since, worker.head_reported, worker.overdue = now, False, False
             if now >= worker.turn_began + TURN_S and len(self._queue.pairs()) <= 1:

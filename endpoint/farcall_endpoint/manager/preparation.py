@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from farcall_common.environments import Environment
@@ -58,15 +58,16 @@ class Preparations:
             self._default.is_default = True
         self.due_at = 0.0
 
-    def add(self, environment: Environment, job: Job, now: Instant) -> None:
-        """Let a task wait for a worker in an environment, or for the environment itself."""
+    def add(self, environment: Environment, jobs: Iterable[Job], now: Instant) -> None:
+        """Let tasks wait for a worker in an environment, or for the environment itself."""
         state = self._states.of(environment)
         if (record := state.needed(now)) is not None:
-            self._reports.finish(job, TaskState.FAILED, record.to_json())
+            for job in jobs:
+                self._reports.finish(job, TaskState.FAILED, record.to_json())
         elif state.state is State.READY:
-            self._queue.add(job, state.key)
+            self._queue.add(jobs, state.key)
         else:
-            state.waiting.append(job)
+            state.waiting.extend(jobs)
             if state.state is State.COLD:
                 self._prepare(state, now)
 
@@ -81,8 +82,8 @@ class Preparations:
                 state.progress(event.text, now)
             elif isinstance(event, EnvironmentReady):
                 state.ready(now, forkable=event.forkable, memory_bytes=event.memory_bytes)
-                while state.waiting:
-                    self._queue.add(state.waiting.popleft(), state.key)
+                self._queue.add(state.waiting, state.key)
+                state.waiting.clear()
             elif state.state is State.PREPARING:
                 state.preparation_failed(event.record, now)
                 self._fail_tasks(state)

@@ -56,13 +56,17 @@ class Reports:
         """A task has ended."""
         frame = None
         if state is TaskState.SUCCESS or result:
-            frame = self._add_body(result)
+            frame = len(self._results)
+            self._results.append(result)
+            self._result_bytes += len(result)
         record = dict(error) if error is not None else None
         finished = Finished(
             job.order.task_id, state, frame, record, started_at, ended_at, details, is_retried=is_retried
         )
         if output is not None:
-            finished = msgspec.structs.replace(finished, printed=output[0], output=self._add_body(output[1]))
+            finished = msgspec.structs.replace(finished, printed=output[0], output=len(self._results))
+            self._results.append(output[1])
+            self._result_bytes += len(output[1])
         self._finished.append(finished)
 
     def died(self, died: Died) -> None:
@@ -95,9 +99,10 @@ class Reports:
 
         :param everything: as of :meth:`make`.
         """
-        if self._died or self._started or self.changed or self._environments is not None or now >= self.due_at:
+        if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
-        return bool(self._finished) and (everything or not self.is_window_full or self._results_within_window()[0] > 0)
+        has_news = self._died or self._started or self.changed or self._environments is not None
+        return bool(has_news) or now >= self.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
         """The next report. Results for which the agent has no room stay here, unless it must have ``everything``."""
@@ -135,12 +140,6 @@ class Reports:
             results += bodies
             room_bytes -= sum(map(len, bodies))
         return len(self._finished), results
-
-    def _add_body(self, body: Frame) -> int:
-        """Add a body of the next report; returns its index."""
-        self._results.append(body)
-        self._result_bytes += len(body)
-        return len(self._results) - 1
 
 
 def _moved(finished: Finished, sent: int) -> Finished:
