@@ -95,7 +95,7 @@ class _Turn:
     # to managers
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    prewarms: list[Change] = dataclasses.field(default_factory=list)
+    prewarms: Sequence[Change] = ()
     # to the blob store
     fetches: list[Task] = dataclasses.field(default_factory=list)
     uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
@@ -420,7 +420,7 @@ class AgentCore:
             self._give_credit()
         turn = self._turn
         if self._prewarming.is_due:
-            turn.prewarms += self._prewarming.changes(self._managers)
+            turn.prewarms = tuple(self._prewarming.changes(self._managers))
         turn.transitions += self._transitions.due(now=now, connected=self._is_connected)
         for task in self._uploads.due(now=now):
             if self._is_connected and task.result is not None and task.result.needs_upload:
@@ -569,7 +569,7 @@ class AgentCore:
         stage = Stage.QUEUED if payload is not None else Stage.FETCHING
         answer_key = opened.answer_key if opened else b""
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
-        self._tasks[task.task_id] = task
+        self._tasks[spec.task_id] = task
         if (environment := spec.options.environment or self._default_environment) is not None:
             self._note_environment(task, environment)
         turn.accepted.append(task)
@@ -760,9 +760,9 @@ class AgentCore:
                 return
             self._look_again_at = None
         self._has_changed = False
-        queue, managers, turn = self._queue, self._managers, self._turn
-        if not (queue and managers):
+        if not (self._queue and self._managers):
             return
+        queue, managers, turn = self._queue, self._managers, self._turn
         environments = NO_ENVIRONMENTS
         if queue.waiting or managers.has_environments:
             self._refuse_unsupported()

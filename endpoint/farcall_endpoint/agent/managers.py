@@ -155,7 +155,7 @@ class Managers:
     def assign(self, manager_id: str, task: Task) -> None:
         """A manager gets a task for which its load was counted down."""
         member = self._members[manager_id]
-        member.outstanding[task.task_id] = task
+        member.outstanding[task.spec.task_id] = task
         self.outstanding += 1
         if task.environment_key:
             key = task.environment_key

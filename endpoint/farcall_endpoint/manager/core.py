@@ -184,9 +184,10 @@ class ManagerCore:
         self._handle_deadlines(now)
         self._report(now)
         # Behind the report: the agent has the output of tasks that have ended before it hears that they do not run.
-        self._actions += map(self._read_output, self._reads)
-        self._reads = []
-        if self.is_over and not self._left:
+        if self._reads:
+            self._actions += map(self._read_output, self._reads)
+            self._reads = []
+        if self._stop_at is not None and self.is_over and not self._left:
             self._left = True
             if not self._agent_lost:
                 self._actions.append(Leave(self._failure or self._stop_reason, bool(self._failure)))
@@ -206,7 +207,11 @@ class ManagerCore:
                 deadline = min(deadline, self._preparations.due_at, self._expiry_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
-        due = [self._deadline(worker) for worker in self._workers.values() if not worker.killed]
+        due = [
+            self._deadline(worker)
+            for worker in self._workers.values()
+            if not worker.killed and (worker.jobs or not worker.is_ready)
+        ]
         return min([deadline, *[each for each in due if each is not None]])
 
     @property
@@ -538,17 +543,16 @@ class ManagerCore:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _handle_deadlines(self, now: Instant) -> None:
-        can_start = self._start_backoff.failures < _MAX_START_FAILURES or any(
-            each.is_ready for each in self._workers.values()
-        )
-        if self._stop_at is None and not can_start:
+        is_hopeless = self._start_backoff.failures >= _MAX_START_FAILURES and self._stop_at is None
+        if is_hopeless and not any(each.is_ready for each in self._workers.values()):
             self._failure = self._problem
             self._stop(0.0, now.mono)
         if self._stop_at is not None and now.mono >= self._stop_at:
             for worker in self._workers.values():
                 self._kill(worker)
         for worker in self._workers.values():
-            self._check_worker(worker, now)
+            if worker.jobs or not worker.is_ready or worker.yields_to is not None:
+                self._check_worker(worker, now)
         if self._stop_at is None:
             if self._environments:
                 self._preparations.check(now)
@@ -659,13 +663,17 @@ class ManagerCore:
         """Share the tasks of a pair among its workers."""
         queue = self._queue
         depth = self._prefetch.depth
+        waiting = queue.waiting(pair)
         for index, worker in enumerate(workers):
-            share = -(-queue.waiting(pair) // (len(workers) - index))
+            if not waiting:
+                break
+            share = -(-waiting // (len(workers) - index))
             most = min(share, 1 + depth - len(worker.jobs))
             if worker.tasks_left is not None:
                 most = min(most, worker.tasks_left)
             jobs = queue.take(pair, most, room_bytes=orders.MAX_UNREAD_BYTES - worker.unread_bytes)
             if jobs:
+                waiting -= len(jobs)
                 self._send_jobs(worker, jobs, now)
 
     def _yield_workers(self, now: float) -> None:
@@ -733,7 +741,7 @@ class ManagerCore:
                 now.mono,
                 workers=len(ready),
                 idle_workers=sum(not worker.jobs for worker in ready),
-                problem=self._problem or self._preparations.problem(),
+                problem=self._problem or (self._preparations.problem() if self._environments else ""),
                 everything=everything,
             )
         )

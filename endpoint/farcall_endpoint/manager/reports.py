@@ -106,13 +106,18 @@ class Reports:
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
         """The next report. Results for which the agent has no room stay here, unless it must have ``everything``."""
-        count, results = len(self._finished), self._results
-        if self.is_window_full and not everything:
+        finished, results = self._finished, self._results
+        if everything or not self.is_window_full:
+            self._finished, self._results = [], []
+        else:
             count, results = self._results_within_window()
+            sent = len(results)
+            self._finished, finished = [_moved(each, sent) for each in finished[count:]], finished[:count]
+            self._results = self._results[sent:]
         self.due_at = now + _REPORT_PERIOD_S
         self.changed = False
         progress = Progress(
-            finished=tuple(self._finished[:count]),
+            finished=tuple(finished),
             died=tuple(self._died),
             started=tuple(self._started),
             workers=workers,
@@ -123,9 +128,6 @@ class Reports:
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes
-        sent = len(results)
-        self._results = self._results[sent:]
-        self._finished = [_moved(each, sent) for each in self._finished[count:]]
         self._died, self._started, self._environments = [], [], None
         return Report(progress, results)
 

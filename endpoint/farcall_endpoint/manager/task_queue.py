@@ -36,6 +36,9 @@ class TaskQueue:
     def __len__(self) -> int:
         return len(self._turns)
 
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
     def add(self, jobs: Iterable[Job], key: str) -> None:
         """Put tasks of an environment, which has this key, behind the others of their submitters."""
         for submitter, group in itertools.groupby(jobs, _SUBMITTER_OF):
