@@ -133,6 +133,7 @@ class ManagerCore:
         self._refusal = refusal
         self._default = default_environment
         self._default_key = "" if default_environment is None else default_environment.key
+        self._idle_pair = Pair("", self._default_key)  # of workers that nothing is waiting for
         self._tasks_per_worker = tasks_per_worker
         #: Each with the pair that gets it, if tasks still wait for that.
         self._free_slots = collections.deque((slot, OWN) for slot in range(slots))
@@ -149,7 +150,7 @@ class ManagerCore:
             environments=self._environments,
             pool=self._pool,
             prefetch=prefetch,
-            idle=Pair("", self._default_key),
+            idle=self._idle_pair,
             unlimited=not tasks_per_worker,
         )
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
@@ -233,6 +234,7 @@ class ManagerCore:
         match event:
             case PacketsReceived(worker_id=worker_id, packets=packets):
                 worker = self._workers[worker_id]
+                since, jobs_before = worker.since, len(worker.jobs)
                 for packet, body in packets:
                     if isinstance(packet, Done):
                         self._task_done(worker, packet, body, instant)
@@ -245,6 +247,9 @@ class ManagerCore:
                         self._worker_ready(worker, now)
                     else:
                         self._kill(worker, f"{type(packet).__name__} out of turn")
+                if worker.environment is not None and (ended := jobs_before - len(worker.jobs)):
+                    if (state := self._environments.get(worker.pair.key)) is not None:
+                        state.tasks_ended(ended, now - since)
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
                     self._tasks_received(jobs, instant)
@@ -351,8 +356,6 @@ class ManagerCore:
         if worker.stops:
             worker.stops.pop(done.task_id, None)
         self._prefetch.observe(ended_at - started_at)
-        if worker.environment is not None and (state := self._environments.get(worker.pair.key)) is not None:
-            state.task_ended(measured_s)
         self._reports.finish(
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
@@ -388,7 +391,7 @@ class ManagerCore:
 
     def _idle_workers(self) -> list[Worker]:
         """The workers of environments that have nothing to do, and all without a place."""
-        kept = Pair("", self._default_key)
+        kept = self._idle_pair
         return [
             worker
             for worker in self._workers.values()
@@ -554,7 +557,7 @@ class ManagerCore:
             if worker.jobs or not worker.is_ready or worker.yields_to is not None:
                 self._check_worker(worker, now)
         if self._stop_at is None:
-            if self._environments:
+            if self._environments and now.mono >= self._preparations.due_at:
                 self._preparations.check(now)
             self._placement.review_at = None
             if self._free_slots:
@@ -656,7 +659,7 @@ class ManagerCore:
                     is_starved = not (self._free_slots or self._placement.has_place(pair.submitter))
             if self._queue:
                 self._yield_workers(now)
-        if self._environments and not self._free_slots:
+        if self._preparations.has_prewarmed and not self._free_slots:
             self._yield_to_prewarmed(now)
 
     def _share(self, pair: Pair, workers: Sequence[Worker], now: float) -> None:
@@ -731,7 +734,7 @@ class ManagerCore:
         stops.
         """
         everything = self._stop_at is not None
-        if self._environments:
+        if self._environments and now.mono >= self._reports.environments_at:
             self._reports.environments(self._preparations.statuses, now)
         if not self._reports.is_due(now.mono, everything=everything):
             return

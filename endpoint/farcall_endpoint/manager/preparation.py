@@ -25,6 +25,7 @@ _MOST_AT_ONCE: Final = 8
 class Preparations:
     """Adds Prepare and Release to the actions of the core, moves tasks of environments that are ready to the queue, and
     fails those of environments that have failed. ``due_at``: when :meth:`check` has something to do.
+    ``has_prewarmed``: whether workers of an environment are to be there before any task.
 
     :param default: the environment of tasks that name none.
     :param limit_s: longest preparation.
@@ -57,6 +58,7 @@ class Preparations:
         if self._default is not None:
             self._default.is_default = True
         self.due_at = 0.0
+        self.has_prewarmed = False
 
     def add(self, environment: Environment, jobs: Iterable[Job], now: Instant) -> None:
         """Let tasks wait for a worker in an environment, or for the environment itself."""
@@ -102,8 +104,6 @@ class Preparations:
 
     def check(self, now: Instant) -> None:
         """Prepare what is needed, give up what takes too long, and release what is not used any more."""
-        if now.mono < self.due_at:
-            return
         due = [now.mono + self._idle_s]
         in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
         for state in self._states.values():
@@ -141,6 +141,7 @@ class Preparations:
     def _prewarm(self, event: Prewarm, now: Instant) -> None:
         state = self._states.of(event.environment)
         state.prewarm = min(event.count, self._most_prewarmed)
+        self.has_prewarmed = any(each.prewarm for each in self._states.values())
         if state.prewarm and state.needed(now) is None and state.state is State.COLD:
             self._prepare(state, now)
 

@@ -38,7 +38,7 @@ class Reports:
         self._started: list[Started] = []
         self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
         self._known_environments: tuple[EnvironmentStatus, ...] = ()
-        self._environments_at = 0.0
+        self.environments_at = 0.0
 
     def finish(
         self,
@@ -78,11 +78,10 @@ class Reports:
         self._started.append(started)
 
     def environments(self, statuses: Callable[[], tuple[EnvironmentStatus, ...]], now: Instant) -> None:
-        """Look at the environments, a few times a second, and report them if they have changed."""
-        if now.mono >= self._environments_at:
-            self._environments_at = now.mono + _ENVIRONMENTS_PERIOD_S
-            if (found := statuses()) != self._known_environments:
-                self._environments = self._known_environments = found
+        """Look at the environments, which is due at ``environments_at``, and report them if they have changed."""
+        self.environments_at = now.mono + _ENVIRONMENTS_PERIOD_S
+        if (found := statuses()) != self._known_environments:
+            self._environments = self._known_environments = found
 
     def taken(self, size_bytes: int, window_bytes: int) -> None:
         """The agent has taken results."""
