@@ -596,9 +596,12 @@ class AgentCore:
         return bool(principals)
 
     def _refusal(self, spec: TaskSpec, now: float) -> ErrorRecord | None:
-        if self._image_check is not None and (environment := spec.options.environment) is not None:
-            if reason := self._image_check(spec):
-                return outcomes.environment_unsupported(environment.label, reason)
+        if (
+            self._image_check is not None
+            and (environment := spec.options.environment) is not None
+            and (reason := self._image_check(spec))
+        ):
+            return outcomes.environment_unsupported(environment.label, reason)
         return refusal(
             spec,
             allowed_functions=self._allowed_functions,

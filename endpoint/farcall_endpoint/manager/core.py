@@ -247,9 +247,9 @@ class ManagerCore:
                         self._worker_ready(worker, now)
                     else:
                         self._kill(worker, f"{type(packet).__name__} out of turn")
-                if worker.environment is not None and (ended := jobs_before - len(worker.jobs)):
-                    if (state := self._environments.get(worker.pair.key)) is not None:
-                        state.tasks_ended(ended, now - since)
+                ended = jobs_before - len(worker.jobs)
+                if worker.environment is not None and ended and worker.pair.key in self._environments:
+                    self._environments[worker.pair.key].tasks_ended(ended, now - since)
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
                     self._tasks_received(jobs, instant)

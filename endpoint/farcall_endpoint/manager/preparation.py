@@ -147,10 +147,10 @@ class Preparations:
 
     def _prepare(self, state: EnvironmentState, now: Instant) -> None:
         """Prepare an environment, now or when fewer others are prepared."""
-        if state.state is State.COLD:
-            if sum(each.state is State.PREPARING for each in self._states.values()) >= _MOST_AT_ONCE:
-                state.postponed(now)
-                return
+        preparing = sum(each.state is State.PREPARING for each in self._states.values())
+        if state.state is State.COLD and preparing >= _MOST_AT_ONCE:
+            state.postponed(now)
+            return
         self._actions.append(Prepare(state.environment))
         state.preparing(now, limit_s=self._limit_s)
         self.due_at = 0.0
