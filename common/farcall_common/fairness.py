@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-from collections.abc import Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterator, KeysView, Mapping
 from typing import Final, Generic, TypeVar
 
 _Item = TypeVar("_Item")
@@ -93,6 +93,12 @@ class FairQueue(Generic[_Item]):
         (self._enter(submitter) if waiting is None else waiting).append(item)
         self._length += 1
 
+    def add_several(self, submitter: str, items: Collection[_Item]) -> None:
+        """The same for several items."""
+        waiting = self._waiting.get(submitter)
+        (self._enter(submitter) if waiting is None else waiting).extend(items)
+        self._length += len(items)
+
     def put_back(self, submitter: str, item: _Item) -> None:
         """Put an item before the submitter's others."""
         self._enter(submitter).appendleft(item)
@@ -154,6 +160,21 @@ class FairQueue(Generic[_Item]):
         else:
             self._leave_if_empty(submitter)
         return submitter, item, turn
+
+    def take_several(self, submitter: str, count: int) -> list[_Item]:
+        """Take that many of the waiting items of a submitter, as so many calls of :meth:`take` for it would."""
+        waiting = self._waiting[submitter]
+        items = [waiting.popleft() for _ in range(count)]
+        self._length -= count
+        self._taken[submitter] = self._taken.get(submitter, 0) + count
+        self._next_turn += count
+        last = self._last_turns[submitter] = _SERVED + self._next_turn
+        if waiting:
+            self._turns[submitter] = last
+            self._push(submitter)
+        else:
+            self._leave_if_empty(submitter)
+        return items
 
     def undo(self, submitter: str, item: _Item, turn: int) -> None:
         """As if an item had not been taken; of several, the last one first."""

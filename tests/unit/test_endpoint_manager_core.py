@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
 from farcall_endpoint.manager.core import STARTED_AFTER_S, ManagerCore
 from farcall_endpoint.manager.events import (
@@ -25,7 +27,8 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.workers import TURN_S
+from farcall_endpoint.manager.task_queue import TaskQueue
+from farcall_endpoint.manager.workers import TURN_S, Pair
 from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
@@ -797,3 +800,41 @@ def test_the_last_message_is_for_a_live_agent_only(event: Event, leaves: list[Le
     rig.handle()
     assert rig.core.is_over
     assert rig.leaves == leaves
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_worker_is_given_what_its_socket_has_room_for(shared: bool) -> None:
+    queue = TaskQueue(shared=shared)
+    jobs = [Job(TaskOrder(name, 1, "h", 0), b"", b"x" * 1000) for name in "abcd"]
+    others = [Job(TaskOrder("o", 1, "h", 0, submitter="other"), b"", b"")]
+    queue.add([*jobs[:2], *others, *jobs[2:]], "")
+    pair = Pair("", "")
+    assert queue.take(pair, 3, room_bytes=-1) == []
+    assert queue.take(pair, 0, room_bytes=10**6) == []
+    assert queue.take(pair, 2, room_bytes=10**4)[0] == jobs[0]
+    taken = queue.take(pair, 9, room_bytes=orders.unread_bytes(jobs[0]))
+    assert len(taken) == 2, "the last one may exceed the room"
+    assert len(queue) == 1
+
+
+def test_idle_workers_cost_a_turn_nothing() -> None:
+    """Calls of Python functions for each task, which hold on any machine; before environments there were 135."""
+    rig = started(slots=4)
+    rig.jobs("first")
+    rig.done()
+    core, calls = rig.core, 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    job = Job(TaskOrder("next", 1, "h", 0), b"body", b"payload")
+    turns: list[list[Event]] = [[TasksReceived([job])], [done(0, "next")], [ResultsTaken(1, 1 << 24)]]
+    sys.setprofile(count)
+    try:
+        for turn in turns:
+            core.handle(turn, Instant(rig.now, 0.0))
+            core.next_deadline()
+    finally:
+        sys.setprofile(None)
+    assert calls < 120

@@ -19,18 +19,21 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Prepare, Release, Send
+from farcall_endpoint.manager.environment_states import EnvironmentState
 from farcall_endpoint.manager.events import (
     EnvironmentFailed,
     EnvironmentProgress,
     EnvironmentReady,
     Event,
     Job,
+    PacketsReceived,
     TasksReceived,
     WorkerDied,
 )
 from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings
 from farcall_endpoint.manager.workers import TURN_S, Pair, Worker
 from farcall_endpoint.protocol import CancelTasks, EnvironmentStatus, Prewarm, Stop, TaskOrder
+from farcall_endpoint.worker.channel import Done
 from tests.support.manager import Rig, ready
 
 A, B, C = (Environment.of({"type": "venv", "location": f"/{name}", "name": name}) for name in "abc")
@@ -439,6 +442,28 @@ def test_an_idle_worker_ends_after_its_time_and_then_its_environment_is_released
     assert "a" not in rig.statuses
     rig.settle(tasks(A, "a2"))
     assert rig.prepared == ["a", "a"]
+
+
+def test_the_length_of_tasks_that_end_together_is_their_mean() -> None:
+    state = EnvironmentState(A)
+    state.tasks_ended(4, 8.0)
+    assert state.expected_task_s == pytest.approx(2.0)
+    one_by_one = EnvironmentState(A)
+    one_by_one.tasks_ended(1, 2.0)
+    for _ in range(3):
+        one_by_one.tasks_ended(1, 1.0)
+    state.tasks_ended(3, 3.0)
+    assert state.expected_task_s == pytest.approx(one_by_one.expected_task_s)
+
+
+def test_tasks_whose_results_come_together_count_as_long_as_they_took_together() -> None:
+    rig = EnvironmentRig(slots=1, prefetch=3)
+    rig.settle(tasks(A, "a", "b", "c"))
+    rig.settle(EnvironmentReady(A.key))
+    [worker_id] = rig.workers
+    rig.now += 0.009
+    rig.handle(PacketsReceived(worker_id, [(Done(name, 0.0, 0.003), b"r") for name in "abc"]))
+    assert rig.core._environments[A.key].expected_task_s == pytest.approx(0.003)
 
 
 def test_idle_workers_have_a_memory_budget() -> None:

@@ -49,6 +49,7 @@ def tasks_of(environment: Environment | None, count: int, **options: Any) -> lis
             1,
             Stage.QUEUED,
             0.0,
+            environment_key="" if environment is None else environment.key,
         )
         for number in range(count)
     ]

@@ -179,3 +179,31 @@ def test_next_submitter_has_the_fewest_taken_in_random_runs() -> None:
         assert len(queue) == sum(map(len, waiting.values()))
         assert queue.submitters == sum(map(bool, waiting.values()))
         assert len(queue._heap) <= 65
+
+
+def test_several_items_are_added_and_taken_as_one_after_the_other() -> None:
+    """Two queues, at random: one gets and gives several at once."""
+    chance = random.Random(2)
+    together: FairQueue[int] = FairQueue({"b": 3})
+    each: FairQueue[int] = FairQueue({"b": 3})
+    out = dict.fromkeys("abc", 0)
+    for number in range(2000):
+        name, count, what = chance.choice("abc"), chance.randint(1, 4), chance.random()
+        if what < 0.35:
+            together.add_several(name, [number] * count)
+            for _ in range(count):
+                each.add(name, number)
+        elif what < 0.6 and together.of(name):
+            count = min(count, len(together.of(name)))
+            taken_items = together.take_several(name, count)
+            found = [item for _ in range(count) if (item := each.take(submitter=name)) is not None]
+            assert taken_items == [item for _, item, _ in found]
+            out[name] += count
+        elif what < 0.8 and (one := together.take()) is not None:
+            assert one == each.take()
+            out[one[0]] += 1
+        elif out[name]:
+            together.done(name)
+            each.done(name)
+            out[name] -= 1
+        assert (together.in_turn(), len(together)) == (each.in_turn(), len(each))

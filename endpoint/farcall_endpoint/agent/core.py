@@ -37,7 +37,7 @@ from farcall_endpoint.agent.environments import (
     waiting_reasons,
 )
 from farcall_endpoint.agent.events import Event
-from farcall_endpoint.agent.loads import Lifetime
+from farcall_endpoint.agent.loads import NO_ENVIRONMENTS, Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
 from farcall_endpoint.agent.prewarm import Change, Prewarming
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
@@ -95,7 +95,7 @@ class _Turn:
     # to managers
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    prewarms: list[Change] = dataclasses.field(default_factory=list)
+    prewarms: Sequence[Change] = ()
     # to the blob store
     fetches: list[Task] = dataclasses.field(default_factory=list)
     uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
@@ -134,7 +134,8 @@ class _Turn:
     def other_actions(self) -> list[Action]:
         """The actions that wait for the spool."""
         actions: list[Action] = [do.RunTasks(manager_id, tuple(tasks)) for manager_id, tasks in self.orders.items()]
-        actions += [do.Prewarm(each.manager_id, each.environment, each.count) for each in self.prewarms]
+        if self.prewarms:
+            actions += [do.Prewarm(each.manager_id, each.environment, each.count) for each in self.prewarms]
         if self.fetches:
             actions.append(do.FetchPayloads(tuple(self.fetches)))
         if self.uploads:
@@ -213,6 +214,7 @@ class AgentCore:
         self._max_walltime_s = max_walltime_s
         self._allowed_functions = allowed_functions
         self._signatures = signatures
+        self._is_restricted = allowed_functions is not None or signatures is not None
         self._tasks: dict[str, Task] = {}
         #: By submitter; see :class:`farcall_common.fairness.FairQueue`.
         self.weights: Mapping[str, int] = weights or {}
@@ -265,9 +267,11 @@ class AgentCore:
         """The epoch second at which :meth:`handle` may return actions without an event."""
         if self._space.retry_at is not None:
             return self._space.retry_at
-        parts = (self._transitions, self._uploads, self._retries)
-        deadlines = (self._look_again_at, *(part.next_deadline() for part in parts))
-        return min((at for at in deadlines if at is not None), default=None)
+        deadline = self._look_again_at
+        for part in (self._transitions, self._uploads, self._retries):
+            if (at := part.next_deadline()) is not None and (deadline is None or at < deadline):
+                deadline = at
+        return deadline
 
     @property
     def can_write(self) -> bool:
@@ -343,7 +347,6 @@ class AgentCore:
         return list(waiting_reasons(self._queue, self._managers, self._environments, now=now))
 
     def _apply(self, event: Event, now: float) -> None:
-        self._has_changed = self._has_changed or not isinstance(event, ev.SpoolWritten)
         match event:
             case ev.ManagerProgress():
                 self._on_progress(event, now)
@@ -353,6 +356,7 @@ class AgentCore:
                 self._forget(refs)
             case ev.SpoolWritten():
                 self._on_written()
+                return
             case ev.SpoolWriteFailed(reason=reason):
                 self._on_write_failed(reason, now)
             case ev.CancelRequested(task_ids=task_ids):
@@ -405,6 +409,7 @@ class AgentCore:
                 self._is_draining = True
             case _:
                 raise TypeError(f"no rule for {event}")
+        self._has_changed = True
 
     def _finish_turn(self, now: float) -> list[Action]:
         """Place tasks and give credit; the actions of all events since the last turn."""
@@ -414,7 +419,8 @@ class AgentCore:
             self._dispatch(now)
             self._give_credit()
         turn = self._turn
-        turn.prewarms += self._prewarming.changes(self._managers)
+        if self._prewarming.is_due:
+            turn.prewarms = tuple(self._prewarming.changes(self._managers))
         turn.transitions += self._transitions.due(now=now, connected=self._is_connected)
         for task in self._uploads.due(now=now):
             if self._is_connected and task.result is not None and task.result.needs_upload:
@@ -450,7 +456,8 @@ class AgentCore:
                 self._held_results -= 1  # recorded and delivered again before the spool forgot it
                 self._turn.forgotten.append(former.seq)
             self._tasks[task.task_id] = task
-            self._note_environment(task)
+            if (environment := task.spec.options.environment or self._default_environment) is not None:
+                self._note_environment(task, environment)
             if task.result is not None:
                 self._held_results += 1
             elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec, now)):
@@ -562,9 +569,9 @@ class AgentCore:
         stage = Stage.QUEUED if payload is not None else Stage.FETCHING
         answer_key = opened.answer_key if opened else b""
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
-        self._tasks[task.task_id] = task
-        if task.environment_key or self._default_environment is not None:
-            self._note_environment(task)
+        self._tasks[spec.task_id] = task
+        if (environment := spec.options.environment or self._default_environment) is not None:
+            self._note_environment(task, environment)
         turn.accepted.append(task)
         turn.acknowledged.append(task)
         if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
@@ -576,12 +583,10 @@ class AgentCore:
             turn.fetches.append(task)
         self._transitions.monitor(task, now)
 
-    def _note_environment(self, task: Task) -> None:
+    def _note_environment(self, task: Task, environment: Environment) -> None:
         """Remember the environment of a task; its manager gives it the default one, if it names none."""
-        environment = task.spec.options.environment or self._default_environment
-        if environment is not None:
-            task.environment_key = environment.key
-            self._environments.add(environment, task.environment_key)
+        task.environment_key = environment.key
+        self._environments.add(environment, task.environment_key)
 
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:
         """Whether the function has a signature that counts, at an endpoint that asks for one."""
@@ -591,8 +596,11 @@ class AgentCore:
         return bool(principals)
 
     def _refusal(self, spec: TaskSpec, now: float) -> ErrorRecord | None:
-        environment = spec.options.environment
-        if environment is not None and self._image_check is not None and (reason := self._image_check(spec)):
+        if (
+            self._image_check is not None
+            and (environment := spec.options.environment) is not None
+            and (reason := self._image_check(spec))
+        ):
             return outcomes.environment_unsupported(environment.label, reason)
         return refusal(
             spec,
@@ -601,7 +609,7 @@ class AgentCore:
             not_signed=None if self._signatures is None else self._signatures.refusal(spec.function_hash, now=now),
             block_s=self._block_s,
             no_nodes=self._no_nodes,
-            is_restricted=self._allowed_functions is not None or self._signatures is not None,
+            is_restricted=self._is_restricted,
         )
 
     def _redeliver(self, task: Task, attempt: int) -> None:
@@ -750,25 +758,29 @@ class AgentCore:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
-        if self._look_again_at is not None and now < self._look_again_at and not self._has_changed:
-            return
-        self._look_again_at, self._has_changed = None, False
+        if self._look_again_at is not None:
+            if now < self._look_again_at and not self._has_changed:
+                return
+            self._look_again_at = None
+        self._has_changed = False
         if not (self._queue and self._managers):
             return
-        if self._queue.waiting:
+        queue, managers, turn = self._queue, self._managers, self._turn
+        environments = NO_ENVIRONMENTS
+        if queue.waiting or managers.has_environments:
             self._refuse_unsupported()
-        environments = self._environments.demand(self._queue, self._managers, own=self._prefetch, now=now)
-        placed = self._queue.place(
-            self._policy, self._managers.loads, depth=self._prefetch.depth, now=now, environments=environments
+            environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
+        placed = queue.place(
+            self._policy, managers.loads, depth=self._prefetch.depth, now=now, environments=environments
         )
-        if self._queue.waiting:
+        if queue.waiting:
             self._look_again_at = now + _LOOK_AGAIN_S
         for task, manager_id in placed:
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
-            self._managers.assign(manager_id, task)
-            self._turn.starts.append(task)
-            self._turn.orders.setdefault(manager_id, []).append(task)
+            managers.assign(manager_id, task)
+            turn.starts.append(task)
+            turn.orders.setdefault(manager_id, []).append(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
 
     def _refuse_unsupported(self) -> None:
@@ -807,7 +819,7 @@ class AgentCore:
 
     def _observe(self, finished: Sequence[Finished]) -> None:
         """Learn the duration of tasks."""
-        durations = [each for each in map(_duration_s, finished) if each is not None]
+        durations = [f.ended_at - f.started_at for f in finished if f.started_at is not None and f.ended_at is not None]
         if durations:
             mean_s = sum(durations) / len(durations)
             self._prefetch.observe(mean_s, count=len(durations))

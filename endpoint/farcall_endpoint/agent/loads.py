@@ -96,15 +96,16 @@ class ManagerLoad:
 
     def takes(self, task: Task, *, now: float) -> bool:
         """Whether a task can run, and end, here. While its environment has a problem, it cannot."""
-        options = task.spec.options
-        if self.lifetime is not None and not self.lifetime.fits(options.walltime_s, now=now):
+        key = task.environment_key
+        if (key or self.image) and not self._runs(key, task.spec.options.environment):
             return False
+        return self.lifetime is None or self.lifetime.fits(task.spec.options.walltime_s, now=now)
+
+    def _runs(self, key: str, environment: Environment | None) -> bool:
         if self.image:
-            return task.environment_key == self.image
-        if not task.environment_key:
-            return True
-        here = self.environments.get(task.environment_key)
-        return not self.refusal(options.environment) and (here is None or not here.problem)
+            return key == self.image
+        here = self.environments.get(key)
+        return not self.refusal(environment) and (here is None or not here.problem)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -155,9 +155,10 @@ class Managers:
     def assign(self, manager_id: str, task: Task) -> None:
         """A manager gets a task for which its load was counted down."""
         member = self._members[manager_id]
-        member.outstanding[task.task_id] = task
+        member.outstanding[task.spec.task_id] = task
         self.outstanding += 1
-        if key := task.environment_key:
+        if task.environment_key:
+            key = task.environment_key
             member.load.environments.setdefault(key, EnvironmentLoad()).sent += 1
             self._count_sent(key, 1)
             self.has_environments = True
@@ -169,7 +170,8 @@ class Managers:
         if member is not None and task is not None:
             member.load.free += 1
             self.outstanding -= 1
-            if key := task.environment_key:
+            if task.environment_key:
+                key = task.environment_key
                 load = member.load.environments[key]
                 load.sent -= 1
                 load.cold = min(load.cold, load.sent)

@@ -59,22 +59,22 @@ class Prewarming:
     def __init__(self) -> None:
         self._requests: dict[str, PrewarmRequest] = {}
         self._asked: dict[tuple[str, str], Change] = {}
-        self._is_due = False
+        self.is_due = False
 
     def request(self, requests: Sequence[PrewarmRequest]) -> None:
         """These are wanted from now on, and no others."""
         self._requests = {each.environment.key: each for each in requests[:MOST_REQUESTS] if each.count}
-        self._is_due = True
+        self.is_due = True
 
     def managers_changed(self) -> None:
         """A manager has come, has gone, or has a problem."""
-        self._is_due = self._is_due or bool(self._requests)
+        self.is_due = self.is_due or bool(self._requests)
 
     def changes(self, managers: Managers) -> Iterator[Change]:
         """What to ask of managers now."""
-        if not self._is_due:
+        if not self.is_due:
             return
-        self._is_due = False
+        self.is_due = False
         present = managers.members
         self._asked = {each: asked for each, asked in self._asked.items() if each[0] in present}
         wanted: dict[tuple[str, str], Change] = {}

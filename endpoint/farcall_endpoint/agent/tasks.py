@@ -119,10 +119,6 @@ class Task:
     earlier_run_s: float = 0.0
     environment_key: str = ""
 
-    def __post_init__(self) -> None:
-        if self.spec.options.environment is not None:
-            self.environment_key = self.spec.options.environment.key
-
     @property
     def task_id(self) -> str:
         """The task's id, the same for all attempts."""
@@ -193,6 +189,8 @@ class SpooledTask(msgspec.Struct, frozen=True):
         """The task as a core continues with it."""
         stage = Stage.QUEUED if self.is_fetched else Stage.FETCHING
         task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts, answer_key=self.answer_key)
+        if (environment := self.spec.options.environment) is not None:
+            task.environment_key = environment.key
         if self.retry is not None:
             task.retries_used, task.retry_at, task.starts_at_retry, task.earlier_run_s = self.retry
         if self.result is not None:

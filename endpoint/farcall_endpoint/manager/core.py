@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import math
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -87,6 +90,7 @@ _MAX_START_FAILURES: Final = 6
 ends."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
+_ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
 _GUESSED_OWN_START_S: Final = 0.3
 """How long a start of the endpoint's own Python takes."""
 
@@ -129,6 +133,7 @@ class ManagerCore:
         self._refusal = refusal
         self._default = default_environment
         self._default_key = "" if default_environment is None else default_environment.key
+        self._idle_pair = Pair("", self._default_key)  # of workers that nothing is waiting for
         self._tasks_per_worker = tasks_per_worker
         #: Each with the pair that gets it, if tasks still wait for that.
         self._free_slots = collections.deque((slot, OWN) for slot in range(slots))
@@ -145,7 +150,7 @@ class ManagerCore:
             environments=self._environments,
             pool=self._pool,
             prefetch=prefetch,
-            idle=Pair("", self._default_key),
+            idle=self._idle_pair,
             unlimited=not tasks_per_worker,
         )
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
@@ -180,9 +185,10 @@ class ManagerCore:
         self._handle_deadlines(now)
         self._report(now)
         # Behind the report: the agent has the output of tasks that have ended before it hears that they do not run.
-        self._actions += map(self._read_output, self._reads)
-        self._reads = []
-        if self.is_over and not self._left:
+        if self._reads:
+            self._actions += map(self._read_output, self._reads)
+            self._reads = []
+        if self._stop_at is not None and self.is_over and not self._left:
             self._left = True
             if not self._agent_lost:
                 self._actions.append(Leave(self._failure or self._stop_reason, bool(self._failure)))
@@ -202,7 +208,11 @@ class ManagerCore:
                 deadline = min(deadline, self._preparations.due_at, self._expiry_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
-        due = [self._deadline(worker) for worker in self._workers.values() if not worker.killed]
+        due = [
+            self._deadline(worker)
+            for worker in self._workers.values()
+            if not worker.killed and (worker.jobs or not worker.is_ready)
+        ]
         return min([deadline, *[each for each in due if each is not None]])
 
     @property
@@ -224,6 +234,7 @@ class ManagerCore:
         match event:
             case PacketsReceived(worker_id=worker_id, packets=packets):
                 worker = self._workers[worker_id]
+                since, jobs_before = worker.since, len(worker.jobs)
                 for packet, body in packets:
                     if isinstance(packet, Done):
                         self._task_done(worker, packet, body, instant)
@@ -236,6 +247,9 @@ class ManagerCore:
                         self._worker_ready(worker, now)
                     else:
                         self._kill(worker, f"{type(packet).__name__} out of turn")
+                ended = jobs_before - len(worker.jobs)
+                if worker.environment is not None and ended and worker.pair.key in self._environments:
+                    self._environments[worker.pair.key].tasks_ended(ended, now - since)
             case TasksReceived(jobs=jobs):
                 if self._stop_at is None:
                     self._tasks_received(jobs, instant)
@@ -270,16 +284,19 @@ class ManagerCore:
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _tasks_received(self, jobs: Sequence[Job], now: Instant) -> None:
+        accepted: list[Job] = []
         for job in jobs:
-            order = job.order
-            if self._refusal and order.submitter:
+            if self._refusal and job.order.submitter:
                 self._fail(job, outcomes.isolation_missing(self._refusal))
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
-            elif (environment := order.options.environment or self._default) is None:
-                self._queue.add(job, "")
             else:
-                self._preparations.add(environment, job, now)
+                accepted.append(job)
+        for named, several in itertools.groupby(accepted, _ENVIRONMENT_OF):
+            if (environment := named or self._default) is None:
+                self._queue.add(several, "")
+            else:
+                self._preparations.add(environment, several, now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
@@ -339,8 +356,6 @@ class ManagerCore:
         if worker.stops:
             worker.stops.pop(done.task_id, None)
         self._prefetch.observe(ended_at - started_at)
-        if worker.environment is not None:
-            self._environments.of(worker.environment).task_ended(measured_s)
         self._reports.finish(
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
@@ -352,8 +367,8 @@ class ManagerCore:
             is_retried=done.is_retried,
             output=output,
         )
-        is_last = worker.tasks_left == 0 and not worker.jobs
-        if (is_last or self._stop_at is not None) and not worker.recalling:
+        is_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
+        if is_over and not worker.recalling:
             self._kill(worker)
 
     def _fail(self, job: Job, record: ErrorRecord) -> None:
@@ -376,18 +391,21 @@ class ManagerCore:
 
     def _idle_workers(self) -> list[Worker]:
         """The workers of environments that have nothing to do, and all without a place."""
-        kept = Pair("", self._default_key)
+        kept = self._idle_pair
         return [
             worker
             for worker in self._workers.values()
-            if worker.is_idle
-            and (worker.parked or (worker.pair.key and worker.pair != kept))
+            if (worker.parked or (worker.pair.key and worker.pair != kept))
+            and worker.is_idle
             and not self._queue.waiting(worker.pair)
         ]
 
     def _end_idle_workers(self, now: float) -> None:
         """End those whose time is over, and those for which there is no memory."""
-        idle, protected = self._idle_workers(), self._placement.protected()
+        if not (idle := self._idle_workers()):
+            self._expiry_at = math.inf
+            return
+        protected = self._placement.protected()
         for worker in self._pool.expired(idle, protected, now=now):
             self._evict(worker)
         self._expiry_at = self._pool.next_expiry([worker for worker in idle if not worker.killed], protected)
@@ -528,22 +546,22 @@ class ManagerCore:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _handle_deadlines(self, now: Instant) -> None:
-        can_start = self._start_backoff.failures < _MAX_START_FAILURES or any(
-            each.is_ready for each in self._workers.values()
-        )
-        if self._stop_at is None and not can_start:
+        is_hopeless = self._start_backoff.failures >= _MAX_START_FAILURES and self._stop_at is None
+        if is_hopeless and not any(each.is_ready for each in self._workers.values()):
             self._failure = self._problem
             self._stop(0.0, now.mono)
         if self._stop_at is not None and now.mono >= self._stop_at:
             for worker in self._workers.values():
                 self._kill(worker)
         for worker in self._workers.values():
-            self._check_worker(worker, now)
+            if worker.jobs or not worker.is_ready or worker.yields_to is not None:
+                self._check_worker(worker, now)
         if self._stop_at is None:
-            if self._environments:
+            if self._environments and now.mono >= self._preparations.due_at:
                 self._preparations.check(now)
             self._placement.review_at = None
-            self._launch(now.mono)
+            if self._free_slots:
+                self._launch(now.mono)
             self._assign(now.mono)
             if self._warm.extra_workers:
                 if self._free_slots:  # of workers that stay warm without a place
@@ -569,8 +587,7 @@ class ManagerCore:
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
             self._reports.started(Started(head.task_id, now.epoch - age_s))
-        is_late = not worker.overdue and len(worker.jobs) > 1
-        if is_late and (age_s >= _OVERDUE_S or self._reports.is_window_full):
+        if len(worker.jobs) > 1 and not worker.overdue and (age_s >= _OVERDUE_S or self._reports.is_window_full):
             worker.overdue = True
             self._recall(worker)
         walltime_s = head.options.walltime_s
@@ -621,14 +638,14 @@ class ManagerCore:
 
     def _assign(self, now: float) -> None:
         """Share the queue among workers that are idle or soon will be; others wait, so that packets are few."""
-        if not self._reports.is_window_full and self._queue:
+        if self._queue and not self._reports.is_window_full:
             for worker in self._placement.moved_yields(now):
                 self._vacate(worker)
-            depth = self._prefetch.depth
+            most_left = (self._prefetch.depth + 1) // 2
             workers = [
                 worker
                 for worker in self._workers.values()
-                if worker.accepts_tasks and not worker.overdue and len(worker.jobs) <= (depth + 1) // 2
+                if len(worker.jobs) <= most_left and not worker.overdue and worker.accepts_tasks
             ]
             workers.sort(key=lambda worker: len(worker.jobs))
             is_starved = False  # whether a submitter before has no worker
@@ -642,28 +659,25 @@ class ManagerCore:
                     is_starved = not (self._free_slots or self._placement.has_place(pair.submitter))
             if self._queue:
                 self._yield_workers(now)
-        if self._environments and not self._free_slots:
+        if self._preparations.has_prewarmed and not self._free_slots:
             self._yield_to_prewarmed(now)
 
     def _share(self, pair: Pair, workers: Sequence[Worker], now: float) -> None:
         """Share the tasks of a pair among its workers."""
         queue = self._queue
         depth = self._prefetch.depth
+        waiting = queue.waiting(pair)
         for index, worker in enumerate(workers):
-            share = -(-queue.waiting(pair) // (len(workers) - index))
+            if not waiting:
+                break
+            share = -(-waiting // (len(workers) - index))
             most = min(share, 1 + depth - len(worker.jobs))
             if worker.tasks_left is not None:
                 most = min(most, worker.tasks_left)
-            jobs: list[Job] = []
-            unread_bytes = worker.unread_bytes
-            for _ in range(most):
-                if unread_bytes > orders.MAX_UNREAD_BYTES:
-                    break
-                if (job := queue.take(pair)) is None:
-                    break
-                unread_bytes += orders.unread_bytes(job)
-                jobs.append(job)
-            self._send_jobs(worker, jobs, now)
+            jobs = queue.take(pair, most, room_bytes=orders.MAX_UNREAD_BYTES - worker.unread_bytes)
+            if jobs:
+                waiting -= len(jobs)
+                self._send_jobs(worker, jobs, now)
 
     def _yield_workers(self, now: float) -> None:
         """End workers of those that have nothing to do, or more workers than others that need some."""
@@ -701,8 +715,6 @@ class ManagerCore:
 
     def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""
-        if not jobs:
-            return
         if not worker.jobs:
             worker.since, worker.head_reported, worker.overdue = now, False, False
             if now >= worker.turn_began + TURN_S and len(self._queue.pairs()) <= 1:
@@ -722,7 +734,7 @@ class ManagerCore:
         stops.
         """
         everything = self._stop_at is not None
-        if self._environments:
+        if self._environments and now.mono >= self._reports.environments_at:
             self._reports.environments(self._preparations.statuses, now)
         if not self._reports.is_due(now.mono, everything=everything):
             return
@@ -732,7 +744,7 @@ class ManagerCore:
                 now.mono,
                 workers=len(ready),
                 idle_workers=sum(not worker.jobs for worker in ready),
-                problem=self._problem or self._preparations.problem(),
+                problem=self._problem or (self._preparations.problem() if self._environments else ""),
                 everything=everything,
             )
         )

@@ -164,10 +164,13 @@ class EnvironmentState:
         if (is_try or self._starts.failures >= _MAX_START_FAILURES) and not has_workers:
             self._fail(self.record, now)
 
-    def task_ended(self, duration_s: float) -> None:
-        """One of its tasks took so long."""
-        duration_s = max(duration_s, 1e-6)
-        self.mean_s = duration_s if self.mean_s is None else self.mean_s + _MEMORY * (duration_s - self.mean_s)
+    def tasks_ended(self, count: int, duration_s: float) -> None:
+        """A worker has run so many of its tasks; they took so long together."""
+        mean_s = max(duration_s / count, 1e-6)
+        if self.mean_s is None:
+            self.mean_s = mean_s
+        else:
+            self.mean_s += (1 - (1 - _MEMORY) ** count) * (mean_s - self.mean_s)
 
     def released(self, now: Instant) -> None:
         """Nothing of it is running any more."""

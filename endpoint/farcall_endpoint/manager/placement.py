@@ -154,8 +154,8 @@ class Placement:
         """Of the workers of a submitter, the first that is idle yields. None does if nothing waits for it any more.
         The workers that now yield at once."""
         moved: list[Worker] = []
-        for worker in self._active():
-            if worker.yields_to is None or worker.killed or not worker.jobs:
+        for worker in self._workers.values():
+            if worker.yields_to is None or worker.killed or not worker.jobs:  # what is parked has no jobs
                 continue
             if not self._queue.waiting(worker.yields_to):
                 worker.yields_to = None

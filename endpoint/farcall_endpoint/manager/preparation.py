@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from farcall_common.environments import Environment
@@ -25,6 +25,7 @@ _MOST_AT_ONCE: Final = 8
 class Preparations:
     """Adds Prepare and Release to the actions of the core, moves tasks of environments that are ready to the queue, and
     fails those of environments that have failed. ``due_at``: when :meth:`check` has something to do.
+    ``has_prewarmed``: whether workers of an environment are to be there before any task.
 
     :param default: the environment of tasks that name none.
     :param limit_s: longest preparation.
@@ -57,16 +58,18 @@ class Preparations:
         if self._default is not None:
             self._default.is_default = True
         self.due_at = 0.0
+        self.has_prewarmed = False
 
-    def add(self, environment: Environment, job: Job, now: Instant) -> None:
-        """Let a task wait for a worker in an environment, or for the environment itself."""
+    def add(self, environment: Environment, jobs: Iterable[Job], now: Instant) -> None:
+        """Let tasks wait for a worker in an environment, or for the environment itself."""
         state = self._states.of(environment)
         if (record := state.needed(now)) is not None:
-            self._reports.finish(job, TaskState.FAILED, record.to_json())
+            for job in jobs:
+                self._reports.finish(job, TaskState.FAILED, record.to_json())
         elif state.state is State.READY:
-            self._queue.add(job, state.key)
+            self._queue.add(jobs, state.key)
         else:
-            state.waiting.append(job)
+            state.waiting.extend(jobs)
             if state.state is State.COLD:
                 self._prepare(state, now)
 
@@ -81,8 +84,8 @@ class Preparations:
                 state.progress(event.text, now)
             elif isinstance(event, EnvironmentReady):
                 state.ready(now, forkable=event.forkable, memory_bytes=event.memory_bytes)
-                while state.waiting:
-                    self._queue.add(state.waiting.popleft(), state.key)
+                self._queue.add(state.waiting, state.key)
+                state.waiting.clear()
             elif state.state is State.PREPARING:
                 state.preparation_failed(event.record, now)
                 self._fail_tasks(state)
@@ -101,8 +104,6 @@ class Preparations:
 
     def check(self, now: Instant) -> None:
         """Prepare what is needed, give up what takes too long, and release what is not used any more."""
-        if now.mono < self.due_at:
-            return
         due = [now.mono + self._idle_s]
         in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
         for state in self._states.values():
@@ -140,13 +141,14 @@ class Preparations:
     def _prewarm(self, event: Prewarm, now: Instant) -> None:
         state = self._states.of(event.environment)
         state.prewarm = min(event.count, self._most_prewarmed)
+        self.has_prewarmed = any(each.prewarm for each in self._states.values())
         if state.prewarm and state.needed(now) is None and state.state is State.COLD:
             self._prepare(state, now)
 
     def _prepare(self, state: EnvironmentState, now: Instant) -> None:
         """Prepare an environment, now or when fewer others are prepared."""
-        at_once = sum(each.state is State.PREPARING for each in self._states.values())
-        if state.state is State.COLD and at_once >= _MOST_AT_ONCE:
+        preparing = sum(each.state is State.PREPARING for each in self._states.values())
+        if state.state is State.COLD and preparing >= _MOST_AT_ONCE:
             state.postponed(now)
             return
         self._actions.append(Prepare(state.environment))

@@ -38,7 +38,7 @@ class Reports:
         self._started: list[Started] = []
         self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
         self._known_environments: tuple[EnvironmentStatus, ...] = ()
-        self._environments_at = 0.0
+        self.environments_at = 0.0
 
     def finish(
         self,
@@ -56,13 +56,17 @@ class Reports:
         """A task has ended."""
         frame = None
         if state is TaskState.SUCCESS or result:
-            frame = self._add_body(result)
+            frame = len(self._results)
+            self._results.append(result)
+            self._result_bytes += len(result)
         record = dict(error) if error is not None else None
         finished = Finished(
             job.order.task_id, state, frame, record, started_at, ended_at, details, is_retried=is_retried
         )
         if output is not None:
-            finished = msgspec.structs.replace(finished, printed=output[0], output=self._add_body(output[1]))
+            finished = msgspec.structs.replace(finished, printed=output[0], output=len(self._results))
+            self._results.append(output[1])
+            self._result_bytes += len(output[1])
         self._finished.append(finished)
 
     def died(self, died: Died) -> None:
@@ -74,11 +78,10 @@ class Reports:
         self._started.append(started)
 
     def environments(self, statuses: Callable[[], tuple[EnvironmentStatus, ...]], now: Instant) -> None:
-        """Look at the environments, a few times a second, and report them if they have changed."""
-        if now.mono >= self._environments_at:
-            self._environments_at = now.mono + _ENVIRONMENTS_PERIOD_S
-            if (found := statuses()) != self._known_environments:
-                self._environments = self._known_environments = found
+        """Look at the environments, which is due at ``environments_at``, and report them if they have changed."""
+        self.environments_at = now.mono + _ENVIRONMENTS_PERIOD_S
+        if (found := statuses()) != self._known_environments:
+            self._environments = self._known_environments = found
 
     def taken(self, size_bytes: int, window_bytes: int) -> None:
         """The agent has taken results."""
@@ -95,19 +98,25 @@ class Reports:
 
         :param everything: as of :meth:`make`.
         """
-        if self._died or self._started or self.changed or self._environments is not None or now >= self.due_at:
+        if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
-        return bool(self._finished) and (everything or not self.is_window_full or self._results_within_window()[0] > 0)
+        has_news = self._died or self._started or self.changed or self._environments is not None
+        return bool(has_news) or now >= self.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
         """The next report. Results for which the agent has no room stay here, unless it must have ``everything``."""
-        count, results = len(self._finished), self._results
-        if self.is_window_full and not everything:
+        finished, results = self._finished, self._results
+        if everything or not self.is_window_full:
+            self._finished, self._results = [], []
+        else:
             count, results = self._results_within_window()
+            sent = len(results)
+            self._finished, finished = [_moved(each, sent) for each in finished[count:]], finished[:count]
+            self._results = self._results[sent:]
         self.due_at = now + _REPORT_PERIOD_S
         self.changed = False
         progress = Progress(
-            finished=tuple(self._finished[:count]),
+            finished=tuple(finished),
             died=tuple(self._died),
             started=tuple(self._started),
             workers=workers,
@@ -118,9 +127,6 @@ class Reports:
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes
-        sent = len(results)
-        self._results = self._results[sent:]
-        self._finished = [_moved(each, sent) for each in self._finished[count:]]
         self._died, self._started, self._environments = [], [], None
         return Report(progress, results)
 
@@ -135,12 +141,6 @@ class Reports:
             results += bodies
             room_bytes -= sum(map(len, bodies))
         return len(self._finished), results
-
-    def _add_body(self, body: Frame) -> int:
-        """Add a body of the next report; returns its index."""
-        self._results.append(body)
-        self._result_bytes += len(body)
-        return len(self._results) - 1
 
 
 def _moved(finished: Finished, sent: int) -> Finished:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.liveness import LivenessTimer
@@ -165,9 +166,10 @@ class Manager:
             self._agent.flush()
             self._watch_congestion()
         events += self._receive_from_agent()
-        if time.monotonic() >= self._launcher.next_deadline():
+        now = time.monotonic()
+        if now >= self._launcher.next_deadline():
             events += self._launcher.serve()
-        if self._agent_liveness.is_expired(now=time.monotonic()) and not self._agent_lost:
+        if self._agent_liveness.is_expired(now=now) and not self._agent_lost:
             events.append(self._lose_agent("the agent has been silent for too long"))
         return events
 
@@ -265,17 +267,21 @@ class Manager:
             orders = tuple([capped(order, self._memory_per_worker_bytes) for order in orders])
         return TasksReceived(
             [
-                Job(order, functions[order.function_hash], bodies[order.payload], self._refusal(order))
+                Job(
+                    order,
+                    functions[order.function_hash],
+                    bodies[order.payload],
+                    None
+                    if order.options.environment is None
+                    else self._refusal(order.submitter, order.options.environment),
+                )
                 for order in orders
             ]
         )
 
-    def _refusal(self, order: protocol.TaskOrder) -> ErrorRecord | None:
-        """Why the submitter of a task may not use its environment."""
-        environment = order.options.environment
-        if environment is None:
-            return None
-        if order.submitter:
+    def _refusal(self, submitter: str, environment: Environment) -> ErrorRecord | None:
+        """Why a submitter may not use an environment."""
+        if submitter:
             return self._launcher.refusal(environment)
         self._launcher.trust(environment)
         return None

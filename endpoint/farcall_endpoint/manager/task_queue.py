@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from farcall_common.fairness import FairQueue
 from farcall_endpoint.manager.events import Job
+from farcall_endpoint.manager.orders import unread_bytes
 from farcall_endpoint.manager.workers import Pair
+
+_SUBMITTER_OF: Final = operator.attrgetter("order.submitter")
 
 
 class TaskQueue:
@@ -22,6 +27,8 @@ class TaskQueue:
         self._shared = shared
         self._default_key = default_key
         self._turns: FairQueue[None] = FairQueue()  # an item for each waiting task
+        #: Called with the submitter of a task that was taken, when it has ended or waits again.
+        self.done = self._turns.done
         self._jobs: dict[Pair, collections.deque[Job]] = {}
         self._entered: dict[Pair, int] = {}  # when a pair began to wait for a place
         self._next_entry = 0
@@ -29,44 +36,59 @@ class TaskQueue:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def add(self, job: Job, key: str) -> None:
-        """Put a task behind the others of its submitter and environment, which has this key."""
-        submitter = job.order.submitter
-        jobs = self._jobs.get((submitter, key))  # type: ignore[call-overload]  # quicker to make than a pair
-        (self._enter(submitter, key) if jobs is None else jobs).append(job)
-        self._turns.add(submitter, None)
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def add(self, jobs: Iterable[Job], key: str) -> None:
+        """Put tasks of an environment, which has this key, behind the others of their submitters."""
+        for submitter, group in itertools.groupby(jobs, _SUBMITTER_OF):
+            waiting = self._jobs.get(Pair(submitter, key))
+            if waiting is None:
+                waiting = self._enter(submitter, key)
+            before = len(waiting)
+            waiting.extend(group)
+            self._turns.add_several(submitter, [None] * (len(waiting) - before))
 
     def put_back(self, job: Job, key: str) -> None:
-        """Put a task before the others of its submitter and environment; it counts as taken until :meth:`done`."""
+        """Put a task before the others of its submitter and environment; it counts as taken until :attr:`done`."""
         submitter = job.order.submitter
         jobs = self._jobs.get(Pair(submitter, key))
         (self._enter(submitter, key) if jobs is None else jobs).appendleft(job)
         self._turns.put_back(submitter, None)
 
-    def take(self, pair: Pair) -> Job | None:
-        """The next task for a worker of this pair; it counts as taken until :meth:`done`."""
-        if self._shared:
-            if (submitter := self._next_submitter(pair.key)) is None:
-                return None
-            pair = Pair(submitter, pair.key)
-        if (jobs := self._jobs.get(pair)) is None:
-            return None
-        self._turns.take(submitter=pair.submitter)
-        job = jobs.popleft()
-        if not jobs:
-            self._forget(pair)
-        return job
+    def take(self, pair: Pair, most: int, *, room_bytes: int) -> list[Job]:
+        """The next tasks for a worker of this pair; they count as taken until :attr:`done`.
+
+        :param room_bytes: of the worker's socket; the last task may exceed it.
+        """
+        if not self._shared:
+            return self._take(pair, most, room_bytes)
+        if len(self._jobs) == 1:
+            (only,) = self._jobs
+            return self._take(only, most, room_bytes) if only.key == pair.key else []
+        taken: list[Job] = []
+        while len(taken) < most and room_bytes >= 0 and (submitter := self._next_submitter(pair.key)) is not None:
+            [job] = self._take(Pair(submitter, pair.key), 1, room_bytes)
+            room_bytes -= unread_bytes(job)
+            taken.append(job)
+        return taken
+
+    def _take(self, pair: Pair, most: int, room_bytes: int) -> list[Job]:
+        jobs = self._jobs.get(pair)
+        taken: list[Job] = []
+        while jobs and len(taken) < most and room_bytes >= 0:
+            job = jobs.popleft()
+            room_bytes -= unread_bytes(job)
+            taken.append(job)
+        if taken:
+            self._turns.take_several(pair.submitter, len(taken))
+            if not jobs:
+                self._forget(pair)
+        return taken
 
     def _next_submitter(self, key: str) -> str | None:
         """The submitter that is next among those with tasks in an environment."""
-        if len(self._jobs) == 1:
-            ((submitter, only_key),) = self._jobs
-            return submitter if key == only_key else None
         return next((each for each in self._turns.in_turn() if (each, key) in self._jobs), None)
-
-    def done(self, submitter: str) -> None:
-        """A task that was taken has ended, or waits again."""
-        self._turns.done(submitter)
 
     def remove(self, job: Job) -> None:
         """Take out a task; it does not count as taken."""
