@@ -43,9 +43,7 @@ done
 
 # Podman's monitor of a container leaves its parent, and the container with it. As the adopter of orphans, the process
 # that runs Podman stays the ancestor of both: who kills it with its descendants, kills the container.
-_ADOPT: Final = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-)
+_ADOPT: Final = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 def own_limits() -> dict[str, tuple[int, int]]:

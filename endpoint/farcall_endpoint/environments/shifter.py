@@ -17,11 +17,11 @@ from farcall_endpoint.environments.runner import Preparation, Start
 from farcall_endpoint.environments.trial import problem
 
 # $1: the image. The exit code of a pull that failed may be 0.
-_PULL: Final = '''
+_PULL: Final = """
 shifterimg pull "$1" && shifterimg lookup "$1" >/dev/null && exit
 echo "the image gateway has no $1" >&2
 exit 1
-'''
+"""
 
 
 class ShifterRunner:
