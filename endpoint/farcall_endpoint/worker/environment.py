@@ -68,9 +68,15 @@ def set_all(variables: Mapping[str, str], *, merged: bool) -> None:
     if not merged:
         data.clear()
     data.update((os.fsencode(name), os.fsencode(value)) for name, value in variables.items())
-    block = (ctypes.c_char_p * (len(data) + 1))(*(b"%b=%b" % each for each in data.items()))
+    block = _block_type(len(data) // 64 + 1)(*(b"%b=%b" % each for each in data.items()))
     _blocks.append(block)
     _environ.value = ctypes.addressof(block)
+
+
+@functools.cache
+def _block_type(number: int) -> type[ctypes.Array[ctypes.c_char_p]]:
+    """With room for so many times 64 variables, less the null at its end."""
+    return ctypes.c_char_p * (64 * number)
 
 
 @contextlib.contextmanager

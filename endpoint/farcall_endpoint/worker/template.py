@@ -30,12 +30,14 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from farcall_common.payload import Serializer
+from farcall_common.payload.code import CloudPickleCode, PureSourceTextInspect
 from farcall_endpoint import process_reaper
 from farcall_endpoint.worker import __main__ as worker
 from farcall_endpoint.worker import fork_hazards, imports, namespaces
 from farcall_endpoint.worker.boot import Boot, Descriptors, connect, receive_boot, send_boot, take_on
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, Order, Run, channel_pair
+from farcall_endpoint.worker.environment import set_all
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
     Exited,
@@ -76,6 +78,8 @@ _SETTERS: Final = {
 """By a part of a library's name: the variable that it has read, and the names of the function that changes it."""
 _RTLD_NOLOAD: Final = 4
 _MT19937_BYTES: Final = 624 * 4
+_REHEARSALS: Final = 10
+"""So often Python runs code before it has specialized it."""
 _set_handler: Final = _signal.signal
 """The function in C: the one around it turns its arguments and its answer into enums."""
 _SECONDS_MORE: Final = 5
@@ -154,7 +158,8 @@ class _Template:
             with contextlib.suppress(Exception):  # it only saves time
                 rehearsal = Rehearsal()
                 _reseed(self._numpy_state)
-                rehearsal.run()
+                for _ in range(_REHEARSALS):
+                    rehearsal.run()
                 namespaces.keep_only(namespaces.open_descriptors())
                 self._rehearsal = rehearsal
             self._kept = fork_hazards.kept_files(self._descriptors)
@@ -377,7 +382,8 @@ class Rehearsal:
     this code before it is shared; and in each child that waits for its worker's turn, whose memory is its own then."""
 
     def __init__(self) -> None:
-        self._function = Serializer().pack_function(_nothing)
+        # As text, which is how most functions come.
+        self._function = Serializer().pack_function(_nothing, strategies=(PureSourceTextInspect(), CloudPickleCode()))
         self._payload = Serializer().pack_call(())
 
     def run(self) -> None:
@@ -391,7 +397,7 @@ class Rehearsal:
             send_boot(ours, Boot(variables=variables, directory="/"), Descriptors(0, 0, 1, 2))
             received = receive_boot(theirs)
             if received is not None:
-                os.environ.update(received[0].variables)
+                set_all(received[0].variables, merged=True)
             for number, _ in standard:
                 os.dup2(os.memfd_create("rehearsal"), number)  # a worker's are files
             runner = Runner(Capture(), endpoint_id="", settings=WorkerSettings.of({}))
