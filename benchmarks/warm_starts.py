@@ -369,8 +369,8 @@ def make_image(path: Path) -> None:
     if (packages / "pandas").is_dir():
         return
     if not path.is_dir():
-        shutil.copytree(_TESTS_IMAGE, path, symlinks=True, ignore=shutil.ignore_patterns("dev"))  # /dev/full is endless
-        (path / "dev").mkdir()
+        devices = str(_TESTS_IMAGE / "dev")  # a copy of them would have no end
+        shutil.copytree(_TESTS_IMAGE, path, symlinks=True, ignore=lambda at, names: names if str(at) == devices else ())
     command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--target", str(packages)]
     subprocess.run([*command, "numpy", "pandas"], check=True)
     for library in Path("/usr/lib").glob("*-linux-gnu/lib*.so.*"):  # of the same Debian: the image is a small one

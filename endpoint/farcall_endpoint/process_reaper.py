@@ -17,6 +17,7 @@ does, and then kills what is left of its descendants, also those that became dae
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -29,6 +30,8 @@ _STATE, _PPID, _START, _RSS = 0, 1, 19, 21
 _SET_CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER."""
 _ZOMBIE_PERIOD_S = 60.0
+_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")  # noqa: PTH110
+"""Not every kernel does (``CONFIG_PROC_CHILDREN``). To read all processes takes long on a large node."""
 
 
 class Process(NamedTuple):
@@ -82,12 +85,18 @@ def adopt_orphans() -> None:
 
     :raises OSError: if the system does not support it.
     """
+    if _prctl()(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError("orphans cannot be adopted")
+
+
+@functools.cache
+def _prctl() -> Callable[..., int]:
     try:
         import ctypes  # needed only here, and not every Python has it
     except ImportError as error:
         raise OSError("orphans cannot be adopted without ctypes") from error
-    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "orphans cannot be adopted")
+    function: Callable[..., int] = ctypes.CDLL(None).prctl
+    return function
 
 
 def kill_trees(roots: Collection[int]) -> None:
@@ -100,12 +109,36 @@ def kill_trees(roots: Collection[int]) -> None:
         return
     _signal(roots, signal.SIGSTOP)
     found = set(roots)
-    while new := descendants(found, read_processes()):
+    while new := _current_descendants(found):
         _signal(new, signal.SIGSTOP)
         found |= new
     _signal(found, signal.SIGKILL)
     for root in roots:
         kill_group(root)
+
+
+def _current_descendants(roots: Collection[int]) -> set[int]:
+    """All current descendants of any of these, without the roots."""
+    if not _LISTS_CHILDREN:
+        return descendants(roots, read_processes())
+    found: set[int] = set()
+    unread = set(roots)
+    while unread:
+        children = _listed_children(unread.pop()) - found
+        unread |= children
+        found |= children
+    return found.difference(roots)
+
+
+def _listed_children(pid: int) -> set[int]:
+    """The children of a process, zombies included, as the kernel lists them for each of its threads. It may leave some
+    out while others end, but not if all of them are stopped."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
+                found.update(map(int, file.read().split()))
+    return found
 
 
 def kill_group(group: int) -> None:

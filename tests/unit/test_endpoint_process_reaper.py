@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import psutil
+import pytest
 
 from farcall_endpoint import process_reaper
 from farcall_endpoint.process_reaper import Process, descendants
@@ -77,7 +78,11 @@ def test_a_process_is_read_from_proc() -> None:
     assert process_reaper.read_process(2**22 + 1) is None
 
 
-def test_a_tree_is_killed_and_no_other() -> None:
+@pytest.mark.parametrize("lists_children", [True, False])
+def test_a_tree_is_killed_and_no_other(lists_children: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lists_children and not process_reaper._LISTS_CHILDREN:
+        pytest.skip("this kernel lists no children")
+    monkeypatch.setattr(process_reaper, "_LISTS_CHILDREN", lists_children)
     with family() as (root, descendants), family() as (other, others):
         process_reaper.kill_trees({root.pid})
         assert root.wait(WAIT_S) == -9

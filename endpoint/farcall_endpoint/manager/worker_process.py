@@ -81,7 +81,8 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker and all processes that its tasks started."""
         self.kill_remote()
-        process_reaper.kill_trees({self.pid})
+        if self.fork is None:
+            process_reaper.kill_trees({self.pid})
 
     def kill_remote(self) -> None:
         """Kill what is no descendant of the process that the manager started."""
@@ -231,6 +232,9 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
 def open_capture_file() -> int:
     """A descriptor of a new unnamed file, for reading and appending. It is on the node's local disk (``TMPDIR``): it is
     read for each task, and the working directory may be on a network file system."""
+    with contextlib.suppress(OSError):  # not every file system has unnamed files
+        flags = os.O_TMPFILE | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        return os.open(tempfile.gettempdir(), flags, 0o600)
     descriptor, name = tempfile.mkstemp(prefix="farcall-output-")
     os.close(descriptor)
     try:

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from farcall_endpoint.worker.environment import set_all
+
 BEGUN: Final = b"begun"
 """What the program sends when it is the worker: what goes wrong from then on is a matter of its tasks."""
 _MOST_BYTES: Final = 2**20
@@ -54,6 +56,10 @@ class Boot(msgspec.Struct, frozen=True, omit_defaults=True):
     visible: tuple[str, ...] = ()
 
 
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Boot).decode
+
+
 def listen(path: str) -> socket.socket:
     """A socket for one connection, which does not block. Each of its messages is one packet.
 
@@ -89,7 +95,7 @@ def send_boot(connection: socket.socket, boot: Boot, descriptors: Descriptors) -
 
     :raises OSError: if the other side is gone, or does not read.
     """
-    socket.send_fds(connection, [msgspec.json.encode(boot)], list(descriptors))
+    socket.send_fds(connection, [_encode(boot)], list(descriptors))
 
 
 def receive_boot(connection: socket.socket) -> tuple[Boot, Descriptors] | None:
@@ -102,7 +108,7 @@ def receive_boot(connection: socket.socket) -> tuple[Boot, Descriptors] | None:
         return None
     if len(descriptors) != _COUNT:
         raise ValueError(f"{len(descriptors)} descriptors instead of {_COUNT}")
-    return msgspec.json.decode(data, type=Boot), Descriptors(*descriptors)
+    return _decode(data), Descriptors(*descriptors)
 
 
 def take_on(boot: Boot, descriptors: Descriptors) -> tuple[int, int]:
@@ -110,9 +116,7 @@ def take_on(boot: Boot, descriptors: Descriptors) -> tuple[int, int]:
 
     :raises OSError: if the working directory does not exist in the environment.
     """
-    if not boot.merged:
-        os.environ.clear()
-    os.environ.update(boot.variables)
+    set_all(boot.variables, merged=boot.merged)
     os.chdir(boot.directory)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -34,7 +34,7 @@ class TaskDirectories:
 
     def __init__(self, *, sandboxed: bool) -> None:
         self._sandboxed = sandboxed
-        self.root = str(Path.cwd())
+        self.root = os.getcwd()  # noqa: PTH109 - in each worker: pathlib takes longer
         self._descriptor = _open_directory(self.root)
         self._lock: int | None = None
 

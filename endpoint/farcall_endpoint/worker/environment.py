@@ -6,12 +6,19 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 _MIN_BLOCK_BYTES: Final = 128
 #: The name that OpenTelemetry's specification gives for child programs.
 _TRACEPARENT: Final = "TRACEPARENT"
+_libc: Final = ctypes.CDLL(None)
+"""Without errno: to read it takes as long as a call, of which there are some for every task."""
+_environ: Final = ctypes.c_void_p.in_dll(_libc, "environ")
+_blocks: Final[list[Any]] = []
+"""What C has as its environment, or still refers to."""
+_libc.malloc.restype = ctypes.c_void_p
+_libc.malloc.argtypes = (ctypes.c_size_t,)
 
 
 class Variables:
@@ -22,12 +29,6 @@ class Variables:
     """
 
     def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.malloc.restype = ctypes.c_void_p
-        libc.malloc.argtypes = (ctypes.c_size_t,)
-        self._malloc = libc.malloc
-        # Called for every task: without reading errno, which takes as long as the call.
-        self._putenv = ctypes.CDLL(None).putenv
         self._blocks: dict[str, tuple[bytes, Any]] = {}  # "NAME=", and memory as an array of characters
 
     def set(self, name: str, value: str) -> None:
@@ -40,7 +41,7 @@ class Variables:
             start, block = self._allocate(name, len(encoded))
         block.value = start + encoded
         # Each time: user code may have removed the variable, or replaced its block.
-        if self._putenv(block) != 0:
+        if _libc.putenv(block) != 0:
             raise MemoryError
         os.environ._data[start[:-1]] = encoded  # type: ignore[attr-defined]
 
@@ -49,12 +50,33 @@ class Variables:
         these are few."""
         start = os.fsencode(f"{name}=")
         size = max(_MIN_BLOCK_BYTES, 2 * (len(start) + value_bytes + 1))
-        address = self._malloc(size)
+        address = _libc.malloc(size)
         if not address:
             raise MemoryError
         block = (ctypes.c_char * size).from_address(address)
         self._blocks[name] = start, block
         return start, block
+
+
+def set_all(variables: Mapping[str, str], *, merged: bool) -> None:
+    """Make these the environment variables of this process; ``merged``: with those that it has and that are not named.
+
+    In a fork of a template this takes a tenth of the time of :data:`os.environ`: each ``setenv`` writes to memory that
+    the template shares.
+    """
+    data: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    if not merged:
+        data.clear()
+    data.update((os.fsencode(name), os.fsencode(value)) for name, value in variables.items())
+    block = _block_type(len(data) // 64 + 1)(*(b"%b=%b" % each for each in data.items()))
+    _blocks.append(block)
+    _environ.value = ctypes.addressof(block)
+
+
+@functools.cache
+def _block_type(number: int) -> type[ctypes.Array[ctypes.c_char_p]]:
+    """With room for so many times 64 variables, less the null at its end."""
+    return ctypes.c_char_p * (64 * number)
 
 
 @contextlib.contextmanager

@@ -14,11 +14,20 @@ _MOST_NAMES: Final = 1000
 _MOST_LENGTH: Final = 200
 
 
+_loaded: Final[set[str]] = set()
+
+
+def remember() -> None:
+    """Let all reporters of later forks know what is loaded now: to read all names in each fork would copy much of the
+    memory that it shares."""
+    _loaded.update(sys.modules)
+
+
 class ImportReporter:
     """The modules that are new since the worker began. Cheap while there are none."""
 
     def __init__(self) -> None:
-        self._known = set(sys.modules)
+        self._known = _loaded or set(sys.modules)
         self._count = len(sys.modules)
         self._left = _MOST_REPORTS
 

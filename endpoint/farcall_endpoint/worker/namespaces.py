@@ -11,6 +11,7 @@ then hides what is not its submitter's (:func:`show_only`), and gives up all pri
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
@@ -29,6 +30,9 @@ _KEPT_FLAGS: Final = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "no
 
 _SYS_MOUNT_SETATTR: Final = 442
 """On every architecture; since Linux 5.12."""
+_SYS_CLOSE_RANGE: Final = 436
+"""Since Linux 5.9."""
+_ABOVE_DESCRIPTORS: Final = 2**31
 _AT_RECURSIVE: Final = 0x8000
 _ATTR_RDONLY: Final = 1
 
@@ -267,7 +271,14 @@ def open_descriptors() -> set[int]:
 
 def keep_only(descriptors: Collection[int]) -> None:
     """Close all descriptors of this process but these."""
-    for descriptor in open_descriptors().difference(descriptors):
+    kept = [-1, *sorted(descriptors), _ABOVE_DESCRIPTORS]
+    for below, above in itertools.pairwise(kept):
+        first, last = ctypes.c_uint(below + 1), ctypes.c_uint(above - 1)
+        if below + 1 < above and _libc.syscall(ctypes.c_long(_SYS_CLOSE_RANGE), first, last, ctypes.c_uint(0)) != 0:
+            break
+    else:
+        return
+    for descriptor in open_descriptors().difference(descriptors):  # a kernel before 5.9
         _close(descriptor)
 
 

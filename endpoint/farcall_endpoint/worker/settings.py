@@ -31,8 +31,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> WorkerSettings:
         """The settings in an environment."""
-        return msgspec.json.decode(environ.get(VARIABLE, "{}"), type=cls)
+        return _decode(environ.get(VARIABLE, "{}"))
 
     def to_variables(self) -> dict[str, str]:
         """The variables with these settings."""
         return {VARIABLE: msgspec.json.encode(self).decode()}
+
+
+_decode: Final = msgspec.json.Decoder(WorkerSettings).decode

@@ -24,7 +24,7 @@ class Usage:
     """One per worker. Only called for tasks whose memory is limited."""
 
     def __init__(self) -> None:
-        self._trimmed_bytes, _ = _resident_and_peak()
+        self._trimmed_bytes = 0  # the first task may trim: to read it here would take time in each worker
         self._began_bytes = 0
         self._peak_before_bytes = 0
 
