@@ -134,7 +134,7 @@ class _Turn:
     def other_actions(self) -> list[Action]:
         """The actions that wait for the spool."""
         actions: list[Action] = [do.RunTasks(manager_id, tuple(tasks)) for manager_id, tasks in self.orders.items()]
-        actions += [do.Prewarm(each.manager_id, each.environment, each.count) for each in self.prewarms]
+        actions += [do.Prewarm(each.manager_id, each.environment, each.count, each.retry) for each in self.prewarms]
         if self.fetches:
             actions.append(do.FetchPayloads(tuple(self.fetches)))
         if self.uploads:

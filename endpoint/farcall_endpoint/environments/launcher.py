@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import select
@@ -73,6 +74,14 @@ _IMPORTS: Final = ".imports"
 _REMOTE: Final = ("docker",)
 """Types whose containers are started by a daemon."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+_ORDERS_BYTES: Final = 2**20
+"""So many orders may wait for the process of preparations, which takes them at once unless it hangs."""
+
+
+class EnvironmentLost(OSError):
+    """What was prepared of an environment is gone, such as by a program that cleans ``/tmp``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,9 +354,14 @@ class EnvironmentLauncher:
     def _write(self, order: preparation.Order) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is about to be read
-            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-            self._process.stdin.flush()
+        line = msgspec.json.encode(order) + b"\n"
+        written = 0
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            written = os.write(self._process.stdin.fileno(), line)
+        if written < len(
+            line
+        ):  # it hangs, or it has ended; its end is about to be read, and another one gets the order
+            process_reaper.kill_trees({self._process.pid})
 
     def _start_process(self) -> None:
         settings = PreparationSettings(
@@ -361,6 +375,10 @@ class EnvironmentLauncher:
         command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        with contextlib.suppress(OSError):  # the user has too many pipes: then fewer orders may wait
+            fcntl.fcntl(self._process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _ORDERS_BYTES)
         os.set_blocking(self._process.stdout.fileno(), False)
         self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
         for started in self._stops.values():  # it replaces another one
@@ -452,6 +470,7 @@ class EnvironmentLauncher:
     def start(self, environment: Environment, wanted: ContainerStart) -> Container | ForkedProcess:
         """Start a worker: fork it from a template, or start a container; that gets its descriptors when it connects.
 
+        :raises EnvironmentLost: if it must be prepared again.
         :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
         """
         key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
@@ -469,6 +488,8 @@ class EnvironmentLauncher:
         prepared = self._prepared.get(environment.key)
         if prepared is None:
             raise OSError(f"environment {environment.label} is not prepared")
+        if (path := self._missing(prepared)) is not None:
+            raise EnvironmentLost(f"{path} was deleted")
         runner = self._runners[environment.type]
         directory = self._new_directory()
         name = directory.name
@@ -642,6 +663,14 @@ class EnvironmentLauncher:
     def _serve_templates(self) -> list[TemplateChange]:
         return [change for change in self._pool.serve(now=time.monotonic()) if change.environment_key]
 
+    def _missing(self, prepared: Prepared) -> Path | None:
+        """What should be in the cache, and is not."""
+        image = Path(prepared.image)
+        needed = [Path(prepared.bundle) / bundle.BOOTSTRAP]
+        if image.is_relative_to(cache_directory(self.settings)):
+            needed.append(image)
+        return next((path for path in needed if not path.exists()), None)
+
     def _start_of(
         self,
         environment: Environment,
@@ -728,6 +757,11 @@ class EnvironmentLauncher:
             if len(place) > _LONGEST_SOCKET_NAME - len("/farcall-12345678/farcall-123456789012/s"):
                 place = "/tmp"  # noqa: S108 - the directory in it is private
             self._root = Path(tempfile.mkdtemp(prefix="farcall-", dir=place))
+        else:  # a program that cleans /tmp may have removed it
+            with contextlib.suppress(FileExistsError):
+                self._root.mkdir(mode=0o700)
+            if self._root.lstat().st_uid != os.geteuid():
+                raise PermissionError(f"{self._root} belongs to another user")
         return self._root
 
     def _new_directory(self) -> Path:

@@ -346,6 +346,12 @@ class Cache:
                 removed.append(entry.name)
         return removed
 
+    def remove(self, name: str) -> None:
+        """Remove an entry, unless another process uses it."""
+        self.release(name)
+        with contextlib.suppress(OSError):
+            self._remove(self.directory / name)
+
     def _exists(self, name: str) -> bool:
         return (self.directory / name).exists()
 
@@ -465,7 +471,13 @@ class Preparation:
         else:
             self._run(key, preparation.what, preparation.commands, deadline=deadline, log=log)
         self._report(Progressed(key, "looking for a Python"))
-        python = self._find_python(environment, runner, preparation.image, log, trusted=trusted)
+        try:
+            python = self._find_python(environment, runner, preparation.image, log, trusted=trusted)
+        except PreparationError:
+            if name is not None:  # so that the next try takes the image that it was replaced by
+                names.discard(name)
+                self._cache.remove(name)
+            raise
         self._report(Progressed(key, f"installing the worker for Python {python.abi.version}"))
         bundle = make_bundle(
             python.abi,

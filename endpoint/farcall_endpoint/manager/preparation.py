@@ -12,7 +12,14 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager.actions import Action, Prepare, Release
 from farcall_endpoint.manager.environment_states import EnvironmentState, EnvironmentStates, State
-from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Instant, Job
+from farcall_endpoint.manager.events import (
+    EnvironmentFailed,
+    EnvironmentGone,
+    EnvironmentProgress,
+    EnvironmentReady,
+    Instant,
+    Job,
+)
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import Worker
@@ -70,7 +77,11 @@ class Preparations:
             if state.state is State.COLD:
                 self._prepare(state, now)
 
-    def handle(self, event: EnvironmentProgress | EnvironmentReady | EnvironmentFailed | Prewarm, now: Instant) -> None:
+    def handle(
+        self,
+        event: EnvironmentProgress | EnvironmentReady | EnvironmentFailed | EnvironmentGone | Prewarm,
+        now: Instant,
+    ) -> None:
         """Handle what happened to an environment, or what the agent wants of it."""
         self.due_at = 0.0
         if isinstance(event, Prewarm):
@@ -79,6 +90,11 @@ class Preparations:
         elif (state := self._states.get(event.key)) is not None:
             if isinstance(event, EnvironmentProgress):
                 state.progress(event.text, now)
+            elif isinstance(event, EnvironmentGone):
+                if state.state is State.READY:
+                    state.released(now)
+                    state.waiting.extend(self._queue.remove_all(state.key))
+                    self._prepare(state, now)
             elif isinstance(event, EnvironmentReady):
                 state.ready(now, forkable=event.forkable, memory_bytes=event.memory_bytes)
                 while state.waiting:
@@ -140,15 +156,17 @@ class Preparations:
     def _prewarm(self, event: Prewarm, now: Instant) -> None:
         state = self._states.of(event.environment)
         state.prewarm = min(event.count, self._most_prewarmed)
+        if event.retry:
+            state.try_now(now)
         if state.prewarm and state.needed(now) is None and state.state is State.COLD:
             self._prepare(state, now)
 
     def _prepare(self, state: EnvironmentState, now: Instant) -> None:
         """Prepare an environment, now or when fewer others are prepared."""
-        if state.state is State.COLD:
-            if sum(each.state is State.PREPARING for each in self._states.values()) >= _MOST_AT_ONCE:
-                state.postponed(now)
-                return
+        others = sum(each.state is State.PREPARING for each in self._states.values())
+        if state.state is State.COLD and others >= _MOST_AT_ONCE:
+            state.postponed(now)
+            return
         self._actions.append(Prepare(state.environment))
         state.preparing(now, limit_s=self._limit_s)
         self.due_at = 0.0
