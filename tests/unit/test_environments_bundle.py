@@ -117,6 +117,21 @@ def test_a_bundle_of_which_a_part_was_deleted_is_made_again(made: Path, tmp_path
     assert [each.name for each in tmp_path.iterdir()] == [copy.name]
 
 
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk."""
+    program = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from farcall_endpoint.environments.bundle import make_bundle, own_abi\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "try: make_bundle(own_abi(), Path(sys.argv[1]), run=print)\n"
+        "except OSError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert "File too large" in done.stdout
+    assert len(done.stdout) < 500
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failed_installation_leaves_nothing(tmp_path: Path) -> None:
     def fail(command: Sequence[str]) -> None:
         raise OSError("no network")

@@ -152,6 +152,8 @@ def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object]
         with contextlib.suppress(OSError):  # another process was quicker
             draft.rename(bundle)
         return bundle
+    except shutil.Error as error:  # with a line for each file
+        raise OSError(error.args[0][0][2]) from error
     finally:
         for directory in (draft, removed):
             shutil.rmtree(directory, ignore_errors=True)

@@ -278,7 +278,8 @@ class Cache:
     def make(self) -> None:
         """Make the directory if it does not exist.
 
-        :raises OSError: if others could write into it: it may be in a directory that all users share.
+        :raises OSError: if others could write into it: it may be in a directory that all users share. Or if no code
+            could be loaded from it.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.directory.lstat()
@@ -288,6 +289,11 @@ class Cache:
             or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         ):
             raise PermissionError(f"the cache {self.directory} must be a directory that only this user can write")
+        if os.statvfs(self.directory).f_flag & os.ST_NOEXEC:
+            raise PermissionError(
+                f"the cache {self.directory} is on a file system without programs (mounted noexec); "
+                "the owner sets engine.environments.cache_dir to another one"
+            )
 
     def name_of(self, image: str) -> str | None:
         """The name of the entry that a path lies in; None if it is none of the cache's."""
