@@ -23,6 +23,7 @@ from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
 from farcall_endpoint.manager.worker_process import Confinement
 from tests.support import images
+from tests.support.endpoint import wait_gone
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.waiting import wait_until
 
@@ -385,13 +386,27 @@ def test_a_process_of_preparations_that_hangs_stops_nothing(node: Node, venv: Pa
         child for child in psutil.Process().children() if any("preparation" in each for each in child.cmdline())
     ]
     preparing.suspend()
-    for _ in range(10_000):  # more than a pipe holds
-        node.launcher.prepare(tree())
+    node.launcher.prepare(environment)
+    node.launcher.prepare(tree())
+    node.launcher.prepare(tree())  # the manager does so when the time is over
+    wait_gone([preparing])
+    assert isinstance(node.answer(environment), EnvironmentFailed)
+    assert isinstance(node.answer(tree()), EnvironmentReady)
+
+
+def test_orders_to_a_process_of_preparations_that_hangs_never_wait(node: Node, venv: Path) -> None:
+    node.kill(node.ready(Environment(type="venv", location=str(venv))))
+    [preparing] = [
+        child for child in psutil.Process().children() if any("preparation" in each for each in child.cmdline())
+    ]
+    preparing.suspend()
+    for number in range(20_000):  # more than a pipe holds
+        node.launcher.prepare(Environment(type="venv", location=f"/none/{number}"))
         if preparing.status() == psutil.STATUS_ZOMBIE:
             break
     else:
-        pytest.fail("it was not replaced")
-    assert isinstance(node.answer(tree()), EnvironmentFailed)
+        pytest.fail("it was not ended")
+    node.serve()
     assert node.ready(tree()).pid
 
 

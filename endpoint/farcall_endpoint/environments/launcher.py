@@ -273,6 +273,9 @@ class EnvironmentLauncher:
         self._starts: dict[str, ContainerStart] = {}  # that have not connected yet, by name
         self._prepared: dict[str, Prepared] = {}
         self._pending: dict[str, Environment] = {}
+        self._ordered_at: dict[str, float] = {}
+        self._heard_at = 0.0
+        self._lost: list[PreparationReport] = []  # to be reported by the next call of serve
         self._stops: dict[str, preparation.Started] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -295,7 +298,7 @@ class EnvironmentLauncher:
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
-        return self._pool.next_deadline()
+        return 0.0 if self._lost else self._pool.next_deadline()
 
     # -- preparation ---------------------------------------------------------------------------------------------------
 
@@ -304,7 +307,15 @@ class EnvironmentLauncher:
 
         :param trusted: whether the owner of the endpoint has named it.
         """
-        self._pending[environment.key] = environment
+        key = environment.key
+        if self._pending.pop(key, None) is not None and self._heard_at < self._ordered_at[key]:
+            # The time for the same order before is over, and there was no word of this or any other one.
+            _logger.error("the preparation of environments hangs: it is replaced")
+            if self._process is not None:
+                process_reaper.kill_trees({self._process.pid})
+                self._lost += self._lost_process()
+        self._pending[key] = environment
+        self._ordered_at[key] = time.monotonic()
         self._order(preparation.Prepare(environment, trusted))
 
     def release(self, key: str) -> None:
@@ -319,7 +330,8 @@ class EnvironmentLauncher:
 
     def serve(self) -> list[PreparationReport | TemplateChange]:
         """Do what is due, without waiting; what happened to environments."""
-        reports: list[PreparationReport | TemplateChange] = []
+        reports: list[PreparationReport | TemplateChange] = [*self._lost]
+        self._lost.clear()
         if time.monotonic() >= self._pool.next_deadline():
             reports += self._serve_templates()
         for descriptor, _ in self._epoll.poll(0):
@@ -397,11 +409,13 @@ class EnvironmentLauncher:
                 return [*reports, *self._lost_process()]
             *lines, self._unread = (self._unread + data).split(b"\n")
             reports += [msgspec.json.decode(line, type=PreparationReport) for line in lines]
+            self._heard_at = time.monotonic()
         for report in reports:
             if isinstance(report, Prepared):
                 self._prepared[report.key] = report
             if isinstance(report, Prepared | Failed):
                 self._pending.pop(report.key, None)
+                self._ordered_at.pop(report.key, None)
         return reports
 
     def _lost_process(self) -> list[PreparationReport]:
@@ -410,6 +424,7 @@ class EnvironmentLauncher:
         code = self._close_process()
         _logger.error("the preparation of environments ended with exit code %d", code)
         lost, self._pending, self._unread = self._pending, {}, b""
+        self._ordered_at.clear()
         return [
             Failed(key, _retryable(outcomes.environment_failed(each.label, "the process that prepared it was killed")))
             for key, each in lost.items()
