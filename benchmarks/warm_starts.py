@@ -20,6 +20,7 @@ import os
 import select
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -369,13 +370,20 @@ def make_image(path: Path) -> None:
     if (packages / "pandas").is_dir():
         return
     if not path.is_dir():
-        devices = str(_TESTS_IMAGE / "dev")  # a copy of them would have no end
-        shutil.copytree(_TESTS_IMAGE, path, symlinks=True, ignore=lambda at, names: names if str(at) == devices else ())
+        shutil.copytree(_TESTS_IMAGE, path, symlinks=True, ignore=special_files)
     command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--target", str(packages)]
     subprocess.run([*command, "numpy", "pandas"], check=True)
     for library in Path("/usr/lib").glob("*-linux-gnu/lib*.so.*"):  # of the same Debian: the image is a small one
         if library.name.startswith(("libstdc++.", "libgcc_s.")):
             shutil.copy2(library, path / library.relative_to("/"))
+
+
+def special_files(directory: str, names: list[str]) -> list[str]:
+    """Devices, pipes and sockets: a copy of what ``/dev/zero`` contains would fill the disk."""
+    modes = {name: os.lstat(Path(directory) / name).st_mode for name in names}
+    return [
+        name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    ]
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -108,10 +108,12 @@ class ResultsTaken(_Message, frozen=True):
 
 
 class Prewarm(_Message, frozen=True):
-    """Keep so many workers of an environment warm until further notice; 0: as many as tasks need."""
+    """Keep so many workers of an environment warm until further notice; 0: as many as tasks need. ``retry``: if it has
+    failed, try it now, and not after the pause."""
 
     environment: Environment
     count: int
+    retry: bool = False
 
 
 class PrewarmRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,8 +68,10 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("stage", ["probe", "worker"])
-def test_nothing_is_left_of_a_start_when_the_manager_is_killed(tmp_path: Path, temporary: Path, stage: str) -> None:
+@pytest.mark.parametrize(("stage", "killed"), [("probe", "manager"), ("worker", "manager"), ("probe", "agent")])
+def test_nothing_is_left_of_a_start_when_a_process_is_killed(
+    tmp_path: Path, temporary: Path, stage: str, killed: str
+) -> None:
     prefix, reached = tmp_path / "venv", tmp_path / "reached"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
     if stage == "probe":
@@ -87,7 +89,11 @@ def test_nothing_is_left_of_a_start_when_the_manager_is_killed(tmp_path: Path, t
         [manager] = endpoint.managers()
         family = manager.children(recursive=True)
         assert family
-        os.kill(manager.pid, signal.SIGKILL)
+        if killed == "agent":
+            endpoint.kill_agent()
+            wait_gone([manager])
+        else:
+            os.kill(manager.pid, signal.SIGKILL)
         wait_gone(family)
         wait_until(lambda: not [each for each in temporary.glob("farcall-????????") if _is_of(each, manager.pid)])
 

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farcall_common.environments import Environment
 from farcall_endpoint import process_reaper
+from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
-from farcall_endpoint.manager.events import EnvironmentReady
+from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
 from farcall_endpoint.manager.worker_process import Confinement
 from tests.support import images
+from tests.support.endpoint import wait_gone
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.waiting import wait_until
 
 FRESH = EnvironmentSettings(fork=False)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The temporary directory, with a short path."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
 
 
 @pytest.fixture
@@ -345,6 +358,55 @@ def test_a_released_environment_is_prepared_again_before_it_is_used(node: Node) 
     node.launcher.release(tree().key)
     with pytest.raises(OSError, match="is not prepared"):
         node.launch(tree())
+    assert node.ready(tree()).pid
+
+
+def test_what_was_deleted_from_the_cache_is_prepared_again(node: Node, venv: Path) -> None:
+    environment = Environment(type="venv", location=str(venv))
+    node.kill(node.ready(environment))
+    shutil.rmtree(node.cache)
+    with pytest.raises(EnvironmentLost, match="was deleted"):
+        node.launch(environment)
+    assert node.ready(environment).pid
+
+
+def test_the_directory_of_sockets_is_made_again(temporary: Path, node: Node, venv: Path) -> None:
+    environment = Environment(type="venv", location=str(venv))
+    node.kill(node.ready(environment))
+    [sockets] = temporary.glob("farcall-*")
+    shutil.rmtree(sockets)
+    worker = node.launch(environment)
+    assert node.packet(worker).pid
+
+
+def test_a_process_of_preparations_that_hangs_stops_nothing(node: Node, venv: Path) -> None:
+    environment = Environment(type="venv", location=str(venv))
+    node.kill(node.ready(environment))
+    [preparing] = [
+        child for child in psutil.Process().children() if any("preparation" in each for each in child.cmdline())
+    ]
+    preparing.suspend()
+    node.launcher.prepare(environment)
+    node.launcher.prepare(tree())
+    node.launcher.prepare(tree())  # the manager does so when the time is over
+    wait_gone([preparing])
+    assert isinstance(node.answer(environment), EnvironmentFailed)
+    assert isinstance(node.answer(tree()), EnvironmentReady)
+
+
+def test_orders_to_a_process_of_preparations_that_hangs_never_wait(node: Node, venv: Path) -> None:
+    node.kill(node.ready(Environment(type="venv", location=str(venv))))
+    [preparing] = [
+        child for child in psutil.Process().children() if any("preparation" in each for each in child.cmdline())
+    ]
+    preparing.suspend()
+    for number in range(20_000):  # more than a pipe holds
+        node.launcher.prepare(Environment(type="venv", location=f"/none/{number}"))
+        if preparing.status() == psutil.STATUS_ZOMBIE:
+            break
+    else:
+        pytest.fail("it was not ended")
+    node.serve()
     assert node.ready(tree()).pid
 
 

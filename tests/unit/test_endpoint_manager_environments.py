@@ -22,6 +22,7 @@ from farcall_endpoint.manager.actions import Action, Kill, Launch, Prepare, Rele
 from farcall_endpoint.manager.environment_states import EnvironmentState
 from farcall_endpoint.manager.events import (
     EnvironmentFailed,
+    EnvironmentGone,
     EnvironmentProgress,
     EnvironmentReady,
     Event,
@@ -271,6 +272,23 @@ def test_a_preparation_that_is_worth_another_try_is_tried_three_times() -> None:
         assert len(rig.prepared) == number + 1
     rig.settle(EnvironmentFailed(A.key, AGAIN))
     assert rig.failures() == {"a1": "the registry does not answer"}
+
+
+def test_an_environment_whose_files_were_deleted_is_prepared_again_and_no_task_fails() -> None:
+    rig = prepared(A, slots=1)
+    rig.hanging.add(A.name)
+    rig.settle(tasks(A, "a1", "a2"))
+    for number in range(6):
+        [worker_id] = [each for each in rig.workers if rig.launched[each].environment == A]
+        rig.workers.pop(worker_id)
+        rig.handle(EnvironmentGone(A.key), WorkerDied(worker_id, 0, "the bundle was deleted"))
+        assert rig.prepared == ["a"] * (number + 2)
+        assert "a" not in rig.settle(), "no start before it is prepared"
+        rig.settle(EnvironmentReady(A.key))
+    rig.hanging.clear()
+    rig.settle()
+    assert [rig.finish(A), rig.finish(A)] == ["a1", "a2"]
+    assert not rig.failures()
 
 
 def test_a_preparation_has_a_time_limit() -> None:
@@ -530,6 +548,17 @@ def test_prewarm_of_an_environment_that_fails_is_tried_again_and_harms_no_other(
     assert rig.finish(None) == "own"
     rig.wait(60.0)
     assert rig.prepared == ["a", "a"]
+
+
+def test_the_owner_ends_the_pause_of_an_environment_that_failed() -> None:
+    rig = EnvironmentRig(slots=1)
+    rig.settle(tasks(A, "first"), EnvironmentFailed(A.key, WORDS))
+    rig.settle(Prewarm(A, 1))
+    assert rig.prepared == ["a"], "what the agent repeats by itself ends no pause"
+    rig.settle(Prewarm(A, 1, retry=True))
+    assert rig.prepared == ["a", "a"]
+    rig.settle(EnvironmentReady(A.key), tasks(A, "second"))
+    assert rig.finish(A) == "second"
 
 
 def test_warm_workers_beyond_the_slots_cost_no_start() -> None:

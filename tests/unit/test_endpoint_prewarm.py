@@ -57,7 +57,7 @@ def test_only_the_named_node_and_only_where_it_can_run() -> None:
 def test_managers_are_asked_once_and_again_when_others_come_or_go() -> None:
     managers, prewarming = managers_of(4, 4), Prewarming()
     prewarming.request([request(4)])
-    assert list(prewarming.changes(managers)) == [Change("m0", SCI, 2), Change("m1", SCI, 2)]
+    assert list(prewarming.changes(managers)) == [Change("m0", SCI, 2, retry=True), Change("m1", SCI, 2, retry=True)]
     prewarming.managers_changed()
     assert list(prewarming.changes(managers)) == []
     managers.add("m2", slots=4, lifetime=None, node="n2", types=WORKS)
@@ -70,12 +70,28 @@ def test_managers_are_asked_once_and_again_when_others_come_or_go() -> None:
     assert list(prewarming.changes(managers)) == [Change("m0", SCI, 0), Change("m2", SCI, 0)]
 
 
+def test_a_request_that_is_made_again_tries_again_on_all_nodes() -> None:
+    managers, prewarming = managers_of(4, 4), Prewarming()
+    prewarming.request([request(2)])
+    assert list(prewarming.changes(managers)) == [Change("m0", SCI, 1, retry=True), Change("m1", SCI, 1, retry=True)]
+    problem = EnvironmentStatus(SCI.key, "sci", "apptainer", since=100.0, problem="denied")
+    managers.note_environments("m0", (problem,))
+    prewarming.managers_changed()
+    assert set(prewarming.changes(managers)) == {Change("m0", SCI, 0), Change("m1", SCI, 2)}
+    prewarming.request([request(2, requested_at=200.0)])
+    again = set(prewarming.changes(managers))
+    assert again == {Change("m0", SCI, 0, retry=True), Change("m1", SCI, 2, retry=True)}
+    assert list(prewarming.changes(managers)) == []
+    [row] = prewarming.describe(managers)
+    assert not row["failed"], "the problem is older than the request"
+
+
 @pytest.mark.parametrize(
     ("status", "why", "failed"),
     [
         (EnvironmentStatus(SCI.key, "sci", "apptainer", starting=1, text="converts"), "node n0: converts", False),
         (
-            EnvironmentStatus(SCI.key, "sci", "apptainer", problem="denied"),
+            EnvironmentStatus(SCI.key, "sci", "apptainer", since=8.0, problem="denied"),
             "cannot be started on node n0: denied",
             True,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -101,6 +102,34 @@ def test_processes_that_make_the_same_bundle_do_not_disturb_each_other(tmp_path:
         thread.join()
     assert set(made) == {tmp_path / bundle.name_of(own_abi())}
     assert list(tmp_path.iterdir()) == [made[0]]
+
+
+@pytest.mark.parametrize("lost", ["lib/farcall_common/errors.py", "files", "run"])
+def test_a_bundle_of_which_a_part_was_deleted_is_made_again(made: Path, tmp_path: Path, lost: str) -> None:
+    copy = shutil.copytree(made, tmp_path / made.name)
+    kept = (copy / "bootstrap.py").stat().st_ino
+    assert make_bundle(own_abi(), tmp_path, run=run) == copy
+    assert (copy / "bootstrap.py").stat().st_ino == kept, "a whole one stays"
+    path = copy / lost
+    path.rmdir() if path.is_dir() else path.unlink()
+    assert make_bundle(own_abi(), tmp_path, run=run) == copy
+    assert path.exists()
+    assert [each.name for each in tmp_path.iterdir()] == [copy.name]
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk."""
+    program = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from farcall_endpoint.environments.bundle import make_bundle, own_abi\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "try: make_bundle(own_abi(), Path(sys.argv[1]), run=print)\n"
+        "except OSError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert "File too large" in done.stdout
+    assert len(done.stdout) < 500
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_installation_leaves_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import types
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,12 @@ def test_others_may_not_write_into_it(tmp_path: Path) -> None:
         with pytest.raises(PermissionError, match="only this user can write"):
             Cache(tmp_path / name, most_bytes=1).make()
     Cache(tmp_path / "new", most_bytes=1).make()
+
+
+def test_a_file_system_without_programs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(PermissionError, match=r"noexec.*cache_dir"):
+        Cache(tmp_path / "cache", most_bytes=1).make()
 
 
 def test_a_command_that_takes_too_long_is_killed_as_a_whole(tmp_path: Path) -> None:

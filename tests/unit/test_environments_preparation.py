@@ -15,13 +15,17 @@ from farcall_endpoint.environments import preparation
 from farcall_endpoint.environments.preparation import (
     CommandError,
     Ended,
+    Failed,
     Order,
     PreparationError,
     PreparationSettings,
+    Prepared,
+    Progressed,
     Started,
     failure,
     working_runner,
 )
+from farcall_endpoint.environments.runner import Preparation, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
@@ -52,6 +56,43 @@ def test_a_runner_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(PreparationError, match="is not installed") as raised:
             working_runner(name, EnvironmentSettings(), RUNNERS)
         assert raised.value.record.code == "CONTAINER_UNSUPPORTED"
+
+
+class ConvertingRunner:
+    """Makes an image whose programs are not there until ``has_python`` is true."""
+
+    type = "apptainer"
+    passes_descriptors = False
+    worker_target = "/run/farcall/worker"
+    has_python = False
+
+    def missing(self) -> str:
+        return ""
+
+    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+        return Preparation(str(cache / "image"), (("mkdir", str(cache / "image")),), "converts")
+
+    def command(self, start: Start) -> list[str]:
+        return [sys.executable, *start.command[1:]] if self.has_python else ["sh", "-c", "exit 127"]
+
+    def stop(self, start: Start) -> None:
+        return None
+
+
+def test_an_image_without_python_is_converted_again_by_the_next_try(tmp_path: Path) -> None:
+    runner, reports = ConvertingRunner(), list[preparation.PreparationReport]()
+    settings = PreparationSettings(environments=EnvironmentSettings(), cache=str(tmp_path / "cache"))
+    preparing = preparation.Preparation(settings, report=reports.append, runners={"apptainer": runner})
+    environment = Environment(type="apptainer", location="docker://x")
+    preparing.prepare(environment, trusted=True)
+    assert isinstance(reports[-1], Failed)
+    assert reports[-1].record.code == "ENVIRONMENT_WITHOUT_PYTHON"
+    assert not (tmp_path / "cache" / "image").exists()
+    runner.has_python = True
+    preparing.prepare(environment, trusted=True)
+    assert isinstance(reports[-1], Prepared)
+    assert [each.text for each in reports if isinstance(each, Progressed)].count("converts") == 2
+    preparing.release(environment.key)
 
 
 @pytest.mark.parametrize(

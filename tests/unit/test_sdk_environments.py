@@ -149,9 +149,10 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
     shared = {"type": "apptainer", "key": "0123456789abcdef", "warm": 0, "busy": 0, "starting": 0, "forkable": False}
     states = [
         {**shared, "label": "sci", "node": "n1", "warm": 2},
-        {**shared, "label": "sci", "node": "n2", "forkable": True, "problem": "FATAL: no space"},
+        {**shared, "label": "sci", "node": "n2", "forkable": True, "problem": "FATAL: no space", "since": 1.0},
         {**shared, "node": "n3", "starting": 1},
         {**shared, "label": "sci", "node": "n4", "text": "apptainer is converting the image", "since": 1.0},
+        {**shared, "label": "sci", "node": "n5", "forkable": True},
     ]
 
     whole = json.loads(run("endpoints", "status", "fake", "--json").stdout)
@@ -169,13 +170,15 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
     lines = run.lines("endpoints", "status", "fake")[len(without) + 1 :]
     assert [line[:6] for line in lines] == [
         ["sci", "n1", "2", "0", "0", "warm"],
-        ["sci", "n2", "0", "0", "0", "forked"],
-        ["apptainer 0123456789abcdef", "n3", "0", "0", "1", "cold"],
-        ["sci", "n4", "0", "0", "0", "cold"],
+        ["sci", "n2", "0", "0", "0", "failed"],
+        ["apptainer 0123456789abcdef", "n3", "0", "0", "1", "starting"],
+        ["sci", "n4", "0", "0", "0", "starting"],
+        ["sci", "n5", "0", "0", "0", "forkable"],
     ]
-    assert run.lines("endpoints", "show", "fake")[-4:] == lines
+    assert run.lines("endpoints", "show", "fake")[-5:] == lines
     assert json.loads(run("endpoints", "show", "fake", "--json").stdout)["environments"] == states
-    assert lines[1][6] == "problem: FATAL: no space"
+    assert lines[1][6].startswith("problem, ")
+    assert lines[1][6].endswith(" ago: FATAL: no space")
     assert lines[3][6].startswith("apptainer is converting the image, ")
     assert lines[3][6].endswith(" so far")
 

@@ -66,11 +66,12 @@ class CancelTasks(Action, frozen=True):
 
 
 class Prewarm(Action, frozen=True):
-    """Let a manager keep so many workers of an environment warm."""
+    """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""
 
     manager_id: str
     environment: Environment
     count: int
+    retry: bool = False
 
 
 # -- to the log --------------------------------------------------------------------------------------------------------

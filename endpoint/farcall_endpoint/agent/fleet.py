@@ -481,9 +481,9 @@ class Fleet:
             bodies.append(self._payload(task))
         self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
 
-    def prewarm(self, manager_id: str, environment: Environment, count: int) -> None:
-        """Let a manager keep so many workers of an environment warm."""
-        self._links.send(manager_id, protocol.Prewarm(environment, count))
+    def prewarm(self, manager_id: str, environment: Environment, count: int, *, retry: bool) -> None:
+        """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""
+        self._links.send(manager_id, protocol.Prewarm(environment, count, retry))
 
     def read_output(self, manager_id: str, request: protocol.ReadOutput) -> None:
         """Request output of running tasks from a manager."""

@@ -46,11 +46,12 @@ def spread(request: PrewarmRequest, managers: Mapping[str, ManagerEntry]) -> dic
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A manager is to keep so many workers of an environment warm."""
+    """A manager is to keep so many workers of an environment warm. ``retry``: also if it has failed a moment ago."""
 
     manager_id: str
     environment: Environment
     count: int
+    retry: bool = False
 
 
 class Prewarming:
@@ -60,10 +61,13 @@ class Prewarming:
         self._requests: dict[str, PrewarmRequest] = {}
         self._asked: dict[tuple[str, str], Change] = {}
         self.is_due = False
+        self._renewed: set[str] = set()
 
     def request(self, requests: Sequence[PrewarmRequest]) -> None:
         """These are wanted from now on, and no others."""
+        former = self._requests
         self._requests = {each.environment.key: each for each in requests[:MOST_REQUESTS] if each.count}
+        self._renewed |= {key for key, each in self._requests.items() if former.get(key) != each}
         self.is_due = True
 
     def managers_changed(self) -> None:
@@ -81,6 +85,13 @@ class Prewarming:
         for key, request in self._requests.items():
             for manager_id, count in spread(request, present).items():
                 wanted[manager_id, key] = Change(manager_id, request.environment, count)
+        for key in self._renewed & self._requests.keys():
+            for manager_id in present:
+                asked = wanted.get((manager_id, key)) or Change(manager_id, self._requests[key].environment, 0)
+                yield dataclasses.replace(asked, retry=True)
+                if asked.count:
+                    self._asked[manager_id, key] = asked
+        self._renewed.clear()
         for each, asked in list(self._asked.items()):
             if each not in wanted:
                 del self._asked[each]
@@ -124,7 +135,7 @@ def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int
     key = request.environment.key
     here = [(each.node, status) for each in members for status in each.environments if status.key == key]
     for node, status in here:
-        if status.problem:
+        if status.problem and status.since >= request.requested_at:
             return f"it cannot be started on node {node}: {status.problem}", True
     for node, status in here:
         if status.text:

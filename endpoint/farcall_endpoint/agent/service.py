@@ -599,8 +599,8 @@ class Agent:
                     self._fleet.order(manager_id, tasks)
                 case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
                     self._fleet.cancel(manager_id, task_ids)
-                case do.Prewarm(manager_id=manager_id, environment=environment, count=count):
-                    self._fleet.prewarm(manager_id, environment, count)
+                case do.Prewarm(manager_id=manager_id, environment=environment, count=count, retry=retry):
+                    self._fleet.prewarm(manager_id, environment, count, retry=retry)
                 case do.FetchPayloads(tasks=tasks):
                     for task in tasks:
                         self._blobs.fetch(task)

@@ -4,7 +4,8 @@ An image needs nothing of ours but a Python. What the worker imports besides the
 a test holds. All of it is pure Python but msgspec: that is copied from the endpoint's own installation for a Python of
 the same kind, and installed by uv for any other. There is one bundle for each kind of Python on a node.
 
-The layout: ``bootstrap.py``, the program; ``lib``, the packages; ``run``, an empty directory for the worker's socket.
+The layout: ``bootstrap.py``, the program; ``lib``, the packages; ``run``, an empty directory for the worker's socket;
+``files``, the names of all.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ PACKAGES: Final = ("cloudpickle", "dill", "landlockpy", "typing_extensions")
 """Packages in pure Python that it imports."""
 COMPILED: Final = ("msgspec",)
 """Packages with compiled code."""
+
+_FILES: Final = "files"
+"""In a bundle: the names of what must be in it."""
 
 _IGNORED: Final = shutil.ignore_patterns("__pycache__", "tests", "*.pyi", "py.typed")
 
@@ -117,9 +121,10 @@ def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object]
     :raises OSError: if the disk is full, for example.
     """
     bundle = cache / name_of(abi)
-    if bundle.is_dir():
+    if _is_whole(bundle):
         return bundle
     draft = Path(tempfile.mkdtemp(prefix=".worker-", dir=cache))
+    removed = draft.with_name(f"{draft.name}-removed")
     try:
         library = draft / LIBRARY
         if abi == own_abi():
@@ -137,13 +142,28 @@ def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object]
         (draft / RUN).mkdir()
         if abi == own_abi():
             compileall.compile_dir(library, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        files = [path.relative_to(draft).as_posix() for path in draft.rglob("*")]
+        (draft / _FILES).write_text("".join(f"{name}\n" for name in files), encoding="utf-8")
         for path in (draft, *draft.rglob("*")):  # readable for other users of a container, writable for none
             path.chmod(0o755 if path.is_dir() else 0o644)
+        if not _is_whole(bundle):
+            with contextlib.suppress(FileNotFoundError):  # else a cleaner of temporary files has removed a part of it
+                bundle.rename(removed)
         with contextlib.suppress(OSError):  # another process was quicker
             draft.rename(bundle)
         return bundle
+    except shutil.Error as error:  # with a line for each file
+        raise OSError(error.args[0][0][2]) from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        for directory in (draft, removed):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_whole(bundle: Path) -> bool:
+    """Whether a bundle exists with all of its files."""
+    with contextlib.suppress(OSError):
+        return all((bundle / name).exists() for name in (bundle / _FILES).read_text(encoding="utf-8").splitlines())
+    return False
 
 
 def _copy_packages(names: Sequence[str], library: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import select
@@ -73,6 +74,14 @@ _IMPORTS: Final = ".imports"
 _REMOTE: Final = ("docker",)
 """Types whose containers are started by a daemon."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+_ORDERS_BYTES: Final = 2**20
+"""So many orders may wait for the process of preparations, which takes them at once unless it hangs."""
+
+
+class EnvironmentLost(OSError):
+    """What was prepared of an environment is gone, such as by a program that cleans ``/tmp``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +273,9 @@ class EnvironmentLauncher:
         self._starts: dict[str, ContainerStart] = {}  # that have not connected yet, by name
         self._prepared: dict[str, Prepared] = {}
         self._pending: dict[str, Environment] = {}
+        self._ordered_at: dict[str, float] = {}
+        self._heard_at = 0.0
+        self._lost: list[PreparationReport] = []  # to be reported by the next call of serve
         self._stops: dict[str, preparation.Started] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -286,7 +298,7 @@ class EnvironmentLauncher:
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
-        return self._pool.next_deadline()
+        return 0.0 if self._lost else self._pool.next_deadline()
 
     # -- preparation ---------------------------------------------------------------------------------------------------
 
@@ -295,7 +307,15 @@ class EnvironmentLauncher:
 
         :param trusted: whether the owner of the endpoint has named it.
         """
-        self._pending[environment.key] = environment
+        key = environment.key
+        if self._pending.pop(key, None) is not None and self._heard_at < self._ordered_at[key]:
+            # The time for the same order before is over, and there was no word of this or any other one.
+            _logger.error("the preparation of environments hangs: it is replaced")
+            if self._process is not None:
+                process_reaper.kill_trees({self._process.pid})
+                self._lost += self._lost_process()
+        self._pending[key] = environment
+        self._ordered_at[key] = time.monotonic()
         self._order(preparation.Prepare(environment, trusted))
 
     def release(self, key: str) -> None:
@@ -310,7 +330,8 @@ class EnvironmentLauncher:
 
     def serve(self) -> list[PreparationReport | TemplateChange]:
         """Do what is due, without waiting; what happened to environments."""
-        reports: list[PreparationReport | TemplateChange] = []
+        reports: list[PreparationReport | TemplateChange] = [*self._lost]
+        self._lost.clear()
         if time.monotonic() >= self._pool.next_deadline():
             reports += self._serve_templates()
         for descriptor, _ in self._epoll.poll(0):
@@ -345,9 +366,14 @@ class EnvironmentLauncher:
     def _write(self, order: preparation.Order) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is about to be read
-            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-            self._process.stdin.flush()
+        line = msgspec.json.encode(order) + b"\n"
+        written = 0
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            written = os.write(self._process.stdin.fileno(), line)
+        if written < len(
+            line
+        ):  # it hangs, or it has ended; its end is about to be read, and another one gets the order
+            process_reaper.kill_trees({self._process.pid})
 
     def _start_process(self) -> None:
         settings = PreparationSettings(
@@ -361,6 +387,10 @@ class EnvironmentLauncher:
         command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        with contextlib.suppress(OSError):  # the user has too many pipes: then fewer orders may wait
+            fcntl.fcntl(self._process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _ORDERS_BYTES)
         os.set_blocking(self._process.stdout.fileno(), False)
         self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
         for started in self._stops.values():  # it replaces another one
@@ -379,11 +409,13 @@ class EnvironmentLauncher:
                 return [*reports, *self._lost_process()]
             *lines, self._unread = (self._unread + data).split(b"\n")
             reports += [msgspec.json.decode(line, type=PreparationReport) for line in lines]
+            self._heard_at = time.monotonic()
         for report in reports:
             if isinstance(report, Prepared):
                 self._prepared[report.key] = report
             if isinstance(report, Prepared | Failed):
                 self._pending.pop(report.key, None)
+                self._ordered_at.pop(report.key, None)
         return reports
 
     def _lost_process(self) -> list[PreparationReport]:
@@ -392,6 +424,7 @@ class EnvironmentLauncher:
         code = self._close_process()
         _logger.error("the preparation of environments ended with exit code %d", code)
         lost, self._pending, self._unread = self._pending, {}, b""
+        self._ordered_at.clear()
         return [
             Failed(key, _retryable(outcomes.environment_failed(each.label, "the process that prepared it was killed")))
             for key, each in lost.items()
@@ -452,6 +485,7 @@ class EnvironmentLauncher:
     def start(self, environment: Environment, wanted: ContainerStart) -> Container | ForkedProcess:
         """Start a worker: fork it from a template, or start a container; that gets its descriptors when it connects.
 
+        :raises EnvironmentLost: if it must be prepared again.
         :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
         """
         key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
@@ -469,6 +503,8 @@ class EnvironmentLauncher:
         prepared = self._prepared.get(environment.key)
         if prepared is None:
             raise OSError(f"environment {environment.label} is not prepared")
+        if (path := self._missing(prepared)) is not None:
+            raise EnvironmentLost(f"{path} was deleted")
         runner = self._runners[environment.type]
         directory = self._new_directory()
         name = directory.name
@@ -642,6 +678,14 @@ class EnvironmentLauncher:
     def _serve_templates(self) -> list[TemplateChange]:
         return [change for change in self._pool.serve(now=time.monotonic()) if change.environment_key]
 
+    def _missing(self, prepared: Prepared) -> Path | None:
+        """What should be in the cache, and is not."""
+        image = Path(prepared.image)
+        needed = [Path(prepared.bundle) / bundle.BOOTSTRAP]
+        if image.is_relative_to(cache_directory(self.settings)):
+            needed.append(image)
+        return next((path for path in needed if not path.exists()), None)
+
     def _start_of(
         self,
         environment: Environment,
@@ -728,6 +772,11 @@ class EnvironmentLauncher:
             if len(place) > _LONGEST_SOCKET_NAME - len("/farcall-12345678/farcall-123456789012/s"):
                 place = "/tmp"  # noqa: S108 - the directory in it is private
             self._root = Path(tempfile.mkdtemp(prefix="farcall-", dir=place))
+        else:  # a program that cleans /tmp may have removed it
+            with contextlib.suppress(FileExistsError):
+                self._root.mkdir(mode=0o700)
+            if self._root.lstat().st_uid != os.geteuid():
+                raise PermissionError(f"{self._root} belongs to another user")
         return self._root
 
     def _new_directory(self) -> Path:

@@ -278,7 +278,8 @@ class Cache:
     def make(self) -> None:
         """Make the directory if it does not exist.
 
-        :raises OSError: if others could write into it: it may be in a directory that all users share.
+        :raises OSError: if others could write into it: it may be in a directory that all users share. Or if no code
+            could be loaded from it.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.directory.lstat()
@@ -288,6 +289,11 @@ class Cache:
             or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         ):
             raise PermissionError(f"the cache {self.directory} must be a directory that only this user can write")
+        if os.statvfs(self.directory).f_flag & os.ST_NOEXEC:
+            raise PermissionError(
+                f"the cache {self.directory} is on a file system without programs (mounted noexec); "
+                "the owner sets engine.environments.cache_dir to another one"
+            )
 
     def name_of(self, image: str) -> str | None:
         """The name of the entry that a path lies in; None if it is none of the cache's."""
@@ -345,6 +351,12 @@ class Cache:
                 excess -= sizes[entry]
                 removed.append(entry.name)
         return removed
+
+    def remove(self, name: str) -> None:
+        """Remove an entry, unless another process uses it."""
+        self.release(name)
+        with contextlib.suppress(OSError):
+            self._remove(self.directory / name)
 
     def _exists(self, name: str) -> bool:
         return (self.directory / name).exists()
@@ -465,7 +477,13 @@ class Preparation:
         else:
             self._run(key, preparation.what, preparation.commands, deadline=deadline, log=log)
         self._report(Progressed(key, "looking for a Python"))
-        python = self._find_python(environment, runner, preparation.image, log, trusted=trusted)
+        try:
+            python = self._find_python(environment, runner, preparation.image, log, trusted=trusted)
+        except PreparationError:
+            if name is not None:  # so that the next try takes the image that it was replaced by
+                names.discard(name)
+                self._cache.remove(name)
+            raise
         self._report(Progressed(key, f"installing the worker for Python {python.abi.version}"))
         bundle = make_bundle(
             python.abi,

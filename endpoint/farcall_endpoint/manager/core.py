@@ -42,6 +42,7 @@ from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import (
     AgentLost,
     EnvironmentFailed,
+    EnvironmentGone,
     EnvironmentProgress,
     EnvironmentReady,
     Event,
@@ -259,7 +260,7 @@ class ManagerCore:
                 self._recalled(self._workers[worker_id], revoked)
             case WorkerDied():
                 self._worker_died(event, instant)
-            case EnvironmentProgress() | EnvironmentReady() | EnvironmentFailed() | Prewarm():
+            case EnvironmentProgress() | EnvironmentReady() | EnvironmentFailed() | EnvironmentGone() | Prewarm():
                 if self._stop_at is None:
                     self._preparations.handle(event, instant)
             case CancelTasks(task_ids=task_ids):

@@ -112,6 +112,13 @@ class EnvironmentState:
             self._set(State.COLD, "", now)
         return None
 
+    def try_now(self, now: Instant) -> None:
+        """If it has failed: the owner has repaired it, or wants to know."""
+        if self.state is State.FAILED:
+            self._pause.reset()
+            self.record = None
+            self._set(State.COLD, "", now)
+
     def preparing(self, now: Instant, *, limit_s: float) -> None:
         """Its preparation begins, and may take so long."""
         if self.state is not State.PREPARING or self.prepares_again:
@@ -156,6 +163,8 @@ class EnvironmentState:
     def worker_not_started(self, words: str, log: str, now: Instant, *, has_workers: bool) -> None:
         """A worker died before it was ready, with these last words and this end of its log. The environment fails after
         several, if it has no worker."""
+        if self.state in (State.COLD, State.PREPARING):  # it was lost, which is not a failure
+            return
         record = outcomes.environment_start_failed(self.environment.label, words)
         self.record = dataclasses.replace(record, stderr_tail=log or None)
         if now.mono >= self.launch_at:  # workers that were started together fail as one round

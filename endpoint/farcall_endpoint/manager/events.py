@@ -96,6 +96,12 @@ class EnvironmentFailed(_Event, frozen=True):
     record: ErrorRecord
 
 
+class EnvironmentGone(_Event, frozen=True):
+    """What was prepared of an environment is gone: it must be prepared again."""
+
+    key: str
+
+
 class LimitExceeded(_Event, frozen=True):
     """A running task exceeds a limit; ``record`` is the error that it fails with."""
 
@@ -123,6 +129,7 @@ Event = (
     | EnvironmentProgress
     | EnvironmentReady
     | EnvironmentFailed
+    | EnvironmentGone
     | Prewarm
     | CancelTasks
     | ReadOutput

@@ -12,7 +12,14 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager.actions import Action, Prepare, Release
 from farcall_endpoint.manager.environment_states import EnvironmentState, EnvironmentStates, State
-from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Instant, Job
+from farcall_endpoint.manager.events import (
+    EnvironmentFailed,
+    EnvironmentGone,
+    EnvironmentProgress,
+    EnvironmentReady,
+    Instant,
+    Job,
+)
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import Worker
@@ -73,7 +80,11 @@ class Preparations:
             if state.state is State.COLD:
                 self._prepare(state, now)
 
-    def handle(self, event: EnvironmentProgress | EnvironmentReady | EnvironmentFailed | Prewarm, now: Instant) -> None:
+    def handle(
+        self,
+        event: EnvironmentProgress | EnvironmentReady | EnvironmentFailed | EnvironmentGone | Prewarm,
+        now: Instant,
+    ) -> None:
         """Handle what happened to an environment, or what the agent wants of it."""
         self.due_at = 0.0
         if isinstance(event, Prewarm):
@@ -82,6 +93,11 @@ class Preparations:
         elif (state := self._states.get(event.key)) is not None:
             if isinstance(event, EnvironmentProgress):
                 state.progress(event.text, now)
+            elif isinstance(event, EnvironmentGone):
+                if state.state is State.READY:
+                    state.released(now)
+                    state.waiting.extend(self._queue.remove_all(state.key))
+                    self._prepare(state, now)
             elif isinstance(event, EnvironmentReady):
                 state.ready(now, forkable=event.forkable, memory_bytes=event.memory_bytes)
                 self._queue.add(state.waiting, state.key)
@@ -142,6 +158,8 @@ class Preparations:
         state = self._states.of(event.environment)
         state.prewarm = min(event.count, self._most_prewarmed)
         self.has_prewarmed = any(each.prewarm for each in self._states.values())
+        if event.retry:
+            state.try_now(now)
         if state.prewarm and state.needed(now) is None and state.state is State.COLD:
             self._prepare(state, now)
 

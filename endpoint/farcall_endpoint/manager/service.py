@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import process_reaper, protocol
+from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
@@ -33,6 +34,7 @@ from farcall_endpoint.manager.actions import (
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
+    EnvironmentGone,
     Event,
     Instant,
     Job,
@@ -386,7 +388,10 @@ class Manager:
             )
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
-            return [WorkerDied(worker_id, 0, str(error))]
+            died = WorkerDied(worker_id, 0, str(error))
+            if isinstance(error, EnvironmentLost) and action.environment is not None:
+                return [EnvironmentGone(action.environment.key), died]
+            return [died]
         self._notify_reaper(f"+{process.pid}")
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process

@@ -143,26 +143,31 @@ def _show_environments(environments: Sequence[Mapping[str, Any]]) -> None:
             each["warm"],
             each["busy"],
             each["starting"],
-            _readiness(each),
+            _state(each),
             _activity(each),
         )
         for each in environments
     ]
     typer.echo()
-    show_table(("environment", "node", "warm", "busy", "starting", "next start", "what it does"), rows)
+    show_table(("environment", "node", "warm", "busy", "starting", "state", "what it does"), rows)
 
 
-def _readiness(environment: Mapping[str, Any]) -> str:
-    """How the next task of an environment starts on a node."""
-    if environment["warm"]:
+def _state(environment: Mapping[str, Any]) -> str:
+    """The state of an environment on a node, in the words of ``farcall-endpoint status``."""
+    if environment["warm"] or environment["busy"]:
         return "warm"
-    return "forked" if environment["forkable"] else "cold"
+    if environment.get("problem"):
+        return "failed"
+    if environment["starting"] or environment.get("text"):
+        return "starting"
+    return "forkable" if environment["forkable"] else "cold"
 
 
 def _activity(environment: Mapping[str, Any]) -> str:
-    if problem := environment.get("problem"):
-        return f"problem: {problem}"
     since, text = environment.get("since"), environment.get("text") or ""
+    if problem := environment.get("problem"):
+        age = f", {ago(time.time() - since)}" if since else ""
+        return f"problem{age}: {problem}"
     return f"{text}, {duration(max(0.0, time.time() - since))} so far" if text and since else text
 
 
