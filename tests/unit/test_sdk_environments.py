@@ -152,6 +152,9 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
         {**shared, "label": "sci", "node": "n2", "forkable": True, "problem": "FATAL: no space"},
         {**shared, "node": "n3", "starting": 1},
         {**shared, "label": "sci", "node": "n4", "text": "apptainer is converting the image", "since": 1.0},
+        {**shared, "label": "sci", "node": "n5", "forkable": True},
+        {**shared, "label": "sci", "node": "n6", "busy": 1},
+        {**shared, "label": "sci", "node": "n7"},
     ]
 
     whole = json.loads(run("endpoints", "status", "fake", "--json").stdout)
@@ -169,13 +172,16 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
     lines = run.lines("endpoints", "status", "fake")[len(without) + 1 :]
     assert [line[:6] for line in lines] == [
         ["sci", "n1", "2", "0", "0", "warm"],
-        ["sci", "n2", "0", "0", "0", "forked"],
-        ["apptainer 0123456789abcdef", "n3", "0", "0", "1", "cold"],
-        ["sci", "n4", "0", "0", "0", "cold"],
+        ["sci", "n2", "0", "0", "0", "failed"],
+        ["apptainer 0123456789abcdef", "n3", "0", "0", "1", "starting"],
+        ["sci", "n4", "0", "0", "0", "starting"],
+        ["sci", "n5", "0", "0", "0", "forkable"],
+        ["sci", "n6", "0", "1", "0", "warm"],
+        ["sci", "n7", "0", "0", "0", "cold"],
     ]
-    assert run.lines("endpoints", "show", "fake")[-4:] == lines
+    assert run.lines("endpoints", "show", "fake")[-7:] == lines
     assert json.loads(run("endpoints", "show", "fake", "--json").stdout)["environments"] == states
-    assert lines[1][6] == "problem: FATAL: no space"
+    assert lines[1][6] == "FATAL: no space"
     assert lines[3][6].startswith("apptainer is converting the image, ")
     assert lines[3][6].endswith(" so far")
 

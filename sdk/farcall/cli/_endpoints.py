@@ -143,25 +143,29 @@ def _show_environments(environments: Sequence[Mapping[str, Any]]) -> None:
             each["warm"],
             each["busy"],
             each["starting"],
-            _readiness(each),
+            _state(each),
             _activity(each),
         )
         for each in environments
     ]
     typer.echo()
-    show_table(("environment", "node", "warm", "busy", "starting", "next start", "what it does"), rows)
+    show_table(("environment", "node", "warm", "busy", "starting", "state", "what it does"), rows)
 
 
-def _readiness(environment: Mapping[str, Any]) -> str:
-    """How the next task of an environment starts on a node."""
-    if environment["warm"]:
+def _state(environment: Mapping[str, Any]) -> str:
+    """The state of an environment on a node, in the word that `farcall-endpoint status` has for it."""
+    if environment.get("problem"):
+        return "failed"
+    if environment["warm"] or environment["busy"]:
         return "warm"
-    return "forked" if environment["forkable"] else "cold"
+    if environment["starting"] or environment.get("text"):
+        return "starting"
+    return "forkable" if environment["forkable"] else "cold"
 
 
 def _activity(environment: Mapping[str, Any]) -> str:
     if problem := environment.get("problem"):
-        return f"problem: {problem}"
+        return str(problem)
     since, text = environment.get("since"), environment.get("text") or ""
     return f"{text}, {duration(max(0.0, time.time() - since))} so far" if text and since else text
 
