@@ -91,7 +91,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.type not in TYPES:
             return unknown_type(self.type)
         if (self.type == UV) != bool(self.requirements):
-            return "requirements go with type uv, and only with that"
+            if self.type == UV:
+                return "type uv takes requirements: names of packages, such as polars==1.*"
+            return f"type {self.type} takes no requirements; type uv does"
         if (self.type == UV) == bool(self.location):
             return f"type {self.type} takes {'requirements, no' if self.type == UV else 'a'} location"
         if len(self.location) > MAX_LOCATION or len(self.requirements) > MAX_REQUIREMENTS:
@@ -99,7 +101,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.preload is not None and len(self.preload) > MAX_PRELOAD:
             return f"more than {MAX_PRELOAD} modules to preload"
         if wrong := [each for each in self.preload or () if not _MODULE.fullmatch(each)]:
-            return f"preload: {wrong[0]!r} is no name of a module"
+            return f"preload: {wrong[0]!r} is not the name of a module"
         if len(self.name) > MAX_NAME:
             return f"a name of more than {MAX_NAME} characters"
         if any(map(_CONTROL.search, (self.location, self.name, *self.requirements))):
@@ -112,7 +114,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             return f"the location {self.location} has '..' in it"
         if self.type in (*TREES, *PREFIXES) and not self.location.startswith("/"):
             what = "prefix, not its name (`conda env list` shows it)" if self.type == "conda" else "directory"
-            return f"type {self.type} takes the absolute path of the {what}: {self.location} is none"
+            return f"type {self.type} takes the absolute path of the {what}, not {self.location!r}"
         if len(msgspec.json.encode(self)) > MAX_BYTES:
             return f"more than {MAX_BYTES} bytes"
         return ""
@@ -139,6 +141,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 def unknown_type(name: str) -> str:
     """The message for a technology that there is not, with those that are spelled alike."""
+    if not name:
+        return f"its type is missing; it is one of {', '.join(TYPES)}"
     name = name[:40]  # of another process, it may be anything
     return f"type {name!r} is none of {', '.join(TYPES)}. {did_you_mean(name, TYPES) or ''}".rstrip()
 

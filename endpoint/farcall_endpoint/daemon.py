@@ -34,6 +34,7 @@ STOP_MARGIN_S = 15.0
 """Seconds for an orderly shutdown, in addition to the grace of running tasks."""
 
 _WAKING_S = 120.0
+_IN_FORCE = "The request stays in force; --count 0 ends it."
 _PREWARM_POLL_S = 0.2
 
 _LOG_LINES = 5
@@ -173,7 +174,10 @@ def find_environment(directory: EndpointDirectory, given: str) -> Environment:
             raise ConfigurationError(f"{given}: {error}.") from error
     labels = list(dict.fromkeys(each.label for each in known))
     listed = f"Known are {', '.join(labels)}." if labels else "No task has named one yet."
-    hint = did_you_mean(given, labels) or f"{listed} TYPE:LOCATION names any other; TYPE is one of {', '.join(TYPES)}."
+    hint = did_you_mean(given, labels)
+    if not hint and colon and (meant := did_you_mean(kind, TYPES)):
+        hint = f"{kind!r} is not a type of environment. {meant}"
+    hint = hint or f"{listed} TYPE:LOCATION names any other; TYPE is one of {', '.join(TYPES)}."
     raise ConfigurationError(f"The endpoint {directory.name} knows no environment {given!r}.", hint=hint)
 
 
@@ -202,16 +206,14 @@ def prewarm(
                 is_less = row["placed"] < request.count
                 return f"{row['warm']} warm" + (f": the nodes have no slots for {request.count}" if is_less else "")
             if row["failed"]:
-                raise PrewarmFailed(f"{request.environment.label}: {row['why']}")
+                raise PrewarmFailed(f"{request.environment.label}: {row['why']}", hint=_IN_FORCE)
             now = f"{row['warm']} of {row['placed']} warm, {row['starting']} starting"
             now += f" ({row['why']})" if row["why"] else ""
             if now != last:
                 echo(now)
             last = now
         time.sleep(_PREWARM_POLL_S)
-    raise PrewarmFailed(
-        f"{request.environment.label} was not warm within {timeout_s:g} s: {last}", hint="The request stays in force."
-    )
+    raise PrewarmFailed(f"{request.environment.label} was not warm within {timeout_s:g} s: {last}", hint=_IN_FORCE)
 
 
 def stop_agent(directory: EndpointDirectory, *, grace_s: float) -> bool:

@@ -30,6 +30,7 @@ _POWERTOOLS: Final[Mapping[type[Exception], int]] = {
 }
 
 #: Characters of the location of a validation error that a message shows.
+_OF_VALIDATORS: Final = "Value error, "
 _LOCATION_CHARACTERS: Final = 200
 
 
@@ -108,6 +109,9 @@ def _record(error: Exception) -> ErrorRecord:
 def _validation_message(error: RequestValidationError) -> str:
     """Locations and problems, without values, which may be payloads. A location may contain a key of any length that
     the caller chose."""
-    problems = [f"{'.'.join(map(str, each['loc']))[:_LOCATION_CHARACTERS]}: {each['msg']}" for each in error.errors()]
+    problems = [
+        f"{'.'.join(map(str, each['loc']))[:_LOCATION_CHARACTERS]}: {each['msg'].removeprefix(_OF_VALIDATORS)}"
+        for each in error.errors()
+    ]
     shown = "; ".join(problems[:5])
     return shown if len(problems) <= 5 else f"{shown}; and {len(problems) - 5} more"

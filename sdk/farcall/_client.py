@@ -685,7 +685,7 @@ class Client(SourceCode, Sharing):
 
     def register_container(
         self,
-        location: str = "",
+        location: str | os.PathLike[str] = "",
         container_type: str = "",
         name: str = "",
         description: str = "",
@@ -714,7 +714,7 @@ class Client(SourceCode, Sharing):
         body: Json = {
             "name": name,
             "type": container_type or ("uv" if requirements else ""),
-            "location": location,
+            "location": os.fspath(location),
             "description": description or None,
         }
         for field, given in (("preload", preload), ("requirements", requirements)):

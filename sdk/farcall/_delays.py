@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 DELAY_S: Final = 3.0
 #: Seconds between two questions about one endpoint.
 _AGAIN_S: Final = 30.0
+#: The same while a worker starts.
+_SOON_S: Final = 2.0
+_STARTING: Final = "ENVIRONMENT_STARTING"
+"""It may take minutes: a sign of life."""
 _CHECK_S: Final = 0.5
 #: Open tasks that are looked at, oldest first: a check of 100,000 tasks would slow submits.
 _OLDEST: Final = 1_000
@@ -99,7 +103,9 @@ class DelayWatch:
             why = Why.from_json(self._api.why(task_id, retry_timeout_s=0, stop=self._stop))
         except FarcallError:
             return  # the poller reports what holds for all requests
-        if not why.is_blocked:
+        if not (why.is_blocked or why.reason == _STARTING):
+            if why.reason == "STARTING":  # the endpoint may not have reported yet that it prepares the environment
+                self._ask_at[endpoint_id] = self._clock() + _SOON_S
             self._delays.pop(endpoint_id, None)
             return
         known = self._delays.get(endpoint_id)

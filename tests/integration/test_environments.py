@@ -137,7 +137,7 @@ def test_an_image_without_python(node: Node) -> None:
 def test_an_image_whose_python_is_too_old(node: Node) -> None:
     record = node.problem(tree(images.OLD_PYTHON))
     assert record.code == "ENVIRONMENT_WITHOUT_PYTHON"
-    assert "3.8, and 3.11 is the least" in record.message
+    assert "3.8, and workers need 3.11 or later" in record.message
 
 
 def test_python_that_is_not_in_the_search_path(node: Node) -> None:

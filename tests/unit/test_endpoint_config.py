@@ -148,6 +148,7 @@ engine:
             "unknown field `max_worker_per_node` in engine. (Did you mean `max_workers_per_node`?)",
         ),
         ("engine:\n  max_blocks: 3", "2:3", "It belongs under engine.provider."),
+        ("engine:\n  environments:\n    type: [uv]", "3:5", "Did you mean `types`?"),
         ("engine:\n  walltime: 3", "2:3", "It belongs under engine.limits or under engine.provider."),
         ("provider: {}", "1:1", "It belongs under engine."),
         ("engine:\n  display_name: x", "2:3", "It belongs at the top."),

@@ -129,6 +129,8 @@ def test_an_environment_is_found_by_name_label_key_or_place(directory: EndpointD
         daemon.find_environment(directory, "scj")
     with pytest.raises(ConfigurationError, match=r"Known are sci\. TYPE:LOCATION"):
         daemon.find_environment(directory, "quite-another")
+    with pytest.raises(ConfigurationError, match=r"'bublewrap' is not a type.*Did you mean 'bubblewrap'"):
+        daemon.find_environment(directory, "bublewrap:/images/x")
     with pytest.raises(ConfigurationError, match="absolute path"):
         daemon.find_environment(directory, "venv:here")
 

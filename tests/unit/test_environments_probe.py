@@ -45,8 +45,8 @@ def test_a_good_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"version": [3, 10]}, "its Python is 3.10, and 3.11 is the least"),
-        ({"version": [2, 7]}, "its Python is 2.7, and 3.11 is the least"),
+        ({"version": [3, 10]}, "its Python is 3.10, and workers need 3.11 or later"),
+        ({"version": [2, 7]}, "its Python is 2.7, and workers need 3.11 or later"),
         ({"implementation": "pypy"}, "its Python is pypy, not CPython"),
         ({"soabi": ""}, "its Python is cpython, not CPython"),
         ({"missing": ["ctypes", "ssl"]}, "its Python lacks modules of the standard library: ctypes, ssl"),
@@ -102,3 +102,20 @@ def test_words_for_an_image_that_is_not_there_are_others() -> None:
 def test_last_lines_are_short_and_plain() -> None:
     assert probe.last_lines(b"one\n\n\x1b[31mtwo\x1b[0m\n") == "one; two"
     assert len(probe.last_lines(b"x" * 10_000)) <= 1010
+
+
+@pytest.mark.parametrize(
+    ("environment_type", "python", "first"),
+    [
+        ("bubblewrap", "", "/usr/local/sbin:/usr/local/bin:"),
+        ("charliecloud", "/usr/local/bin/python3", "/usr/local/sbin:/usr/local/bin:"),
+        ("bubblewrap", "/opt/conda/bin/python3", "/opt/conda/bin:/usr/local/sbin:"),
+    ],
+)
+def test_a_directory_tree_has_a_search_path(environment_type: str, python: str, first: str) -> None:
+    assert probe.search_path(environment_type, python)["PATH"].startswith(first)
+
+
+@pytest.mark.parametrize("environment_type", ["apptainer", "docker", "venv", "uv"])
+def test_images_and_prefixes_have_a_search_path_of_their_own(environment_type: str) -> None:
+    assert probe.search_path(environment_type, "/usr/bin/python3") == {}

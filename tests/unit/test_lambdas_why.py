@@ -124,6 +124,8 @@ def test_reason_no_workers_or_busy_workers(lab: WhyLab) -> None:
     answer = lab.why(first)
     assert answer["text"].endswith("all 4 workers are busy; the task has reached it, with 6 tasks that wait there.")
     assert answer["queue_position"] is None
+    lab.seen(managers=1, total_workers=4, pending_tasks=2)
+    assert lab.why(first)["text"].endswith("the task has reached it, with one task that waits there.")
     lab.seen(managers=1, total_workers=1)
     assert "its worker is busy" in lab.why(first)["text"]
 

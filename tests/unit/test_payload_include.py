@@ -349,7 +349,7 @@ def test_the_hint_for_a_missing_module_knows_the_files_of_this_machine(folder: P
 def test_the_error_of_a_task_has_that_hint(folder: Path) -> None:
     record = describe_exception(ModuleNotFoundError("No module named 'mylib'", name="mylib"))
     assert record.hint == (
-        "Install mylib on the endpoint. If it is your own module, send it along: "
+        "Install mylib on the endpoint, or in the environment of the task. If it is your own module, send it along: "
         "call farcall.include('mylib') before you submit."
     )
     result = StreamResult("t", "g", TaskState.FAILED, attempt=1, error=record.to_json())

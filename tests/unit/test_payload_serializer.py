@@ -366,7 +366,7 @@ def test_a_module_that_is_missing_gives_advice(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delitem(sys.modules, module.__name__)
     with pytest.raises(DeserializationError, match="No module named 'only_at_home'") as caught:
         serializer.deserialize_function(buffer)
-    assert caught.value.hint.startswith("Install only_at_home on the endpoint. If it is your own module")
+    assert caught.value.hint.startswith("Install only_at_home on the endpoint, or in the environment of the task.")
     assert caught.value.record.fault is Fault.PEER
 
 

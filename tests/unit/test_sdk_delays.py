@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ class Waiting:
     def __init__(self, cloud: FakeCloud) -> None:
         self.cloud, self.mono, self.asked, self.is_cut = cloud, time.monotonic(), 0, False
         self.reported: list[Why] = []
+        self.answers: list[dict[str, Any]] = []
+        """Instead of the cloud's, in turn."""
         self._client = Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(self._answer))
         connection = connection_of(self._client)
         reader = ResultReader(connection.api, connection.blobs, connection.policy, connection.sealer)
@@ -42,6 +45,9 @@ class Waiting:
             self.asked += 1
             if self.is_cut:
                 raise httpx.ReadError("cut")
+            if self.answers:
+                found = json.loads(self.cloud.transport.handle_request(request).read())
+                return httpx.Response(200, json=found | self.answers.pop(0))
         return self.cloud.transport.handle_request(request)
 
     def submit(self) -> ComputeFuture[Any]:
@@ -106,6 +112,18 @@ def test_a_task_that_runs_is_not_reported(waiting: Waiting) -> None:
     waiting.cloud.run_waiting()
     waiting.after(3.5)
     assert (waiting.asked, waiting.reported) == (1, [])
+
+
+def test_a_start_of_an_environment_is_reported_once_soon_after_the_endpoint_has_reported_it(waiting: Waiting) -> None:
+    text = "The task waits for environment sci to start on node n3: looking for a Python, 5 s so far."
+    waiting.answers = [{"reason": "STARTING"}, *[{"reason": "ENVIRONMENT_STARTING", "text": text}] * 2]
+    waiting.after(3.5)
+    assert waiting.reported == []
+    waiting.after(3.0)
+    assert [str(why) for why in waiting.reported] == [text]
+    assert "looking for a Python" in waiting.watch.cause(waiting.cloud.endpoint_id)
+    waiting.after(30.0)
+    assert (waiting.asked, len(waiting.reported)) == (3, 1)
 
 
 def test_a_delay_ends_and_the_next_one_is_reported_again(waiting: Waiting) -> None:

@@ -153,6 +153,8 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
         {**shared, "node": "n3", "starting": 1},
         {**shared, "label": "sci", "node": "n4", "text": "apptainer is converting the image", "since": 1.0},
         {**shared, "label": "sci", "node": "n5", "forkable": True},
+        {**shared, "label": "sci", "node": "n6", "busy": 1},
+        {**shared, "label": "sci", "node": "n7"},
     ]
 
     whole = json.loads(run("endpoints", "status", "fake", "--json").stdout)
@@ -174,8 +176,10 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
         ["apptainer 0123456789abcdef", "n3", "0", "0", "1", "starting"],
         ["sci", "n4", "0", "0", "0", "starting"],
         ["sci", "n5", "0", "0", "0", "forkable"],
+        ["sci", "n6", "0", "1", "0", "warm"],
+        ["sci", "n7", "0", "0", "0", "cold"],
     ]
-    assert run.lines("endpoints", "show", "fake")[-5:] == lines
+    assert run.lines("endpoints", "show", "fake")[-7:] == lines
     assert json.loads(run("endpoints", "show", "fake", "--json").stdout)["environments"] == states
     assert lines[1][6].startswith("problem, ")
     assert lines[1][6].endswith(" ago: FATAL: no space")

@@ -117,8 +117,8 @@ def hint_for(error: BaseException) -> str:
         case ModuleNotFoundError(name=str(name)):
             package = name.partition(".")[0]
             return (
-                f"Install {package} on the endpoint. If it is your own module, send it along: call "
-                f"farcall.include({package!r}) before you submit."
+                f"Install {package} on the endpoint, or in the environment of the task. If it is your own module, send "
+                f"it along: call farcall.include({package!r}) before you submit."
             )
         case AttributeError() if "__main__" in text:
             return "A class or function of a script was sent by name; the default strategies send it by value."

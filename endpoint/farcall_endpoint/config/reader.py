@@ -19,6 +19,8 @@ from farcall_endpoint.config.section import FieldProblem
 from farcall_endpoint.config.wording import expected, fields_of, found, kinds_with, where_is, without_none
 from farcall_endpoint.config.yaml12 import Loader
 
+_ALMOST_EQUAL: Final = 0.85
+"""A field so like another one of the same section is a spelling mistake, also if another section has it."""
 _FOREIGN_FIELDS: Final = {
     "job_status_kwargs": "write its max_idletime under engine, without job_status_kwargs",
     "max_retries_on_system_failure": "remove it: each task has its own max_attempts",
@@ -246,6 +248,8 @@ def _refuse_unknown(place: _Place, key: yaml.ScalarNode, source: str) -> NoRetur
         fix = _FOREIGN_FIELDS[field]
     elif owners:
         fix = f"only {' and '.join(owners)} knows it" if len(owners) == 1 else f"only {' and '.join(owners)} know it"
+    elif close and difflib.SequenceMatcher(None, field, close[0]).ratio() > _ALMOST_EQUAL:
+        fix = f"did you mean `{close[0]}`?"
     elif 1 <= len(sections) <= 2:
         fix = f"it belongs {' or '.join(f'under {section}' if section else 'at the top' for section in sections)}"
     elif close:

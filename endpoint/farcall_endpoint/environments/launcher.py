@@ -715,7 +715,8 @@ class EnvironmentLauncher:
             prepared.image,
             program,
             mounts=mounts,
-            variables=first_variables(wanted.boot.variables)
+            variables=probe.search_path(environment.type, prepared.python)
+            | first_variables(wanted.boot.variables)
             | (variables_of_template(wanted.boot.variables) if module else {}),
             directory=wanted.boot.directory,
             network=self.settings.network,

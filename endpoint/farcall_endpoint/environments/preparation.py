@@ -527,6 +527,7 @@ class Preparation:
                 image,
                 probe.command(candidate),
                 mounts=self._mounts_of(environment, runner),
+                variables=probe.search_path(environment.type),
                 network=self._settings.network,
                 options=options_for(environment, self._settings),
                 name=f"farcall-probe-{uuid.uuid4().hex[:12]}",
@@ -541,6 +542,11 @@ class Preparation:
             problem = problem or found.problem()
             if not found.problem():
                 return found
+        if environment.type in PREFIXES and not problem:
+            problem = f"there is no {image}/bin/python3"
+            if not Path(image).is_dir():
+                words = f"{environment.type}: {image} is not a directory on this node, or not readable"
+                raise PreparationError(outcomes.environment_failed(environment.label, words))
         raise PreparationError(
             outcomes.environment_without_python(environment.label, problem or "it has none in its search path")
         )

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, UV
+from farcall_common.environments import PREFIXES, TREES, UV
 from farcall_common.plain_text import plain
 from farcall_endpoint.environments.bundle import Abi
 
@@ -84,6 +84,8 @@ _CANDIDATES: Final = (
 )
 _ABSENT: Final = re.compile(r"no such file|not found|cannot find|can't find|not executable|permission denied", re.I)
 
+_SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 NOT_FOUND: Final = (126, 127)
 """Exit codes of a runner, and of a shell, for a program that does not exist."""
 
@@ -105,7 +107,7 @@ class Python(msgspec.Struct, frozen=True, kw_only=True):
     def problem(self) -> str:
         """Why it cannot run a worker; empty if it can."""
         if self.version < LEAST_VERSION or self.version > (3, 99):
-            return "its Python is {}.{}, and {}.{} is the least".format(*self.version, *LEAST_VERSION)
+            return "its Python is {}.{}, and workers need {}.{} or later".format(*self.version, *LEAST_VERSION)
         if self.implementation != "cpython" or not self.soabi.startswith("cpython-"):
             return f"its Python is {self.implementation}, not CPython"
         if self.missing:
@@ -118,6 +120,18 @@ def candidates(environment_type: str, image: str) -> tuple[str, ...]:
     if environment_type in (*PREFIXES, UV):
         return f"{image}/bin/python3", f"{image}/bin/python"
     return _CANDIDATES
+
+
+def search_path(environment_type: str, python: str = "") -> dict[str, str]:
+    """The variable with the search path of programs, for a directory tree: it lacks the settings that an image has.
+
+    :param python: the absolute path of the tree's Python, whose directory comes first.
+    """
+    if environment_type not in TREES:
+        return {}
+    directory = python.rpartition("/")[0]
+    is_new = bool(directory) and directory not in _SEARCH_PATH.split(":")
+    return {"PATH": f"{directory}:{_SEARCH_PATH}" if is_new else _SEARCH_PATH}
 
 
 def command(python: str) -> tuple[str, ...]:

@@ -286,7 +286,8 @@ def _waits(situation: Situation) -> str:
     position, status = situation.position, situation.endpoint.status if situation.endpoint else None
     if _is_dispatched(situation):
         others = max(0, status.pending_tasks - 1) if status else 0
-        return "the task has reached it" + (f", with {_tasks(others)} that wait there" if others else "")
+        wait = "waits" if others == 1 else "wait"
+        return "the task has reached it" + (f", with {_tasks(others)} that {wait} there" if others else "")
     if position is None or position.state is not QueueState.QUEUED:
         return "the task is recorded"
     if position.submitters < 2:
