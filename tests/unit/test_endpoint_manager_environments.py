@@ -323,6 +323,22 @@ def test_a_worker_that_hangs_at_its_start_in_an_environment_is_killed_after_the_
     assert "it was not ready within 200 s" in rig.statuses["a"].problem
 
 
+def test_a_submitter_does_not_keep_others_from_preparing() -> None:
+    rig = EnvironmentRig(slots=2)
+    slow = [Environment.of({"type": "venv", "location": f"/s{n}", "name": f"s{n}"}) for n in range(30)]
+    rig.handle(*(tasks(each, each.name, submitter="m") for each in slow))
+    assert rig.prepared == ["s0", "s1"]
+    for number, submitter in enumerate("opq"):
+        rig.handle(*(tasks(each, f"{each.name}{submitter}", submitter=submitter) for each in slow[10 * number :]))
+    assert len(rig.prepared) == 6, "of all submitters together"
+    rig.handle(tasks(A, "a1"))
+    assert rig.prepared[6:] == ["a"], "the owner does not wait for them"
+    rig.handle(tasks(slow[29], "mine"))
+    assert rig.prepared[7:] == ["s29"], "the owner needs it, too"
+    rig.handle(EnvironmentFailed(slow[0].key, WORDS))
+    assert len(rig.prepared) == 9
+
+
 def test_few_environments_are_prepared_at_a_time() -> None:
     rig = EnvironmentRig(slots=1)
     rig.settle()

@@ -49,8 +49,8 @@ namespaces of their own."""
 UNTRUSTED_OUTSIDE: Final = CONFINED_OUTSIDE - {UV}
 """Those whose Python is not ours: it cannot be trusted to confine itself."""
 
-_AT_ONCE: Final = 4
-"""Environments that are prepared at once: a conversion takes a core and much of a disk."""
+_AT_ONCE: Final = 8
+"""Environments that are prepared at once, as many as managers want: one that waited would lose its time."""
 _STOPS_AT_ONCE: Final = 8
 _PROBE_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 30.0

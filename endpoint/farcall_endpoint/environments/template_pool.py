@@ -27,7 +27,11 @@ _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
 """Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
 _PAUSE_S: Final = 60.0
-"""After a failure without a module to blame, or too many."""
+"""After a failure without a module to blame, or too many. The next one is twice as long: a task can stop its template,
+and the manager waits for that for seconds."""
+_LONGEST_PAUSE_S: Final = 3600.0
+_MOST_FAILED: Final = 1000
+"""Templates whose failures are remembered."""
 
 
 @dataclasses.dataclass
@@ -43,6 +47,7 @@ class _Entry:
 class _Failures:
     reason: str = ""
     count: int = 0
+    pauses: int = 0
     until: float = 0.0
 
 
@@ -187,7 +192,8 @@ class TemplatePool:
                 if (former := self._serving.pop(key, None)) is not None:
                     self._leave(former)
                 self._serving[key] = entry
-                self._failures.pop(key, None)
+                if (failures := self._failures.get(key)) is not None:
+                    failures.reason, failures.count = "", 0
                 changes.append(TemplateChange(key, entry.environment_key))
         for key, entry in list(self._serving.items()):
             entry.template.serve()
@@ -243,9 +249,12 @@ class TemplatePool:
         return TemplateChange(key, entry.environment_key, template.problem)
 
     def _failed(self, key: str, reason: str, module: str, *, now: float) -> None:
+        while len(self._failures) >= _MOST_FAILED and key not in self._failures:
+            del self._failures[next(iter(self._failures))]
         failures = self._failures.setdefault(key, _Failures())
         failures.reason = reason
         failures.count += 1
         if not module or failures.count >= _MOST_FAILURES:
-            failures.until = now + _PAUSE_S
+            failures.until = now + min(_PAUSE_S * 2**failures.pauses, _LONGEST_PAUSE_S)
+            failures.pauses = min(failures.pauses + 1, 10)
             failures.count = 0

@@ -20,6 +20,10 @@ from farcall_endpoint.protocol import EnvironmentStatus, Prewarm
 
 _MOST_AT_ONCE: Final = 8
 """Preparations at a time: submitters may name any number of environments, and each takes network, disk and cores."""
+_MOST_OF_OTHERS: Final = 6
+"""Of those, for submitters other than the owner."""
+_MOST_OF_ONE: Final = 2
+"""Of those, for one of these: a registry that never answers keeps a preparation until its time is over."""
 
 
 class Preparations:
@@ -66,6 +70,9 @@ class Preparations:
         elif state.state is State.READY:
             self._queue.add(job, state.key)
         else:
+            if not state.waiting:
+                state.submitters.clear()
+            state.submitters[job.order.submitter] = None
             state.waiting.append(job)
             if state.state is State.COLD:
                 self._prepare(state, now)
@@ -146,12 +153,27 @@ class Preparations:
     def _prepare(self, state: EnvironmentState, now: Instant) -> None:
         """Prepare an environment, now or when fewer others are prepared."""
         if state.state is State.COLD:
-            if sum(each.state is State.PREPARING for each in self._states.values()) >= _MOST_AT_ONCE:
+            if not self._has_room(state):
                 state.postponed(now)
                 return
         self._actions.append(Prepare(state.environment))
         state.preparing(now, limit_s=self._limit_s)
         self.due_at = 0.0
+
+    def _has_room(self, state: EnvironmentState) -> bool:
+        """Whether one more environment may be prepared. No submitter can keep the owner, or all others, from it."""
+        requesters = [each.requester for each in self._states.values() if each.state is State.PREPARING]
+        if len(requesters) >= _MOST_AT_ONCE:
+            return False
+        others = list(filter(None, requesters))
+        if state.is_wanted or "" in state.submitters:
+            state.requester = ""
+            return True
+        found = next((each for each in state.submitters if others.count(each) < _MOST_OF_ONE), None)
+        if found is None or len(others) >= _MOST_OF_OTHERS:
+            return False
+        state.requester = found
+        return True
 
     def _fail_tasks(self, state: EnvironmentState) -> None:
         """Fail the tasks that wait for an environment, if it has failed."""
