@@ -104,7 +104,7 @@ def test_without_a_directory_statistics_last_as_long_as_their_store(tmp_path: Pa
     assert "numpy" in store.of("k").modules
 
 
-@pytest.mark.parametrize("name", [*FORBIDDEN, "polars.lazyframe", "__main__", "antigravity", "test.support", "site"])
+@pytest.mark.parametrize("name", [*FORBIDDEN, "polars.lazyframe", "__main__", "venv.__main__", "this", "test.support"])
 def test_modules_that_are_never_preloaded(name: str) -> None:
     assert is_forbidden(name)
     assert not after([name]).modules

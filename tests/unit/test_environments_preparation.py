@@ -15,8 +15,11 @@ from farcall_endpoint.environments import preparation
 from farcall_endpoint.environments.preparation import (
     CommandError,
     Ended,
+    Failed,
     Order,
+    Preparation,
     PreparationError,
+    PreparationReport,
     PreparationSettings,
     Started,
     failure,
@@ -24,6 +27,7 @@ from farcall_endpoint.environments.preparation import (
 )
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.isolation import bubblewrap
 
 
 def run(directory: Path, orders: Sequence[Order]) -> None:
@@ -44,6 +48,40 @@ def test_containers_of_a_manager_that_is_gone_are_ended(tmp_path: Path) -> None:
     run(tmp_path, [*started, Ended("ended"), Ended("forgotten", stops=False)])
     assert [path.exists() for path in files] == [True, True, False]
     assert not (tmp_path / "run").exists()
+
+
+_PYTHON_THAT_LOOKS_AROUND = """#!/bin/sh
+for file in /proc/[0-9]*/environ; do tr '\\0' '\\n' < "$file"; done
+exit 3
+"""
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_python_that_a_submitter_has_named_sees_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, confined: bool
+) -> None:
+    if reason := bubblewrap.missing():
+        pytest.skip(reason)
+    monkeypatch.setenv("INDEX_PASSWORD", "hunter2")
+    monkeypatch.setenv("COLOR", "blue")
+    python = tmp_path / "venv" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text(_PYTHON_THAT_LOOKS_AROUND if confined else _PYTHON_THAT_LOOKS_AROUND.replace("[0-9]*", "$PPID"))
+    python.chmod(0o755)
+    settings = PreparationSettings(
+        environments=EnvironmentSettings(),
+        cache=str(tmp_path / "cache"),
+        confined=confined,
+        readable=("/usr", "/bin", "/lib", "/lib64"),
+        passed=("COLOR",),
+    )
+    reports: list[PreparationReport] = []
+    prepared = Preparation(settings, report=reports.append)
+    prepared.prepare(Environment(type="venv", location=str(tmp_path / "venv")), trusted=False)
+    failed = reports[-1]
+    assert isinstance(failed, Failed)
+    assert "COLOR=blue" in failed.record.message
+    assert "hunter2" not in failed.record.message
 
 
 def test_a_runner_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ class EnvironmentLauncher:
     """Prepares environments, and starts containers in them. Not for use in several threads.
 
     :param log_dir: of start logs; None: none are kept.
-    :param confined, readable: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
+    :param confined, readable, passed: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
     """
 
     def __init__(
@@ -251,9 +251,11 @@ class EnvironmentLauncher:
         log_dir: Path | None = None,
         confined: bool = False,
         readable: Callable[[], Sequence[str]] = tuple,
+        passed: Collection[str] = (),
         runners: Mapping[str, Runner] = RUNNERS,
     ) -> None:
         self.settings = settings
+        self._passed = tuple(passed)
         self._log_dir = log_dir
         self._confined = confined
         self._readable = readable
@@ -357,6 +359,7 @@ class EnvironmentLauncher:
             run_dir=str(self._run_directory()),
             confined=self._confined,
             readable=tuple(self._readable()) if self._confined else (),
+            passed=self._passed,
         )
         command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)

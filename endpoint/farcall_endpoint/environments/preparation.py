@@ -42,6 +42,7 @@ from farcall_endpoint.environments.runners import RUNNERS, runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import not_allowed
 from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.isolation.environment import for_submitter
 
 CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
 """Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
@@ -139,6 +140,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     :param run_dir: the manager's directory for sockets, which goes with it.
     :param confined: whether what others than the owner name is confined by bubblewrap where its runner does not do it.
     :param readable: what it may read then.
+    :param passed: as of :func:`~farcall_endpoint.isolation.environment.for_submitter`.
     """
 
     environments: EnvironmentSettings
@@ -147,6 +149,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str = ""
     confined: bool = False
     readable: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
 
 
 class PreparationError(Exception):
@@ -177,9 +180,17 @@ class Commands:
         self._running: set[int] = set()
         self._closed = False
 
-    def run(self, command: Sequence[str], *, limit_s: float, log: Path | None = None) -> bytes:
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        limit_s: float,
+        log: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> bytes:
         """Run a command; the end of what it printed, on both streams.
 
+        :param variables: its environment variables; None: those of this process.
         :raises CommandError: if it fails, or takes longer than the limit.
         """
         with self._lock:
@@ -190,6 +201,7 @@ class Commands:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                env=variables,
                 start_new_session=True,
             )
             self._running.add(process.pid)
@@ -421,6 +433,7 @@ class Preparation:
         self._settings = settings.environments
         self._log_dir = Path(settings.log_dir) if settings.log_dir else None
         self._readable = settings.readable if settings.confined else None
+        self._passed = settings.passed
         self._report = report
         self._runners = runners
         self._cache = Cache(Path(settings.cache), most_bytes=settings.environments.cache_bytes)
@@ -545,8 +558,10 @@ class Preparation:
         if start.private_root and self._readable is not None and environment.type in CONFINED_OUTSIDE:
             needed = (start.image, *(mount.source for mount in start.mounts))
             command = [*confinement_of([*self._readable, *needed], environment.type), *command]
+        # A program in namespaces reads the variables of their first process, which is the runner's.
+        variables = for_submitter(os.environ, passed=self._passed) if start.private_root else None
         try:
-            return self.commands.run(command, limit_s=_PROBE_LIMIT_S, log=log), 0
+            return self.commands.run(command, limit_s=_PROBE_LIMIT_S, log=log, variables=variables), 0
         except CommandError as error:
             return error.output, error.code
         finally:

@@ -67,14 +67,14 @@ class EnvironmentWorkers:
             log_dir=log_dir,
             confined=place.confinement is not None and place.confinement.bubblewrap,
             readable=lambda: place.readable(place.environment),
+            passed=place.passed,
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
-        self._refusals: dict[str, ErrorRecord | None] = {}
+        self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
         """Why tasks of other submitters than the owner may not use an environment; None if they may."""
-        key = environment.key
-        if key not in self._refusals:
+        if environment not in self._refusals:
             if len(self._refusals) >= _MOST_REFUSALS:
                 self._refusals.clear()
             place = self._place
@@ -83,8 +83,8 @@ class EnvironmentWorkers:
                 readable=place.readable(place.environment),
                 unconfined=place.confinement is not None and not place.confinement.bubblewrap,
             )
-            self._refusals[key] = outcomes.location_refused(environment.label, reason) if reason else None
-        return self._refusals[key]
+            self._refusals[environment] = outcomes.location_refused(environment.label, reason) if reason else None
+        return self._refusals[environment]
 
     def trust(self, environment: Environment) -> None:
         """The owner uses an environment: what it is prepared by needs no confinement."""

@@ -152,10 +152,9 @@ class Preparations:
 
     def _prepare(self, state: EnvironmentState, now: Instant) -> None:
         """Prepare an environment, now or when fewer others are prepared."""
-        if state.state is State.COLD:
-            if not self._has_room(state):
-                state.postponed(now)
-                return
+        if state.state is State.COLD and not self._has_room(state):
+            state.postponed(now)
+            return
         self._actions.append(Prepare(state.environment))
         state.preparing(now, limit_s=self._limit_s)
         self.due_at = 0.0
