@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import Final
 
-from farcall_common.environments import Environment
+from farcall_common.environments import Environment, renamed
+from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager.actions import Action, Prepare, Release
@@ -66,7 +68,7 @@ class Preparations:
         """Let a task wait for a worker in an environment, or for the environment itself."""
         state = self._states.of(environment)
         if (record := state.needed(now)) is not None:
-            self._reports.finish(job, TaskState.FAILED, record.to_json())
+            self._reports.finish(job, TaskState.FAILED, _for_task(record, state, job).to_json())
         elif state.state is State.READY:
             self._queue.add(job, state.key)
         else:
@@ -177,7 +179,14 @@ class Preparations:
     def _fail_tasks(self, state: EnvironmentState) -> None:
         """Fail the tasks that wait for an environment, if it has failed."""
         if state.state is State.FAILED and state.record is not None:
-            record = state.record.to_json()
             for job in itertools.chain(state.waiting, self._queue.remove_all(state.key)):
-                self._reports.finish(job, TaskState.FAILED, record)
+                self._reports.finish(job, TaskState.FAILED, _for_task(state.record, state, job).to_json())
             state.waiting.clear()
+
+
+def _for_task(record: ErrorRecord, state: EnvironmentState, job: Job) -> ErrorRecord:
+    """An error of an environment, with the name that the task has for it: others may have another one."""
+    named = job.order.options.environment
+    if named is None or named.name == state.environment.name:
+        return record
+    return dataclasses.replace(record, message=renamed(record.message, state.environment.label, named.label))
