@@ -111,6 +111,19 @@ def test_failures_in_the_runners_own_words(words: bytes, retryable: bool) -> Non
     assert failure(packages, CommandError(words, 1)).code == "REQUIREMENTS_FAILED"
 
 
+def test_addresses_in_errors_have_no_secrets() -> None:
+    words = (
+        b"error: Failed to fetch: `https://dl.example.org/t0ken/group/simple/numpy/`\n"
+        b"  cause: error sending request for url (http://user:t0ken@example.org:8080/numpy?key=t0ken)\n"
+        b"  cause: https://example.org is away\n"
+    )
+    message = failure(Environment(type="uv", requirements=("numpy",)), CommandError(words, 1)).message
+    assert "t0ken" not in message
+    assert "`https://dl.example.org/.../numpy`" in message
+    assert "(http://example.org:8080/numpy)" in message
+    assert "https://example.org/ is away" in message
+
+
 def test_a_command_that_took_too_long_is_worth_another_try() -> None:
     record = failure(Environment(type="venv", location="/x"), CommandError(b"", None))
     assert record.retryable

@@ -68,6 +68,7 @@ _PASSING: Final = re.compile(
     re.I,
 )
 """Words of runners and uv for what may be different soon."""
+_URL: Final = re.compile(r"(https?://)(?:[^\s/@`'\"]*@)?([^\s/?`'\")]+)/?([^\s`'\")]*)")
 
 
 # -- orders and reports ------------------------------------------------------------------------------------------------
@@ -605,7 +606,15 @@ def failure(environment: Environment, error: CommandError) -> ErrorRecord:
     """The error record of a failed command, in its own words."""
     outcome = outcomes.requirements_failed if environment.type == UV else outcomes.environment_failed
     passing = error.code is None or _PASSING.search(str(error)) is not None
-    return dataclasses.replace(outcome(environment.label, error), retryable=passing)
+    words = _URL.sub(_without_secrets, str(error))
+    return dataclasses.replace(outcome(environment.label, words), retryable=passing)
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    """An address for submitters: that of the owner's index may have a token in its path or its query."""
+    scheme, host, path = url.groups()
+    names = path.partition("?")[0].strip("/").split("/")
+    return f"{scheme}{host}/{'.../' if len(names) > 1 else ''}{names[-1]}"
 
 
 # -- process -----------------------------------------------------------------------------------------------------------
