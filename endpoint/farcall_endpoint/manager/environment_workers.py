@@ -77,14 +77,17 @@ class EnvironmentWorkers:
         if environment not in self._refusals:
             if len(self._refusals) >= _MOST_REFUSALS:
                 self._refusals.clear()
-            place = self._place
-            reason = self._launcher.refusal(
-                environment,
-                readable=place.readable(place.environment),
-                unconfined=place.confinement is not None and not place.confinement.bubblewrap,
-            )
-            self._refusals[environment] = outcomes.location_refused(environment.label, reason) if reason else None
+            self._refusals[environment] = self._refusal(environment)
         return self._refusals[environment]
+
+    def _refusal(self, environment: Environment) -> ErrorRecord | None:
+        place = self._place
+        reason = self._launcher.refusal(
+            environment,
+            readable=place.readable(place.environment),
+            unconfined=place.confinement is not None and not place.confinement.bubblewrap,
+        )
+        return outcomes.location_refused(environment.label, reason) if reason else None
 
     def trust(self, environment: Environment) -> None:
         """The owner uses an environment: what it is prepared by needs no confinement."""
@@ -142,8 +145,11 @@ class EnvironmentWorkers:
         :raises OSError: if the machine lacks something, or the environment cannot be started.
         """
         place = self._place
-        if submitter and (refused := self.refusal(environment)) is not None:
-            raise OSError(refused.message)
+        if submitter:
+            # Not what was found before: a directory may have been replaced by a link since.
+            find = self._refusal if environment.location.startswith("/") else self.refusal
+            if (refused := find(environment)) is not None:
+                raise OSError(refused.message)
         place.working_dir.mkdir(parents=True, exist_ok=True)
         working_dir = place.working_dir.resolve()
         is_image = environment.type not in (*PREFIXES, UV)
