@@ -34,7 +34,7 @@ from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
-from farcall_endpoint.environments.preload import PreloadStore
+from farcall_endpoint.environments.preload import PreloadStore, statistics_key
 from farcall_endpoint.environments.preparation import (
     UNTRUSTED_OUTSIDE,
     Failed,
@@ -307,7 +307,7 @@ class EnvironmentLauncher:
             self._order(preparation.Release(key))
 
     def learn(self, key: str, modules: Sequence[str]) -> None:
-        """Tasks have imported these in an environment."""
+        """Tasks have imported these; ``key``: as of :func:`~farcall_endpoint.environments.preload.statistics_key`."""
         self._pool.learn(key, modules, now=time.monotonic())
 
     def serve(self) -> list[PreparationReport | TemplateChange]:
@@ -555,13 +555,16 @@ class EnvironmentLauncher:
         """A worker of the endpoint's own Python; None if it must be started afresh."""
         return self._pool.fork(key, boot, descriptors)
 
-    def start_own_template(self, key: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+    def start_own_template(
+        self, key: str, command: Sequence[str], variables: Mapping[str, str], *, submitter: str
+    ) -> None:
         """Start a template of the endpoint's own Python, if there should be one.
 
         :param command: what to write before its command.
         :param variables: as its workers have them.
         """
-        modules = self._pool.wanted(key, "", None, now=time.monotonic())
+        statistics = statistics_key("", submitter)
+        modules = self._pool.wanted(key, statistics, None, now=time.monotonic())
         if modules is None:
             return
         try:
@@ -572,7 +575,15 @@ class EnvironmentLauncher:
         name = f"farcall-{uuid.uuid4().hex[:12]}"
         self._own[name] = process
         self._kill_if_manager_is_killed(name, process.pid)
-        self._pool.add(key, "", connection, modules, stop=lambda: self._end_own(name), now=time.monotonic())
+        self._pool.add(
+            key,
+            "",
+            connection,
+            modules,
+            stop=lambda: self._end_own(name),
+            now=time.monotonic(),
+            statistics_key=statistics,
+        )
 
     def _end_own(self, name: str) -> None:
         process = self._own.pop(name)
@@ -585,7 +596,8 @@ class EnvironmentLauncher:
 
     def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
-        modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
+        statistics = statistics_key(environment.key, wanted.group)
+        modules = self._pool.wanted(key, statistics, environment, now=time.monotonic())
         if modules is None:
             return
         try:
@@ -617,6 +629,7 @@ class EnvironmentLauncher:
             stop=lambda: self._end_template(template),
             now=time.monotonic(),
             network=self.settings.network,
+            statistics_key=statistics_key(template.origin[0].key, template.origin[1].group),
             private=[template.origin[1].boot.directory, *(mount.target for mount in template.origin[1].mounts)],
         )
 

@@ -13,6 +13,7 @@ from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments.launcher import ContainerStart, EnvironmentLauncher
+from farcall_endpoint.environments.preload import statistics_key
 from farcall_endpoint.environments.preparation import (
     CONFINED_OUTSIDE,
     Failed,
@@ -113,9 +114,9 @@ class EnvironmentWorkers:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
         return self._launcher.next_deadline()
 
-    def learn(self, environment_key: str, modules: Sequence[str]) -> None:
-        """Tasks have imported these in an environment."""
-        self._launcher.learn(environment_key, modules)
+    def learn(self, imports_key: str, modules: Sequence[str]) -> None:
+        """Tasks of workers with this key have imported these."""
+        self._launcher.learn(imports_key, modules)
 
     @property
     def children(self) -> set[int]:
@@ -125,6 +126,10 @@ class EnvironmentWorkers:
     def close(self) -> None:
         """End what is left of environments."""
         self._launcher.close()
+
+    def imports_key(self, submitter: str) -> str:
+        """The key of what a submitter's tasks import in the endpoint's own Python; empty for the owner."""
+        return statistics_key("", submitter)
 
     def fork_own(
         self, boot: Boot, descriptors: Descriptors, *, submitter: str, prefix: Sequence[str]
@@ -136,7 +141,7 @@ class EnvironmentWorkers:
         """
         key = template_key(f"own-{submitter}", boot.variables)
         fork = self._launcher.fork_own(key, boot, descriptors)
-        self._launcher.start_own_template(key, prefix, boot.variables)
+        self._launcher.start_own_template(key, prefix, boot.variables, submitter=submitter)
         return fork
 
     def launch(self, environment: Environment, worker_id: int, *, slot: int, submitter: str) -> WorkerProcess:
@@ -203,10 +208,11 @@ class EnvironmentWorkers:
             for descriptor in output:
                 os.close(descriptor)
             raise
+        imports_key = statistics_key(environment.key, submitter)
         if isinstance(process, ForkedProcess):
-            pidfd, key = process.pidfd, environment.key
+            pidfd = process.pidfd
             return WorkerProcess(
-                process, channel, worker_end, pidfd, output, namespaced=True, environment_key=key, fork=process
+                process, channel, worker_end, pidfd, output, namespaced=True, imports_key=imports_key, fork=process
             )
         return WorkerProcess(
             process,
@@ -215,7 +221,7 @@ class EnvironmentWorkers:
             os.pidfd_open(process.pid),
             output,
             namespaced=True,
-            environment_key=environment.key,
+            imports_key=imports_key,
             container=process,
             ended=self._launcher.ended,
         )

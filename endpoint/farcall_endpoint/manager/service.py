@@ -404,7 +404,7 @@ class Manager:
                     raise ValueError("a body in a file that can shrink")
                 if type(received[0]) is NewModules:
                     self._count_report(worker.worker_id)
-                    self._launcher.learn(worker.process.environment_key, received[0].names)
+                    self._launcher.learn(worker.process.imports_key, received[0].names)
                 else:
                     packets.append(received)
         except BlockingIOError:
