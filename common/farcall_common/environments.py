@@ -139,6 +139,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return f"environment-{self.key}"
 
 
+def renamed(text: str, old: str, new: str) -> str:
+    """A message about an environment, with another label of it: those who share one may have different names for it."""
+    for before in ("environment ", "packages of "):  # a label may be any word of the message
+        if f"{before}{old}" in text:
+            return text.replace(f"{before}{old}", f"{before}{new}", 1)
+    return text
+
+
 def unknown_type(name: str) -> str:
     """The message for a technology that there is not, with those that are spelled alike."""
     if not name:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,12 +18,21 @@ from typing import Any
 import psutil
 import pytest
 
-from farcall_endpoint.environments.templates import TemplateFailed
+from farcall_endpoint.environments.templates import Template, TemplateFailed
 from farcall_endpoint.process_reaper import descendants, read_processes
 from farcall_endpoint.worker import namespaces
+from farcall_endpoint.worker.fork_protocol import (
+    Forked,
+    FromTemplate,
+    Imported,
+    Importing,
+    Serving,
+    Skipped,
+    encode,
+)
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.support.templates import ORDINARY_USER, fork_worker, running_template, wait_for
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 USERS = [None, pytest.param(ORDINARY_USER, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can"))]
 
@@ -454,6 +465,65 @@ def test_the_template_cannot_be_traced_by_its_forks() -> None:
 
 
 # -- many --------------------------------------------------------------------------------------------------------------
+
+
+_HOSTILE = """
+import socket, sys, time
+connection = socket.socket(fileno=int(sys.argv[1]))
+for packet in sys.argv[2:]:
+    connection.send(bytes.fromhex(packet))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "packets",
+    [
+        [Imported("os", 1.0, 1)],
+        [Skipped("os", "none")],
+        [Forked(1)],
+        [Serving("3"), Importing("json")],
+        [Serving("3"), Serving("3")],
+        [Serving("3"), Forked(1), Forked(1)],
+        [Serving("3"), Forked(2)],
+    ],
+    ids=str,
+)
+def test_a_template_of_a_hostile_image_is_ended(packets: list[FromTemplate]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [encode(packet).hex() for packet in packets]
+    command = [sys.executable, "-c", _HOSTILE, str(theirs.fileno()), *words]
+    template = Template(ours, modules=["json"], spares=1)
+    with theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        while not template.is_over:
+            assert select.select([template], [], [], WAIT_S)[0]
+            template.serve()
+        assert "sent what no template sends" in template.problem
+        assert process.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_the_manager_does_not_wait_for_each_worker_of_a_template_that_a_task_has_stopped() -> None:
+    def stop() -> None:
+        import os
+        import signal
+
+        os.kill(os.getppid(), signal.SIGSTOP)
+
+    def leave() -> None:
+        import os
+
+        os._exit(0)
+
+    with running_template() as template:
+        workers = [fork_worker(template).ready() for _ in range(3)]
+        workers[0].run(stop)
+        for worker in workers:
+            worker.send(leave)
+        began_at = time.monotonic()
+        for worker in workers:
+            worker.ended()
+        assert time.monotonic() - began_at < 9.0
+        assert "did not report" in template.problem
 
 
 def test_a_storm_of_forks() -> None:

@@ -115,6 +115,26 @@ def test_wheels_are_linked_into_environments(index: Path, cache: Path) -> None:
     assert files[0].st_ino == files[1].st_ino, "one copy on the disk"
 
 
+def test_a_package_does_not_replace_the_python_of_its_environment(index: Path, cache: Path, tmp_path: Path) -> None:
+    runner, trace = UvRunner(index_url=str(index)), tmp_path / "trace"
+    image = Path(runner.prepare(packages("evil"), cache=cache).image)
+    code = f"import posix; posix.mkdir({str(trace)!r})"
+    library = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
+    files = {
+        "pyvenv.cfg": f"home = {image}/bin",
+        f"{library}/os.py": "",
+        f"{library}/encodings/__init__.py": code,
+        "bin/python3._pth": "../other",
+        "bin/python._pth": "../other",
+        "other/encodings/__init__.py": code,
+    }
+    make_wheel(index, "evil", "1.0", files={f"evil-1.0.data/data/{name}": text for name, text in files.items()})
+    assert prepared(runner, packages("evil"), cache) == image
+    assert answer(image, "import evil, sys; print(evil.version, sys.prefix)") == f"1.0 {image}"
+    assert not trace.exists()
+    assert left_in(cache) == [image.name]
+
+
 def test_a_package_without_a_version_that_fits_fails_in_words_of_uv(index: Path, cache: Path) -> None:
     runner = UvRunner(index_url=str(index))
     unknown = refusal(runner, packages("granite"), cache)

@@ -351,9 +351,12 @@ def use_the_workers_socket(kind: str) -> None:
     import gc
     import time
 
-    from farcall_endpoint.worker.channel import Channel, Done
+    from farcall_endpoint.worker.channel import Channel, Done, NewModules
 
     channel = next(thing for thing in gc.get_objects() if isinstance(thing, Channel))
+    channel.socket.setblocking(True)
+    while kind == "reports without end":
+        channel.send(NewModules(("wave",) * 500))
     if kind == "bytes":
         channel.socket.send(b"\xff" * 100)
     elif kind == "a packet cut short":
@@ -377,7 +380,10 @@ def use_the_workers_socket(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["bytes", "a packet cut short", "another task's end", "a result shorter than it says", "a result without a byte"],
+    [
+        *("bytes", "a packet cut short", "another task's end", "a result shorter than it says"),
+        *("a result without a byte", "reports without end"),
+    ],
 )
 def test_a_task_that_writes_to_its_workers_socket_costs_that_worker_alone(kind: str) -> None:
     before = managers_of(psutil.Process())

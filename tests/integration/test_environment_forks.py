@@ -162,6 +162,22 @@ def test_forks_are_confined_as_fresh_workers_are(tmp_path: Path, venv: Path) -> 
             assert expected == ["done", "done"]
 
 
+def test_a_location_that_becomes_a_link_is_not_started(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    venv, place = tmp_path / "home", tmp_path / "open/venv"
+    for path in (venv, place):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+    environment = Environment(type="venv", location=str(place))
+    with running_node(tmp_path, EnvironmentSettings(locations=(f"{tmp_path}/open/*",))) as node:
+        assert isinstance(node.prepare(environment), EnvironmentReady)
+        assert node.launcher.refusal(environment) is None
+        node.packet(node.launch(environment, submitter=SUBMITTER))
+        place.rename(tmp_path / "open/other")
+        place.symlink_to(venv)
+        with pytest.raises(OSError, match="leads to one that is not among those"):
+            node.launch(environment, submitter=SUBMITTER)
+
+
 def test_what_tasks_import_is_loaded_in_later_workers(node: Node, venv: Path) -> None:
     def use() -> int:
         import importlib
@@ -176,7 +192,7 @@ def test_what_tasks_import_is_loaded_in_later_workers(node: Node, venv: Path) ->
     packet = node.packet(worker)
     assert isinstance(packet, NewModules)
     assert "slow_module" in packet.names
-    node.launcher.learn(worker.environment_key, packet.names)
+    node.launcher.learn(worker.imports_key, packet.names)
 
     def is_loaded() -> bool:
         fork = forked(node, environment)
@@ -185,6 +201,24 @@ def test_what_tasks_import_is_loaded_in_later_workers(node: Node, venv: Path) ->
         return "slow_module" in modules
 
     wait_until(is_loaded)
+
+
+def test_what_a_submitter_reports_is_not_in_templates_of_the_owner(node: Node, venv: Path) -> None:
+    environment = Environment(type="venv", location=str(venv))
+    node.prepare(environment)
+    worker = node.launch(environment, submitter=SUBMITTER)
+    node.packet(worker)
+    node.launcher.learn(worker.imports_key, ["wave"])
+
+    def is_loaded(submitter: str) -> bool:
+        fork = forked(node, environment, submitter=submitter)
+        modules = node.run(fork, about, submitter=submitter)["modules"]
+        node.kill(fork)
+        return "wave" in modules
+
+    wait_until(lambda: is_loaded(SUBMITTER))
+    wait_until(lambda: is_loaded(OTHER))
+    assert not is_loaded("")
 
 
 def test_an_unfit_template_leaves_workers_fresh(node: Node, venv: Path) -> None:

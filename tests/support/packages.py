@@ -6,27 +6,35 @@ import importlib.metadata
 import io
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 def make_wheel(
-    folder: Path, name: str, version: str, *, code: str = "", requires: Sequence[str] = (), padding_bytes: int = 0
+    folder: Path,
+    name: str,
+    version: str,
+    *,
+    code: str = "",
+    requires: Sequence[str] = (),
+    padding_bytes: int = 0,
+    files: Mapping[str, str] | None = None,
 ) -> Path:
-    """A wheel with one module of ``code``, and as many bytes of data as asked for."""
+    """A wheel with one module of ``code``, as many bytes of data as asked for, and further files."""
     info = f"{name}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {each}" for each in requires]
-    files = {
+    contents = {
         f"{name}.py": code or f"version = {version!r}\n",
         f"{name}_data.bin": "x" * padding_bytes,
         f"{info}/METADATA": "\n".join([*lines, ""]),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **(files or {}),
     }
-    record = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+    record = "".join(f"{path},,\n" for path in (*contents, f"{info}/RECORD"))
     path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        for file, text in (files | {f"{info}/RECORD": record}).items():
+        for file, text in (contents | {f"{info}/RECORD": record}).items():
             archive.writestr(file, text)
     return path
 

@@ -18,6 +18,7 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Prepare, Release, Send
 from farcall_endpoint.manager.environment_states import EnvironmentState
 from farcall_endpoint.manager.events import (
@@ -342,6 +343,36 @@ def test_a_worker_that_hangs_at_its_start_in_an_environment_is_killed_after_the_
     rig.wait(5.0)
     assert rig.launches[A.key] == 2
     assert "it was not ready within 200 s" in rig.statuses["a"].problem
+
+
+def test_errors_have_the_name_that_each_submitter_gave() -> None:
+    rig = EnvironmentRig(slots=1)
+    names = [Environment.of({"type": "venv", "location": "/x", "name": name}) for name in ("e", "secret", "")]
+    rig.handle(*(tasks(each, each.name or "none", submitter=each.name) for each in names))
+    record = outcomes.environment_failed(names[0].label, "no Python")
+    rig.settle(EnvironmentFailed(names[0].key, record))
+    messages = {end.task_id: end.error["message"] for end in rig.progress().finished if end.error}
+    assert messages == {
+        "e": record.message,
+        "secret": record.message.replace("environment e ", "environment secret "),
+        "none": record.message.replace("environment e ", "environment venv:/x "),
+    }
+
+
+def test_a_submitter_does_not_keep_others_from_preparing() -> None:
+    rig = EnvironmentRig(slots=2)
+    slow = [Environment.of({"type": "venv", "location": f"/s{n}", "name": f"s{n}"}) for n in range(30)]
+    rig.handle(*(tasks(each, each.name, submitter="m") for each in slow))
+    assert rig.prepared == ["s0", "s1"]
+    for number, submitter in enumerate("opq"):
+        rig.handle(*(tasks(each, f"{each.name}{submitter}", submitter=submitter) for each in slow[10 * number :]))
+    assert len(rig.prepared) == 6, "of all submitters together"
+    rig.handle(tasks(A, "a1"))
+    assert rig.prepared[6:] == ["a"], "the owner does not wait for them"
+    rig.handle(tasks(slow[29], "mine"))
+    assert rig.prepared[7:] == ["s29"], "the owner needs it, too"
+    rig.handle(EnvironmentFailed(slow[0].key, WORDS))
+    assert len(rig.prepared) == 9
 
 
 def test_few_environments_are_prepared_at_a_time() -> None:

@@ -104,7 +104,17 @@ def test_without_a_directory_statistics_last_as_long_as_their_store(tmp_path: Pa
     assert "numpy" in store.of("k").modules
 
 
-@pytest.mark.parametrize("name", [*FORBIDDEN, "polars.lazyframe", "__main__", "antigravity", "test.support", "site"])
+def test_any_number_of_environments_is_remembered_within_limits(tmp_path: Path) -> None:
+    store = PreloadStore(tmp_path)
+    for number in range(1500):
+        store.put(f"{number}", after(["numpy"]), now=0.0)
+        assert "numpy" in store.of("0").modules
+    assert len(list(tmp_path.iterdir())) <= 1001
+    assert "numpy" in store.of("1490").modules
+    store.close()
+
+
+@pytest.mark.parametrize("name", [*FORBIDDEN, "polars.lazyframe", "__main__", "venv.__main__", "this", "test.support"])
 def test_modules_that_are_never_preloaded(name: str) -> None:
     assert is_forbidden(name)
     assert not after([name]).modules

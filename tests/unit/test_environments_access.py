@@ -43,6 +43,7 @@ def test_images_of_registries_are_allowed_but_with_shifter(type_: str, location:
             "file:///etc/passwd",
         ),
         *("containers-storage:x", "docker-daemon:x:y", "image.sif/../../x", "./image.sif", "~/image.sif", "sif:x"),
+        *("docker://dir:x", "docker://containers-storage:x", "docker:oci:x"),
         *("http://169.254.169.254/latest", "localimage:x", "a b", "$HOME", "python:3.12\u0000"),
     ],
 )
@@ -79,6 +80,23 @@ def test_patterns_of_the_owner() -> None:
     assert not refusal(of("apptainer", "docker://registry.example.org/a"), settings, readable=[])
     for location in ("/sw/other.sif", "docker://python", "/sw/images/../../home/owner"):
         assert refusal(of("apptainer", location), settings, readable=["/"]), location
+
+
+def test_patterns_of_the_owner_are_of_what_links_lead_to(tmp_path: Path) -> None:
+    for name in ("store/a", "store/b", "home"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "images").symlink_to(tmp_path / "store")  # the owner's
+    (tmp_path / "store" / "mine").symlink_to(tmp_path / "home")
+    (tmp_path / "store" / "other").symlink_to("a")
+    settings = EnvironmentSettings(locations=(f"{tmp_path}/images/[abmo]*",))
+    for name, is_allowed in (("a", True), ("other", True), ("b", True), ("mine", False)):
+        environment = of("bubblewrap", f"{tmp_path}/images/{name}")
+        assert bool(refusal(environment, settings, readable=[])) != is_allowed, name
+    for pattern in ("*", f"{tmp_path}/images/mine", f"docker-archive:{tmp_path}/images/*"):
+        location = f"{tmp_path}/images/mine" if pattern[0] != "d" else f"docker-archive:{tmp_path}/images/a"
+        settings = EnvironmentSettings(locations=(pattern,))
+        node_path = location.removeprefix("docker-archive:")
+        assert not refusal(of("podman", location), settings, readable=[], node_path=node_path), pattern
 
 
 def test_the_default_environment_is_for_all() -> None:

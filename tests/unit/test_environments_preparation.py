@@ -17,7 +17,9 @@ from farcall_endpoint.environments.preparation import (
     Ended,
     Failed,
     Order,
+    Preparation,
     PreparationError,
+    PreparationReport,
     PreparationSettings,
     Prepared,
     Progressed,
@@ -28,6 +30,7 @@ from farcall_endpoint.environments.preparation import (
 from farcall_endpoint.environments.runner import Preparation, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.isolation import bubblewrap
 
 
 def run(directory: Path, orders: Sequence[Order]) -> None:
@@ -48,6 +51,40 @@ def test_containers_of_a_manager_that_is_gone_are_ended(tmp_path: Path) -> None:
     run(tmp_path, [*started, Ended("ended"), Ended("forgotten", stops=False)])
     assert [path.exists() for path in files] == [True, True, False]
     assert not (tmp_path / "run").exists()
+
+
+_PYTHON_THAT_LOOKS_AROUND = """#!/bin/sh
+for file in /proc/[0-9]*/environ; do tr '\\0' '\\n' < "$file"; done
+exit 3
+"""
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_python_that_a_submitter_has_named_sees_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, confined: bool
+) -> None:
+    if reason := bubblewrap.missing():
+        pytest.skip(reason)
+    monkeypatch.setenv("INDEX_PASSWORD", "hunter2")
+    monkeypatch.setenv("COLOR", "blue")
+    python = tmp_path / "venv" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text(_PYTHON_THAT_LOOKS_AROUND if confined else _PYTHON_THAT_LOOKS_AROUND.replace("[0-9]*", "$PPID"))
+    python.chmod(0o755)
+    settings = PreparationSettings(
+        environments=EnvironmentSettings(),
+        cache=str(tmp_path / "cache"),
+        confined=confined,
+        readable=("/usr", "/bin", "/lib", "/lib64"),
+        passed=("COLOR",),
+    )
+    reports: list[PreparationReport] = []
+    prepared = Preparation(settings, report=reports.append)
+    prepared.prepare(Environment(type="venv", location=str(tmp_path / "venv")), trusted=False)
+    failed = reports[-1]
+    assert isinstance(failed, Failed)
+    assert "COLOR=blue" in failed.record.message
+    assert "hunter2" not in failed.record.message
 
 
 def test_a_runner_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +149,19 @@ def test_failures_in_the_runners_own_words(words: bytes, retryable: bool) -> Non
     assert "sci" in record.message
     packages = Environment(type="uv", requirements=("numpy",))
     assert failure(packages, CommandError(words, 1)).code == "REQUIREMENTS_FAILED"
+
+
+def test_addresses_in_errors_have_no_secrets() -> None:
+    words = (
+        b"error: Failed to fetch: `https://dl.example.org/t0ken/group/simple/numpy/`\n"
+        b"  cause: error sending request for url (http://user:t0ken@example.org:8080/numpy?key=t0ken)\n"
+        b"  cause: https://example.org is away\n"
+    )
+    message = failure(Environment(type="uv", requirements=("numpy",)), CommandError(words, 1)).message
+    assert "t0ken" not in message
+    assert "`https://dl.example.org/.../numpy`" in message
+    assert "(http://example.org:8080/numpy)" in message
+    assert "https://example.org/ is away" in message
 
 
 def test_a_command_that_took_too_long_is_worth_another_try() -> None:

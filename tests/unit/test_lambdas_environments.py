@@ -298,6 +298,15 @@ def test_why_says_what_the_environment_does(
     assert [each["node"] for each in answer["endpoint"]["environments"]] == [each.node for each in states]
 
 
+def test_why_has_no_name_that_another_submitter_gave(lab: EnvironmentLab) -> None:
+    [task] = lab.submitted(container="sci")
+    problem = "The environment bobs secret cannot be started on a node of the endpoint: no such image"
+    lab.seen(managers=1, total_workers=4, environments=(state(label="bobs secret", problem=problem),))
+    answer = lab.why(task.task_id)
+    assert "The environment sci cannot be started" in answer["text"]
+    assert "bobs" not in str(answer)
+
+
 def test_why_is_about_the_endpoint_if_the_environment_is_ready_or_none(lab: EnvironmentLab) -> None:
     [contained], [plain] = lab.submitted(container="sci"), lab.submitted()
     lab.seen(managers=1, total_workers=4, idle_workers=4, environments=(state(warm=1), state(starting=1, node="n4")))
@@ -332,7 +341,7 @@ def test_status_shows_environments_to_those_who_may_know_them() -> None:
         "label": "sci",
         "text": CONVERTING,
     }
-    assert hidden[0] == whole[0]
+    assert hidden[0] == whole[0] | {"label": "bobs"}
     assert {"label", "text", "problem"} & hidden[1].keys() == set()
     assert (hidden[1]["warm"], hidden[1]["forkable"]) == (1, True)
     lab.records.endpoints.set_presence([Presence(lab.endpoint_id, True, EndpointStatus())])

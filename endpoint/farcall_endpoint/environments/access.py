@@ -7,6 +7,7 @@ name what its tasks can read in any case, or what the owner has allowed, and not
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
 import re
 from collections.abc import Collection
@@ -20,8 +21,8 @@ _TRANSPORTS: Final = (
     "containers-storage|dir|docker-archive|docker-daemon|file|localimage|oci|oci-archive|ostree|sif|tarball"
 )
 _REFERENCE: Final = re.compile(
-    rf"(?!({_TRANSPORTS}):)"
     r"((docker|library|oras)://|docker:)?"
+    rf"(?!({_TRANSPORTS}):)"
     r"[A-Za-z0-9][\w.-]*(:\d+)?(/[A-Za-z0-9][\w.-]*)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?",
     re.ASCII,
 )
@@ -51,14 +52,30 @@ def refusal(
         return f"{environment.type} does not separate them from the owner's files"
     if ".." in Path(location).parts:
         return "its location goes up in the directories"
-    if settings.locations:
-        if any(fnmatch.fnmatchcase(location, pattern) for pattern in settings.locations):
-            return ""
-        return "its location is not among those that the owner allows"
     path = node_path or (location if location.startswith("/") else "")
+    if settings.locations:
+        if not any(fnmatch.fnmatchcase(location, pattern) for pattern in settings.locations):
+            return "its location is not among those that the owner allows"
+        if path and not (_is_allowed(path, settings.locations) or _is_below(path, readable)):
+            return "its location leads to one that is not among those that the owner allows"
+        return ""
     if path:
         return "" if path.startswith("/") and _is_below(path, readable) else "they may not read its location"
     return "" if _REFERENCE.fullmatch(location) else "its location is not an image in a registry"
+
+
+def _is_allowed(path: str, patterns: Collection[str]) -> bool:
+    """Whether a path, with all links followed, is what patterns allow: others than the owner may write there. Links
+    that the owner has named are followed in patterns, too."""
+    target = os.path.realpath(path)
+    for pattern in patterns:
+        wanted = re.sub("^[a-z-]+:(//)?", "", pattern)
+        if wanted == path:
+            return True
+        fixed = re.split(r"[*?[]", wanted, maxsplit=1)[0].rpartition("/")[0]
+        if fnmatch.fnmatchcase(target, glob.escape(os.path.realpath(fixed or "/")).rstrip("/") + wanted[len(fixed) :]):
+            return True
+    return False
 
 
 def _is_below(location: str, readable: Collection[str]) -> bool:

@@ -35,7 +35,7 @@ from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
-from farcall_endpoint.environments.preload import PreloadStore
+from farcall_endpoint.environments.preload import PreloadStore, statistics_key
 from farcall_endpoint.environments.preparation import (
     UNTRUSTED_OUTSIDE,
     Failed,
@@ -250,7 +250,7 @@ class EnvironmentLauncher:
     """Prepares environments, and starts containers in them. Not for use in several threads.
 
     :param log_dir: of start logs; None: none are kept.
-    :param confined, readable: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
+    :param confined, readable, passed: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
     """
 
     def __init__(
@@ -260,9 +260,11 @@ class EnvironmentLauncher:
         log_dir: Path | None = None,
         confined: bool = False,
         readable: Callable[[], Sequence[str]] = tuple,
+        passed: Collection[str] = (),
         runners: Mapping[str, Runner] = RUNNERS,
     ) -> None:
         self.settings = settings
+        self._passed = tuple(passed)
         self._log_dir = log_dir
         self._confined = confined
         self._readable = readable
@@ -325,7 +327,7 @@ class EnvironmentLauncher:
             self._order(preparation.Release(key))
 
     def learn(self, key: str, modules: Sequence[str]) -> None:
-        """Tasks have imported these in an environment."""
+        """Tasks have imported these; ``key``: as of :func:`~farcall_endpoint.environments.preload.statistics_key`."""
         self._pool.learn(key, modules, now=time.monotonic())
 
     def serve(self) -> list[PreparationReport | TemplateChange]:
@@ -383,6 +385,7 @@ class EnvironmentLauncher:
             run_dir=str(self._run_directory()),
             confined=self._confined,
             readable=tuple(self._readable()) if self._confined else (),
+            passed=self._passed,
         )
         command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -588,13 +591,16 @@ class EnvironmentLauncher:
         """A worker of the endpoint's own Python; None if it must be started afresh."""
         return self._pool.fork(key, boot, descriptors)
 
-    def start_own_template(self, key: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+    def start_own_template(
+        self, key: str, command: Sequence[str], variables: Mapping[str, str], *, submitter: str
+    ) -> None:
         """Start a template of the endpoint's own Python, if there should be one.
 
         :param command: what to write before its command.
         :param variables: as its workers have them.
         """
-        modules = self._pool.wanted(key, "", None, now=time.monotonic())
+        statistics = statistics_key("", submitter)
+        modules = self._pool.wanted(key, statistics, None, now=time.monotonic())
         if modules is None:
             return
         try:
@@ -605,7 +611,15 @@ class EnvironmentLauncher:
         name = f"farcall-{uuid.uuid4().hex[:12]}"
         self._own[name] = process
         self._kill_if_manager_is_killed(name, process.pid)
-        self._pool.add(key, "", connection, modules, stop=lambda: self._end_own(name), now=time.monotonic())
+        self._pool.add(
+            key,
+            "",
+            connection,
+            modules,
+            stop=lambda: self._end_own(name),
+            now=time.monotonic(),
+            statistics_key=statistics,
+        )
 
     def _end_own(self, name: str) -> None:
         process = self._own.pop(name)
@@ -618,7 +632,8 @@ class EnvironmentLauncher:
 
     def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
-        modules = self._pool.wanted(key, environment.key, environment, now=time.monotonic())
+        statistics = statistics_key(environment.key, wanted.group)
+        modules = self._pool.wanted(key, statistics, environment, now=time.monotonic())
         if modules is None:
             return
         try:
@@ -650,6 +665,7 @@ class EnvironmentLauncher:
             stop=lambda: self._end_template(template),
             now=time.monotonic(),
             network=self.settings.network,
+            statistics_key=statistics_key(template.origin[0].key, template.origin[1].group),
             private=[template.origin[1].boot.directory, *(mount.target for mount in template.origin[1].mounts)],
         )
 

@@ -36,6 +36,9 @@ _LEAST_SAVED_S: Final = 0.0002
 _DECAY_AT: Final = 1000.0
 """After so many reports all counts are halved, so that the last few thousand decide."""
 _SAVE_PERIOD_S: Final = 5.0
+_MOST_KEPT: Final = 200
+_MOST_FILES: Final = 1000
+"""Submitters may name any number of environments."""
 
 
 class Module(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -137,8 +140,18 @@ class _Kept:
     is_saved: bool = True
 
 
+def statistics_key(environment_key: str, submitter: str) -> str:
+    """What statistics are known by. Those of the owner are apart: others report what the owner's templates, which
+    nothing confines, would import.
+
+    :param environment_key: empty for the endpoint's own Python.
+    :param submitter: empty for the owner.
+    """
+    return f"{environment_key or 'own'}-others" if submitter else environment_key
+
+
 class PreloadStore:
-    """Statistics by environment, in a directory that several managers may share: the last writer wins.
+    """Statistics by key, in a directory that several managers may share: the last writer wins.
 
     :param directory: made when it is needed. Where it cannot be written, what is learned lasts as long as this object.
     """
@@ -167,11 +180,27 @@ class PreloadStore:
 
     def _of(self, key: str) -> _Kept:
         if key not in self._kept:
+            if len(self._kept) >= _MOST_KEPT:
+                self._forget()
             statistics = Statistics()
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 statistics = msgspec.json.decode(self._path(key).read_bytes(), type=Statistics)
             self._kept[key] = _Kept(statistics)
-        return self._kept[key]
+        kept = self._kept[key] = self._kept.pop(key)  # the latest are at the end
+        return kept
+
+    def _forget(self) -> None:
+        """Forget what was not needed for longest, and remove the oldest files."""
+        oldest = next(iter(self._kept))
+        kept = self._kept.pop(oldest)
+        if not kept.is_saved:
+            self._save(oldest, kept)
+        with contextlib.suppress(OSError):
+            files = list(self._directory.iterdir())
+            if len(files) > _MOST_FILES:
+                files.sort(key=lambda path: path.stat().st_mtime)
+                for path in files[: len(files) - _MOST_FILES]:
+                    path.unlink(missing_ok=True)
 
     def _save(self, key: str, kept: _Kept) -> None:
         kept.is_saved = True

@@ -42,6 +42,7 @@ from farcall_endpoint.environments.runners import RUNNERS, runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import not_allowed
 from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.isolation.environment import for_submitter
 
 CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
 """Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
@@ -49,8 +50,8 @@ namespaces of their own."""
 UNTRUSTED_OUTSIDE: Final = CONFINED_OUTSIDE - {UV}
 """Those whose Python is not ours: it cannot be trusted to confine itself."""
 
-_AT_ONCE: Final = 4
-"""Environments that are prepared at once: a conversion takes a core and much of a disk."""
+_AT_ONCE: Final = 8
+"""Environments that are prepared at once, as many as managers want: one that waited would lose its time."""
 _STOPS_AT_ONCE: Final = 8
 _PROBE_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 30.0
@@ -67,6 +68,7 @@ _PASSING: Final = re.compile(
     re.I,
 )
 """Words of runners and uv for what may be different soon."""
+_URL: Final = re.compile(r"(https?://)(?:[^\s/@`'\"]*@)?([^\s/?`'\")]+)/?([^\s`'\")]*)")
 
 
 # -- orders and reports ------------------------------------------------------------------------------------------------
@@ -139,6 +141,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     :param run_dir: the manager's directory for sockets, which goes with it.
     :param confined: whether what others than the owner name is confined by bubblewrap where its runner does not do it.
     :param readable: what it may read then.
+    :param passed: as of :func:`~farcall_endpoint.isolation.environment.for_submitter`.
     """
 
     environments: EnvironmentSettings
@@ -147,6 +150,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str = ""
     confined: bool = False
     readable: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
 
 
 class PreparationError(Exception):
@@ -177,9 +181,17 @@ class Commands:
         self._running: set[int] = set()
         self._closed = False
 
-    def run(self, command: Sequence[str], *, limit_s: float, log: Path | None = None) -> bytes:
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        limit_s: float,
+        log: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> bytes:
         """Run a command; the end of what it printed, on both streams.
 
+        :param variables: its environment variables; None: those of this process.
         :raises CommandError: if it fails, or takes longer than the limit.
         """
         with self._lock:
@@ -190,6 +202,7 @@ class Commands:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                env=variables,
                 start_new_session=True,
             )
             self._running.add(process.pid)
@@ -433,6 +446,7 @@ class Preparation:
         self._settings = settings.environments
         self._log_dir = Path(settings.log_dir) if settings.log_dir else None
         self._readable = settings.readable if settings.confined else None
+        self._passed = settings.passed
         self._report = report
         self._runners = runners
         self._cache = Cache(Path(settings.cache), most_bytes=settings.environments.cache_bytes)
@@ -569,8 +583,10 @@ class Preparation:
         if start.private_root and self._readable is not None and environment.type in CONFINED_OUTSIDE:
             needed = (start.image, *(mount.source for mount in start.mounts))
             command = [*confinement_of([*self._readable, *needed], environment.type), *command]
+        # A program in namespaces reads the variables of their first process, which is the runner's.
+        variables = for_submitter(os.environ, passed=self._passed) if start.private_root else None
         try:
-            return self.commands.run(command, limit_s=_PROBE_LIMIT_S, log=log), 0
+            return self.commands.run(command, limit_s=_PROBE_LIMIT_S, log=log, variables=variables), 0
         except CommandError as error:
             return error.output, error.code
         finally:
@@ -614,7 +630,15 @@ def failure(environment: Environment, error: CommandError) -> ErrorRecord:
     """The error record of a failed command, in its own words."""
     outcome = outcomes.requirements_failed if environment.type == UV else outcomes.environment_failed
     passing = error.code is None or _PASSING.search(str(error)) is not None
-    return dataclasses.replace(outcome(environment.label, error), retryable=passing)
+    words = _URL.sub(_without_secrets, str(error))
+    return dataclasses.replace(outcome(environment.label, words), retryable=passing)
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    """An address for submitters: that of the owner's index may have a token in its path or its query."""
+    scheme, host, path = url.groups()
+    names = path.partition("?")[0].strip("/").split("/")
+    return f"{scheme}{host}/{'.../' if len(names) > 1 else ''}{names[-1]}"
 
 
 # -- process -----------------------------------------------------------------------------------------------------------

@@ -27,12 +27,17 @@ _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
 """Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
 _PAUSE_S: Final = 60.0
-"""After a failure without a module to blame, or too many."""
+"""After a failure without a module to blame, or too many. The next one is twice as long: a task can stop its template,
+and the manager waits for that for seconds."""
+_LONGEST_PAUSE_S: Final = 3600.0
+_MOST_FAILED: Final = 1000
+"""Templates whose failures are remembered."""
 
 
 @dataclasses.dataclass
 class _Entry:
     environment_key: str
+    statistics_key: str
     template: Template
     modules: tuple[str, ...]
     stop: Callable[[], object]
@@ -43,6 +48,7 @@ class _Entry:
 class _Failures:
     reason: str = ""
     count: int = 0
+    pauses: int = 0
     until: float = 0.0
 
 
@@ -79,7 +85,7 @@ class TemplatePool:
         return self._epoll.fileno()
 
     def wanted(
-        self, key: str, environment_key: str, environment: Environment | None, *, now: float
+        self, key: str, statistics_key: str, environment: Environment | None, *, now: float
     ) -> tuple[str, ...] | None:
         """The modules of a template that should be started now; None if none should.
 
@@ -92,7 +98,7 @@ class TemplatePool:
             if now < running.check_at:
                 return None
             running.check_at = now + _CHECK_PERIOD_S
-        modules = chosen(self._store.of(environment_key), environment, budget_bytes=self._budget_bytes)
+        modules = chosen(self._store.of(statistics_key), environment, budget_bytes=self._budget_bytes)
         if running is not None and set(modules) <= set(running.modules):
             return None
         self._reserved.add(key)
@@ -117,9 +123,11 @@ class TemplatePool:
         places: Sequence[str] = (),
         private: Sequence[str] = (),
         import_limit_s: float = 60.0,
+        statistics_key: str | None = None,
     ) -> None:
         """A template has connected. Arguments are those of :class:`Template`.
 
+        :param statistics_key: None: that of the owner's tasks.
         :param stop: ends what was started for it, when it is over.
         """
         self._reserved.discard(key)
@@ -133,7 +141,8 @@ class TemplatePool:
             network=network,
             start_limit_s=import_limit_s,
         )
-        entry = _Entry(environment_key, template, modules, stop, now + _LEAST_AGE_S if modules else now)
+        statistics_key = environment_key if statistics_key is None else statistics_key
+        entry = _Entry(environment_key, statistics_key, template, modules, stop, now + _LEAST_AGE_S if modules else now)
         if not template.is_over:
             self._epoll.register(template.fileno(), select.EPOLLIN)
         self._starting[key] = entry
@@ -164,9 +173,9 @@ class TemplatePool:
         entries = (*self._serving.values(), *self._starting.values(), *self._leaving)
         return {entry.template.pid for entry in entries if entry.template.pid}
 
-    def learn(self, environment_key: str, names: Sequence[str], *, now: float) -> None:
+    def learn(self, statistics_key: str, names: Sequence[str], *, now: float) -> None:
         """A worker has reported what its tasks imported."""
-        self._store.put(environment_key, learned(self._store.of(environment_key), names), now=now)
+        self._store.put(statistics_key, learned(self._store.of(statistics_key), names), now=now)
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case."""
@@ -187,7 +196,8 @@ class TemplatePool:
                 if (former := self._serving.pop(key, None)) is not None:
                     self._leave(former)
                 self._serving[key] = entry
-                self._failures.pop(key, None)
+                if (failures := self._failures.get(key)) is not None:
+                    failures.reason, failures.count = "", 0
                 changes.append(TemplateChange(key, entry.environment_key))
         for key, entry in list(self._serving.items()):
             entry.template.serve()
@@ -228,24 +238,27 @@ class TemplatePool:
 
     def _learn_cost(self, entry: _Entry, *, now: float) -> None:
         imports = entry.template.imports
-        statistics = measured(self._store.of(entry.environment_key), imports.cost, imports.skipped)
-        self._store.put(entry.environment_key, statistics, now=now)
+        statistics = measured(self._store.of(entry.statistics_key), imports.cost, imports.skipped)
+        self._store.put(entry.statistics_key, statistics, now=now)
 
     def _ended(self, key: str, entry: _Entry, *, now: float) -> TemplateChange:
         template = entry.template
         self._learn_cost(entry, now=now)
         self._failed(key, template.problem, template.problem_module, now=now)
         if template.problem_module:
-            statistics = excluded(self._store.of(entry.environment_key), template.problem_module, template.problem)
-            self._store.put(entry.environment_key, statistics, now=now, at_once=True)
+            statistics = excluded(self._store.of(entry.statistics_key), template.problem_module, template.problem)
+            self._store.put(entry.statistics_key, statistics, now=now, at_once=True)
         _logger.warning("the template of %s cannot fork: %s", key, template.problem)
         entry.stop()
         return TemplateChange(key, entry.environment_key, template.problem)
 
     def _failed(self, key: str, reason: str, module: str, *, now: float) -> None:
+        while len(self._failures) >= _MOST_FAILED and key not in self._failures:
+            del self._failures[next(iter(self._failures))]
         failures = self._failures.setdefault(key, _Failures())
         failures.reason = reason
         failures.count += 1
         if not module or failures.count >= _MOST_FAILURES:
-            failures.until = now + _PAUSE_S
+            failures.until = now + min(_PAUSE_S * 2**failures.pauses, _LONGEST_PAUSE_S)
+            failures.pauses = min(failures.pauses + 1, 10)
             failures.count = 0

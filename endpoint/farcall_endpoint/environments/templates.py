@@ -62,9 +62,11 @@ _is_read: Final = re.compile("|".join(map(fnmatch.translate, READ_AT_IMPORT))).m
 _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
-_FORK_LIMIT_S: Final = 10.0
-"""A fork takes milliseconds. A template that has not forked after so long is broken."""
+_FORK_LIMIT_S: Final = 5.0
+"""A fork takes milliseconds. A template that has not forked after so long is broken, or stopped by a task: all wait."""
 _EXIT_LIMIT_S: Final = 5.0
+_MOST_PACKETS: Final = 200
+"""In one turn: a hostile image sends without end."""
 _FILL_AFTER_S: Final = 0.005
 """A spare child is replaced when the worker that it became has begun."""
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -155,6 +157,7 @@ class Template:
         self._spares_wanted = spares
         self._network = network
         self._import_limit_s = start_limit_s
+        self._modules = frozenset(modules)
         self._importing = ""
         self._importing_since = time.monotonic()
         self._cost: dict[str, tuple[float, int]] = {}
@@ -202,8 +205,9 @@ class Template:
 
     def serve(self) -> None:
         """Take what the template has sent, end it if an import hangs, and fork spare children. Never waits."""
-        while self._read():
-            pass
+        for _ in range(_MOST_PACKETS):
+            if not self._read():
+                break
         if not self.is_serving and time.monotonic() > self.next_deadline():
             self.problem_module = self._importing
             what = f"the import of {self._importing}" if self._importing else "its start"
@@ -271,6 +275,8 @@ class Template:
         deadline = time.monotonic() + _EXIT_LIMIT_S
         while fork.code is None and self._wait(deadline):
             self._read()
+        if fork.code is None:
+            self._end("it did not report the end of a child in time")
         self._discard(fork)
         # The kernel kills the children of a template with it.
         return -int(signal.SIGKILL) if fork.code is None else fork.code
@@ -298,12 +304,18 @@ class Template:
                 self._pidfd = os.pidfd_open(sender)
         try:
             self._take(decode_from_template(data), sender)
-        except (msgspec.MsgspecError, KeyError) as error:
+        except (msgspec.MsgspecError, KeyError, ValueError) as error:
             self._end(f"it sent what no template sends: {error!r}")
         return True
 
     def _take(self, packet: FromTemplate, sender: int) -> None:
+        if self.is_serving != isinstance(packet, Forked | NotForked | Exited):
+            raise ValueError("a packet at the wrong time")
         match packet:
+            case Importing(module=module) | Imported(module=module) | Skipped(module=module) if (
+                module not in self._modules
+            ):
+                raise ValueError("a module that nobody asked for")
             case Importing(module=module):
                 self._importing, self._importing_since = module, time.monotonic()
             case Imported(module=module, seconds=seconds, size_bytes=size_bytes):
@@ -321,7 +333,9 @@ class Template:
                 self.is_serving = True
                 self._fill_at = 0.0
             case Forked(number=number):
-                self._forked(self._forks[number], sender)
+                if (fork := self._forks[number]).pidfd >= 0:
+                    raise ValueError("a child that was forked before")
+                self._forked(fork, sender)
             case NotForked(number=number, reason=reason):
                 fork = self._forks.pop(number)
                 fork.problem = reason

@@ -19,6 +19,7 @@ import platform
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,9 @@ _REQUIREMENT: Final = re.compile(
     rf"\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*\s*,?|\(\s*{_VERSION}(?:\s*,\s*{_VERSION})*\s*\))?"
     r"\s*(?:;[\w\s.'\"<>=!~()*+-]+)?"
 )
+_SETTINGS: Final = "pyvenv.cfg"
+_INTERPRETERS: Final = re.compile(r"python|pybuilddir", re.I)
+"""Files beside a Python that it reads before all others."""
 _FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
 
 _COMMON: Final = ("--quiet", "--no-config", "--no-progress", "--color", "never", "--no-python-downloads")
@@ -181,12 +185,54 @@ def install(
             partial = Path(folder)
             packages = partial / "packages" if source_builds else cache / _PACKAGES
             sandbox = _Sandbox(partial, packages, confine=confine, readable=readable, index=index, builds=source_builds)
-            for command in _commands(partial / "venv", packages, requirements, index, source_builds):
-                if code := sandbox.run(command):
-                    return code
+            make, add = _commands(partial / "venv", packages, requirements, index, source_builds)
+            if code := sandbox.run(make):
+                return code
+            interpreter = _Interpreter(partial / "venv")
+            if code := sandbox.run(add):
+                return code
             sandbox.run(_compilation(partial / "venv", image))  # what cannot be compiled is compiled when it is used
-            (partial / "venv").rename(image)
+            with tempfile.TemporaryDirectory(prefix=f"{image.name}.partial-", dir=cache) as checked:
+                # What a build has left running may write below the first directory only.
+                venv = (partial / "venv").rename(Path(checked) / "venv")
+                interpreter.restore(venv)
+                venv.rename(image)
     return 0
+
+
+class _Interpreter:
+    """What makes a new virtual environment run the endpoint's own Python, which starts before anything is confined.
+
+    Packages may write there, too: a wheel with another ``pyvenv.cfg``, or with ``bin/python3._pth``, would replace the
+    standard library.
+    """
+
+    def __init__(self, venv: Path) -> None:
+        self._settings = (venv / _SETTINGS).read_bytes()
+        self._links = {each.name: each.readlink() for each in (venv / "bin").iterdir() if each.is_symlink()}
+
+    def restore(self, venv: Path) -> None:
+        """Undo what packages have changed of it.
+
+        :raises Refused: if the directories are not those that uv has made.
+        """
+        programs = venv / "bin"
+        if not all(stat.S_ISDIR(each.lstat().st_mode) for each in (venv, programs)):
+            raise Refused("The packages replace directories of their environment.")
+        for each in programs.iterdir():
+            if each.name in self._links or _INTERPRETERS.match(each.name):
+                _remove(each)
+        for name, leads_to in self._links.items():
+            (programs / name).symlink_to(leads_to)
+        _remove(venv / _SETTINGS)  # it may be a link, or a file that another process has open
+        (venv / _SETTINGS).write_bytes(self._settings)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _commands(

@@ -51,7 +51,8 @@ class EnvironmentState:
     """One environment.
 
     ``waiting``: tasks until it is ready. ``prewarm``: so many idle workers are kept. ``is_default``: tasks that name no
-    environment run in it. ``start_s``, ``mean_s``: how long starts and tasks took, as moving averages; None before the
+    environment run in it. ``submitters``: of the tasks that wait; ``requester``: for which of them it is prepared,
+    empty for the owner. ``start_s``, ``mean_s``: how long starts and tasks took, as moving averages; None before the
     first. ``used_at``: when it was last needed.
     """
 
@@ -62,6 +63,8 @@ class EnvironmentState:
         self.waiting: collections.deque[Job] = collections.deque()
         self.prewarm = 0
         self.is_default = False
+        self.submitters: dict[str, None] = {}
+        self.requester = ""
         self.text = ""
         self.since = 0.0
         self.forkable = False

@@ -13,6 +13,7 @@ from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments.launcher import ContainerStart, EnvironmentLauncher
+from farcall_endpoint.environments.preload import statistics_key
 from farcall_endpoint.environments.preparation import (
     CONFINED_OUTSIDE,
     Failed,
@@ -67,24 +68,27 @@ class EnvironmentWorkers:
             log_dir=log_dir,
             confined=place.confinement is not None and place.confinement.bubblewrap,
             readable=lambda: place.readable(place.environment),
+            passed=place.passed,
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
-        self._refusals: dict[str, ErrorRecord | None] = {}
+        self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
         """Why tasks of other submitters than the owner may not use an environment; None if they may."""
-        key = environment.key
-        if key not in self._refusals:
+        if environment not in self._refusals:
             if len(self._refusals) >= _MOST_REFUSALS:
                 self._refusals.clear()
-            place = self._place
-            reason = self._launcher.refusal(
-                environment,
-                readable=place.readable(place.environment),
-                unconfined=place.confinement is not None and not place.confinement.bubblewrap,
-            )
-            self._refusals[key] = outcomes.location_refused(environment.label, reason) if reason else None
-        return self._refusals[key]
+            self._refusals[environment] = self._refusal(environment)
+        return self._refusals[environment]
+
+    def _refusal(self, environment: Environment) -> ErrorRecord | None:
+        place = self._place
+        reason = self._launcher.refusal(
+            environment,
+            readable=place.readable(place.environment),
+            unconfined=place.confinement is not None and not place.confinement.bubblewrap,
+        )
+        return outcomes.location_refused(environment.label, reason) if reason else None
 
     def trust(self, environment: Environment) -> None:
         """The owner uses an environment: what it is prepared by needs no confinement."""
@@ -110,9 +114,9 @@ class EnvironmentWorkers:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
         return self._launcher.next_deadline()
 
-    def learn(self, environment_key: str, modules: Sequence[str]) -> None:
-        """Tasks have imported these in an environment."""
-        self._launcher.learn(environment_key, modules)
+    def learn(self, imports_key: str, modules: Sequence[str]) -> None:
+        """Tasks of workers with this key have imported these."""
+        self._launcher.learn(imports_key, modules)
 
     @property
     def children(self) -> set[int]:
@@ -122,6 +126,10 @@ class EnvironmentWorkers:
     def close(self) -> None:
         """End what is left of environments."""
         self._launcher.close()
+
+    def imports_key(self, submitter: str) -> str:
+        """The key of what a submitter's tasks import in the endpoint's own Python; empty for the owner."""
+        return statistics_key("", submitter)
 
     def fork_own(
         self, boot: Boot, descriptors: Descriptors, *, submitter: str, prefix: Sequence[str]
@@ -133,7 +141,7 @@ class EnvironmentWorkers:
         """
         key = template_key(f"own-{submitter}", boot.variables)
         fork = self._launcher.fork_own(key, boot, descriptors)
-        self._launcher.start_own_template(key, prefix, boot.variables)
+        self._launcher.start_own_template(key, prefix, boot.variables, submitter=submitter)
         return fork
 
     def launch(self, environment: Environment, worker_id: int, *, slot: int, submitter: str) -> WorkerProcess:
@@ -142,8 +150,11 @@ class EnvironmentWorkers:
         :raises OSError: if the machine lacks something, or the environment cannot be started.
         """
         place = self._place
-        if submitter and (refused := self.refusal(environment)) is not None:
-            raise OSError(refused.message)
+        if submitter:
+            # Not what was found before: a directory may have been replaced by a link since.
+            find = self._refusal if environment.location.startswith("/") else self.refusal
+            if (refused := find(environment)) is not None:
+                raise OSError(refused.message)
         place.working_dir.mkdir(parents=True, exist_ok=True)
         working_dir = place.working_dir.resolve()
         is_image = environment.type not in (*PREFIXES, UV)
@@ -197,10 +208,11 @@ class EnvironmentWorkers:
             for descriptor in output:
                 os.close(descriptor)
             raise
+        imports_key = statistics_key(environment.key, submitter)
         if isinstance(process, ForkedProcess):
-            pidfd, key = process.pidfd, environment.key
+            pidfd = process.pidfd
             return WorkerProcess(
-                process, channel, worker_end, pidfd, output, namespaced=True, environment_key=key, fork=process
+                process, channel, worker_end, pidfd, output, namespaced=True, imports_key=imports_key, fork=process
             )
         return WorkerProcess(
             process,
@@ -209,7 +221,7 @@ class EnvironmentWorkers:
             os.pidfd_open(process.pid),
             output,
             namespaced=True,
-            environment_key=environment.key,
+            imports_key=imports_key,
             container=process,
             ended=self._launcher.ended,
         )

@@ -67,8 +67,8 @@ class WorkerLauncher(Protocol):
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
 
-    def learn(self, environment_key: str, modules: Sequence[str]) -> None:
-        """Tasks have imported these in an environment."""
+    def learn(self, imports_key: str, modules: Sequence[str]) -> None:
+        """Tasks of workers with this key have imported these."""
 
     @property
     def children(self) -> Collection[int]:
@@ -115,8 +115,10 @@ class FreshProcessLauncher:
         outer, settings = place.environment, place.settings
         if submitter:
             outer, settings, prefix = self._of_submitter(submitter)
+        imports_key = ""
         if self._one_shot:
             settings = msgspec.structs.replace(settings, reports_imports=True)
+            imports_key = self._in_environments().imports_key(submitter)
         variables = worker_environment(outer, worker_id=worker_id, slot=place.slots[slot], amd=place.amd)
         variables |= settings.to_variables()
         if self._one_shot:
@@ -125,7 +127,9 @@ class FreshProcessLauncher:
             fork = self._in_environments().fork_own(boot, descriptors, submitter=submitter, prefix=prefix)
             if fork is not None:
                 claims.close()
-                return WorkerProcess(fork, channel, worker_end, fork.pidfd, output, namespaced=True, fork=fork)
+                return WorkerProcess(
+                    fork, channel, worker_end, fork.pidfd, output, namespaced=True, imports_key=imports_key, fork=fork
+                )
         # -P: files in the working directory must not be imported as modules
         command = [
             sys.executable,
@@ -146,7 +150,10 @@ class FreshProcessLauncher:
             start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
         )
         claims.close()
-        return WorkerProcess(process, channel, worker_end, os.pidfd_open(process.pid), output, namespaced=bool(prefix))
+        pidfd = os.pidfd_open(process.pid)
+        return WorkerProcess(
+            process, channel, worker_end, pidfd, output, namespaced=bool(prefix), imports_key=imports_key
+        )
 
     # -- environments --------------------------------------------------------------------------------------------------
 
@@ -178,9 +185,9 @@ class FreshProcessLauncher:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
         return math.inf if self._environments is None else self._environments.next_deadline()
 
-    def learn(self, environment_key: str, modules: Sequence[str]) -> None:
-        """Tasks have imported these in an environment."""
-        self._in_environments().learn(environment_key, modules)
+    def learn(self, imports_key: str, modules: Sequence[str]) -> None:
+        """Tasks of workers with this key have imported these."""
+        self._in_environments().learn(imports_key, modules)
 
     @property
     def children(self) -> set[int]:

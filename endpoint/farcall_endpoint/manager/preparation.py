@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from farcall_common.environments import Environment
+from farcall_common.environments import Environment, renamed
+from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager.actions import Action, Prepare, Release
@@ -27,6 +29,10 @@ from farcall_endpoint.protocol import EnvironmentStatus, Prewarm
 
 _MOST_AT_ONCE: Final = 8
 """Preparations at a time: submitters may name any number of environments, and each takes network, disk and cores."""
+_MOST_OF_OTHERS: Final = 6
+"""Of those, for submitters other than the owner."""
+_MOST_OF_ONE: Final = 2
+"""Of those, for one of these: a registry that never answers keeps a preparation until its time is over."""
 
 
 class Preparations:
@@ -67,15 +73,18 @@ class Preparations:
         self.due_at = 0.0
         self.has_prewarmed = False
 
-    def add(self, environment: Environment, jobs: Iterable[Job], now: Instant) -> None:
+    def add(self, environment: Environment, jobs: Sequence[Job], now: Instant) -> None:
         """Let tasks wait for a worker in an environment, or for the environment itself."""
         state = self._states.of(environment)
         if (record := state.needed(now)) is not None:
             for job in jobs:
-                self._reports.finish(job, TaskState.FAILED, record.to_json())
+                self._reports.finish(job, TaskState.FAILED, _for_task(record, state, job).to_json())
         elif state.state is State.READY:
             self._queue.add(jobs, state.key)
         else:
+            if not state.waiting:
+                state.submitters.clear()
+            state.submitters |= dict.fromkeys(job.order.submitter for job in jobs)
             state.waiting.extend(jobs)
             if state.state is State.COLD:
                 self._prepare(state, now)
@@ -165,18 +174,39 @@ class Preparations:
 
     def _prepare(self, state: EnvironmentState, now: Instant) -> None:
         """Prepare an environment, now or when fewer others are prepared."""
-        preparing = sum(each.state is State.PREPARING for each in self._states.values())
-        if state.state is State.COLD and preparing >= _MOST_AT_ONCE:
+        if state.state is State.COLD and not self._has_room(state):
             state.postponed(now)
             return
         self._actions.append(Prepare(state.environment))
         state.preparing(now, limit_s=self._limit_s)
         self.due_at = 0.0
 
+    def _has_room(self, state: EnvironmentState) -> bool:
+        """Whether one more environment may be prepared. No submitter can keep the owner, or all others, from it."""
+        requesters = [each.requester for each in self._states.values() if each.state is State.PREPARING]
+        if len(requesters) >= _MOST_AT_ONCE:
+            return False
+        others = list(filter(None, requesters))
+        if state.is_wanted or "" in state.submitters:
+            state.requester = ""
+            return True
+        found = next((each for each in state.submitters if others.count(each) < _MOST_OF_ONE), None)
+        if found is None or len(others) >= _MOST_OF_OTHERS:
+            return False
+        state.requester = found
+        return True
+
     def _fail_tasks(self, state: EnvironmentState) -> None:
         """Fail the tasks that wait for an environment, if it has failed."""
         if state.state is State.FAILED and state.record is not None:
-            record = state.record.to_json()
             for job in itertools.chain(state.waiting, self._queue.remove_all(state.key)):
-                self._reports.finish(job, TaskState.FAILED, record)
+                self._reports.finish(job, TaskState.FAILED, _for_task(state.record, state, job).to_json())
             state.waiting.clear()
+
+
+def _for_task(record: ErrorRecord, state: EnvironmentState, job: Job) -> ErrorRecord:
+    """An error of an environment, with the name that the task has for it: others may have another one."""
+    named = job.order.options.environment
+    if named is None or named.name == state.environment.name:
+        return record
+    return dataclasses.replace(record, message=renamed(record.message, state.environment.label, named.label))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import os
@@ -53,6 +54,7 @@ from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame, SharedBytes
 from farcall_endpoint.worker.channel import MALFORMED, NewModules, Packet, Sync
+from farcall_endpoint.worker.imports import MOST_REPORTS
 
 if TYPE_CHECKING:
     from farcall_endpoint.transport import SocketLink
@@ -106,6 +108,7 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
+        self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
         self._orphans = Orphans()  # before there are children
         self._reaper = _start_reaper()
@@ -411,7 +414,8 @@ class Manager:
                 if isinstance(body := received[1], SharedBytes) and not body.memory.is_sealed:
                     raise ValueError("a body in a file that can shrink")
                 if type(received[0]) is NewModules:
-                    self._launcher.learn(worker.process.environment_key, received[0].names)
+                    self._count_report(worker.worker_id)
+                    self._launcher.learn(worker.process.imports_key, received[0].names)
                 else:
                     packets.append(received)
         except BlockingIOError:
@@ -419,6 +423,15 @@ class Manager:
         except MALFORMED as error:
             events.append(MalformedReceived(worker.worker_id, str(error)))
         return events
+
+    def _count_report(self, worker_id: int) -> None:
+        """A worker reports imports; a task that writes to its socket could do so without end.
+
+        :raises ValueError: if it is one too many.
+        """
+        self._import_reports[worker_id] += 1
+        if self._import_reports[worker_id] > MOST_REPORTS:
+            raise ValueError("more reports of imports than a worker sends")
 
     def _reap(self, worker: _Worker) -> list[Event]:
         process = worker.process
@@ -430,6 +443,7 @@ class Manager:
             self._epoll.unregister(descriptor)
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
+        del self._import_reports[worker.worker_id]
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)

@@ -52,7 +52,7 @@ class WorkerProcess:
     ``worker_end`` is a copy of the worker's socket: while it is open, packets can be read after the worker's death.
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
     it. ``container`` or ``fork``: the same as ``process``, if it is one; ``ended`` makes sure that nothing is left of a
-    container, and returns its last words if the worker did not begin. ``environment_key``: of its environment.
+    container, and returns its last words if the worker did not begin. ``imports_key``: of what its tasks import.
     """
 
     process: Process
@@ -61,7 +61,7 @@ class WorkerProcess:
     pidfd: int
     output: tuple[int, int]
     namespaced: bool = False
-    environment_key: str = ""
+    imports_key: str = ""
     container: Container | None = None
     fork: ForkedProcess | None = None
     ended: Callable[[Container], str] | None = None

@@ -30,6 +30,8 @@ FORBIDDEN: Final[Mapping[str, str]] = {
     "duckdb": "its threads do not survive a fork",
 }
 
+#: The module of a package that may run its program when it is imported, as that of ``venv`` does.
+PROGRAM: Final = "__main__"
 #: Modules whose import does what a template must not do, however often tasks import them.
 SIDE_EFFECTS: Final = frozenset(
     (
@@ -54,7 +56,7 @@ _KINDS: Final = {
 def is_forbidden(module: str) -> str:
     """Why a module, or its package, must not be imported in a template; empty if it may."""
     parts = module.split(".")
-    if parts[0] in SIDE_EFFECTS:
+    if parts[0] in SIDE_EFFECTS or PROGRAM in parts:
         return f"{module}: its import has effects of its own"
     for count in range(1, len(parts) + 1):
         package = ".".join(parts[:count])

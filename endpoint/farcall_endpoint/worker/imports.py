@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-_MOST_REPORTS: Final = 20
+MOST_REPORTS: Final = 20
 _MOST_NAMES: Final = 1000
 _MOST_LENGTH: Final = 200
 
@@ -29,7 +29,7 @@ class ImportReporter:
     def __init__(self) -> None:
         self._known = _loaded or set(sys.modules)
         self._count = len(sys.modules)
-        self._left = _MOST_REPORTS
+        self._left = MOST_REPORTS
 
     def new(self) -> tuple[str, ...]:
         """The names of modules of this Python's own directories that were imported since the last call."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from aws_lambda_powertools import Logger
 
+from farcall_common import environments
 from farcall_common.errors import Forbidden, InvalidRequest, NotFound, Unavailable, Unsupported
 from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, EndpointKey, EnvironmentState, Quota, Quotable, Right, Task
@@ -39,6 +40,14 @@ _CANCELLED_AT_ONCE: Final = 1000
 
 #: Batches of open tasks that the request which deletes their endpoint ends.
 _BATCHES_AT_ONCE: Final = 5
+
+
+def renamed(state: EnvironmentState, label: str) -> EnvironmentState:
+    """The state of an environment with the caller's name for it: another submitter may have named it first."""
+    if not state.label or state.label == label:
+        return state
+    text, problem = (environments.renamed(each, state.label, label) for each in (state.text, state.problem))
+    return dataclasses.replace(state, label=label, text=text, problem=problem)
 
 
 class EndpointService(Service):
@@ -242,19 +251,22 @@ class EndpointService(Service):
 
     def environments(self, identity: Identity, endpoint: Endpoint) -> Sequence[tuple[EnvironmentState, bool]]:
         """The environments that an endpoint reported, each with whether the caller may read its name and what is said
-        of it: who manages the endpoint may, others of their own containers. None for a caller who may not use it."""
+        of it: who manages the endpoint may, others of their own containers, with the names of these. None for a caller
+        who may not use it."""
         states = endpoint.status.environments
         if not states:
             return ()
         rights = [right for right in (Right.USE, Right.MANAGE) if self._permits(identity, endpoint.endpoint_id, right)]
         if not rights:
             return ()
-        own: set[str] = set()
-        if Right.MANAGE not in rights:
-            for container in self._stores.functions.list_containers(identity.identity_id):
-                with contextlib.suppress(ValueError):
-                    own.add(container.environment().key)
-        return [(state, Right.MANAGE in rights or state.key in own) for state in states]
+        if Right.MANAGE in rights:
+            return [(state, True) for state in states]
+        own: dict[str, str] = {}
+        for container in self._stores.functions.list_containers(identity.identity_id):
+            with contextlib.suppress(ValueError):
+                environment = container.environment()
+                own[environment.key] = environment.label
+        return [(renamed(state, own[state.key]) if state.key in own else state, state.key in own) for state in states]
 
     def _permits(self, identity: Identity, endpoint_id: str, right: Right) -> bool:
         try:

@@ -15,7 +15,7 @@ from farcall_common.store.model import Endpoint, EndpointStatus, EnvironmentStat
 from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
-from farcall_lambdas.services.endpoints import EndpointService
+from farcall_lambdas.services.endpoints import EndpointService, renamed
 from farcall_lambdas.services.results import ResultService
 
 
@@ -204,11 +204,12 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
 
 
 def environment_states(situation: Situation) -> Sequence[EnvironmentState]:
-    """What the endpoint of a task reports of the task's environment, by node; none if the task has none."""
+    """What the endpoint of a task reports of the task's environment, by node; none if the task has none. It has the
+    task's name for it: others may have another one."""
     environment, endpoint = situation.task.options.environment, situation.endpoint
     if environment is None or endpoint is None or not situation.online:
         return ()
-    return [each for each in endpoint.status.environments if each.key == environment.key]
+    return [renamed(each, environment.label) for each in endpoint.status.environments if each.key == environment.key]
 
 
 def _of_the_environment(situation: Situation) -> _Answer | None:
