@@ -12,6 +12,7 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_endpoint.environments import preparation
+from farcall_endpoint.environments import runner as runners
 from farcall_endpoint.environments.preparation import (
     CommandError,
     Ended,
@@ -27,7 +28,7 @@ from farcall_endpoint.environments.preparation import (
     failure,
     working_runner,
 )
-from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.runner import Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap
@@ -106,8 +107,8 @@ class ConvertingRunner:
     def missing(self) -> str:
         return ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
-        return Preparation(str(cache / "image"), (("mkdir", str(cache / "image")),), "converts")
+    def prepare(self, environment: Environment, *, cache: Path) -> runners.Preparation:
+        return runners.Preparation(str(cache / "image"), (("mkdir", str(cache / "image")),), "converts")
 
     def command(self, start: Start) -> list[str]:
         return [sys.executable, *start.command[1:]] if self.has_python else ["sh", "-c", "exit 127"]

@@ -135,9 +135,7 @@ class _Turn:
         """The actions that wait for the spool."""
         actions: list[Action] = [do.RunTasks(manager_id, tuple(tasks)) for manager_id, tasks in self.orders.items()]
         if self.prewarms:
-            actions += [
-                do.Prewarm(each.manager_id, each.environment, each.count, each.retry) for each in self.prewarms
-            ]
+            actions += [do.Prewarm(each.manager_id, each.environment, each.count, each.retry) for each in self.prewarms]
         if self.fetches:
             actions.append(do.FetchPayloads(tuple(self.fetches)))
         if self.uploads:

@@ -297,7 +297,7 @@ class ManagerCore:
             if (environment := named or self._default) is None:
                 self._queue.add(several, "")
             else:
-                self._preparations.add(environment, several, now)
+                self._preparations.add(environment, list(several), now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
