@@ -226,6 +226,7 @@ class AgentCore:
         )
         self._image_check = image_check
         self._default_environment = default_environment
+        self._default_key = "" if default_environment is None else default_environment.key
         self._prewarming = Prewarming()
         self._look_again_at: float | None = None
         #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
@@ -585,7 +586,7 @@ class AgentCore:
 
     def _note_environment(self, task: Task, environment: Environment) -> None:
         """Remember the environment of a task; its manager gives it the default one, if it names none."""
-        task.environment_key = environment.key
+        task.environment_key = self._default_key if environment is self._default_environment else environment.key
         self._environments.add(environment, task.environment_key)
 
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:
@@ -889,7 +890,7 @@ class AgentCore:
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _finish(self, task: Task, result: TaskResult) -> None:
-        if task.environment_key:
+        if task.environment_key and task.stage is not Stage.DISPATCHED:
             self._queue.left(task)
         if task.retries_used:
             result = with_retries(task, result)

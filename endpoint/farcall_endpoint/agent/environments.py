@@ -45,12 +45,16 @@ class EnvironmentsSeen:
         self._limit = limit
         self._seen: dict[str, _Seen] = {}
         self._default = default
+        self._latest: Environment | None = None
 
     def __bool__(self) -> bool:
         return bool(self._seen)
 
     def add(self, environment: Environment, key: str) -> None:
         """A task in an environment has come; of many, those without tasks for longest are forgotten."""
+        if environment is self._latest:
+            return
+        self._latest = environment
         seen = self._seen.pop(key, None)
         if seen is None:
             seen = _Seen(environment, PrefetchPolicy(horizon_s=self._horizon_s, limit=self._limit))

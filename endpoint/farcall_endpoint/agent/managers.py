@@ -174,7 +174,8 @@ class Managers:
                 key = task.environment_key
                 load = member.load.environments[key]
                 load.sent -= 1
-                load.cold = min(load.cold, load.sent)
+                if load.cold > load.sent:
+                    load.cold = load.sent
                 self._count_sent(key, -1)
         return task
 
