@@ -406,7 +406,8 @@ def test_orders_to_a_process_of_preparations_that_hangs_never_wait(node: Node, v
             break
     else:
         pytest.fail("it was not ended")
-    node.serve()
+    first = Environment(type="venv", location="/none/0")
+    assert isinstance(node.answer(first), EnvironmentFailed)
     assert node.ready(tree()).pid
 
 
