@@ -26,7 +26,7 @@ class Pool:
     """A pool of templates in this Python, which may import from a directory. The test sets its clock."""
 
     def __init__(self, directory: Path) -> None:
-        self.pool = TemplatePool(PreloadStore(directory / "preload"), spares=1)
+        self.pool = TemplatePool(PreloadStore(directory / "preload"), spares=1, idle_s=600.0)
         self.directory = directory
         self.now = 0.0
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -35,7 +35,7 @@ class Pool:
     def learn(self, *names: str) -> None:
         self.pool.learn("e", names, now=self.now)
 
-    def start(self) -> tuple[str, ...] | None:
+    def start(self, environment_key: str = "e") -> tuple[str, ...] | None:
         """Start a template if one is wanted, and wait for what becomes of it; its modules."""
         modules = self.pool.wanted("k", "e", None, now=self.now)
         if modules is None:
@@ -44,7 +44,16 @@ class Pool:
         variables = {**os.environ, "PYTHONPATH": str(self.directory)}
         process, connection = start_template(variables=variables)
         self.processes.append(process)
-        self.pool.add("k", "e", connection, modules, stop=process.kill, now=self.now, places=[str(self.directory)])
+        self.pool.add(
+            "k",
+            environment_key,
+            connection,
+            modules,
+            stop=process.kill,
+            now=self.now,
+            places=[str(self.directory)],
+            statistics_key="e",
+        )
         count = len(self.changes)
         self.serve_until(lambda: len(self.changes) > count)
         return modules
@@ -60,7 +69,7 @@ class Pool:
         channel, end, claims = channel_pair()
         output = (unnamed_file(), unnamed_file())
         descriptors = Descriptors(end.fileno(), claims.fileno(), *output)
-        forked = self.pool.fork("k", Boot(variables=dict(os.environ), directory="/"), descriptors)
+        forked = self.pool.fork("k", Boot(variables=dict(os.environ), directory="/"), descriptors, now=self.now)
         end.close()
         claims.close()
         if forked is not None:
@@ -169,3 +178,19 @@ def test_what_cannot_be_started_is_not_tried_at_once(pool: Pool) -> None:
     assert pool.pool.wanted("k", "e", None, now=1.0) is None
     assert pool.pool.wanted("k", "e", None, now=61.0) == ()
     pool.pool.not_started("k", "no processes", now=61.0)
+
+
+def test_a_template_of_no_environment_ends_when_it_is_not_used(pool: Pool) -> None:
+    pool.start("")
+    pool.now = 500.0
+    worker = pool.fork()
+    assert worker is not None
+    worker.end()
+    assert pool.pool.next_deadline() <= 1100.0
+    pool.now = 1099.0
+    assert pool.pool.serve(now=pool.now) == []
+    assert pool.pool.is_forkable("k")
+    pool.now = 1100.0
+    pool.serve_until(lambda: not pool.pool.is_forkable("k"))
+    pool.serve_until(lambda: not pool.pool.pids)
+    assert pool.processes[0].wait(WAIT_S) is not None

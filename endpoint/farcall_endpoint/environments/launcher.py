@@ -282,7 +282,7 @@ class EnvironmentLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._root: Path | None = None
-        self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS))
+        self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS), idle_s=settings.idle_s)
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
         self._templates: set[Container] = set()
         self._own: dict[str, subprocess.Popen[bytes]] = {}
@@ -492,7 +492,10 @@ class EnvironmentLauncher:
         :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
         """
         key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
-        if wanted.fork and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors)) is not None:
+        if (
+            wanted.fork
+            and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors, now=time.monotonic())) is not None
+        ):
             wanted.sent()
             self._start_template(key, environment, wanted)  # if tasks import more by now
             return fork
@@ -589,7 +592,7 @@ class EnvironmentLauncher:
 
     def fork_own(self, key: str, boot: Boot, descriptors: Descriptors) -> ForkedProcess | None:
         """A worker of the endpoint's own Python; None if it must be started afresh."""
-        return self._pool.fork(key, boot, descriptors)
+        return self._pool.fork(key, boot, descriptors, now=time.monotonic())
 
     def start_own_template(
         self, key: str, command: Sequence[str], variables: Mapping[str, str], *, submitter: str

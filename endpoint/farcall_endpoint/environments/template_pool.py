@@ -42,6 +42,7 @@ class _Entry:
     modules: tuple[str, ...]
     stop: Callable[[], object]
     check_at: float
+    used_at: float
 
 
 @dataclasses.dataclass
@@ -67,12 +68,17 @@ class TemplatePool:
     :param store: what tasks import.
     :param budget_bytes: of memory for the learned modules of a template.
     :param spares: children that each template forks in advance.
+    :param idle_s: a template of no environment ends when it has not been used for so long; those of environments end
+        with them (see :meth:`release`).
     """
 
-    def __init__(self, store: PreloadStore, *, budget_bytes: int = 512 * 2**20, spares: int = 1) -> None:
+    def __init__(
+        self, store: PreloadStore, *, budget_bytes: int = 512 * 2**20, spares: int = 1, idle_s: float = float("inf")
+    ) -> None:
         self._store = store
         self._budget_bytes = budget_bytes
         self._spares = spares
+        self._idle_s = idle_s
         self._serving: dict[str, _Entry] = {}
         self._starting: dict[str, _Entry] = {}
         self._leaving: list[_Entry] = []
@@ -142,16 +148,18 @@ class TemplatePool:
             start_limit_s=import_limit_s,
         )
         statistics_key = environment_key if statistics_key is None else statistics_key
-        entry = _Entry(environment_key, statistics_key, template, modules, stop, now + _LEAST_AGE_S if modules else now)
+        check_at = now + _LEAST_AGE_S if modules else now
+        entry = _Entry(environment_key, statistics_key, template, modules, stop, check_at, used_at=now)
         if not template.is_over:
             self._epoll.register(template.fileno(), select.EPOLLIN)
         self._starting[key] = entry
 
-    def fork(self, key: str, boot: Boot, descriptors: Descriptors) -> ForkedProcess | None:
+    def fork(self, key: str, boot: Boot, descriptors: Descriptors, *, now: float) -> ForkedProcess | None:
         """A worker; None if it must be started afresh."""
         entry = self._serving.get(key)
         if entry is None:
             return None
+        entry.used_at = now
         try:
             return entry.template.fork(boot, descriptors)
         except TemplateFailed as error:
@@ -180,7 +188,9 @@ class TemplatePool:
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case."""
         entries = (*self._starting.values(), *self._serving.values())
-        return min((entry.template.next_deadline() for entry in entries), default=float("inf"))
+        deadlines = [entry.template.next_deadline() for entry in entries]
+        deadlines += [self._unused_at(entry) for entry in self._serving.values()]
+        return min(deadlines, default=float("inf"))
 
     def serve(self, *, now: float) -> list[TemplateChange]:
         """Take what templates have sent, without waiting; what has changed."""
@@ -204,6 +214,8 @@ class TemplatePool:
             if entry.template.is_over:
                 del self._serving[key]
                 changes.append(self._ended(key, entry, now=now))
+            elif now >= self._unused_at(entry):
+                self._leave(self._serving.pop(key))
         for entry in list(self._leaving):
             entry.template.serve()
             if entry.template.is_over:
@@ -228,6 +240,9 @@ class TemplatePool:
         self._leaving.clear()
         self._store.close()
         self._epoll.close()
+
+    def _unused_at(self, entry: _Entry) -> float:
+        return float("inf") if entry.environment_key else entry.used_at + self._idle_s
 
     def _leave(self, entry: _Entry) -> None:
         entry.template.close()
