@@ -24,7 +24,7 @@ _AGAIN_S: Final = 30.0
 #: The same while a worker starts.
 _SOON_S: Final = 2.0
 _STARTING: Final = "ENVIRONMENT_STARTING"
-"""It may take minutes: a sign of life."""
+"""It may take minutes, so it is reported once."""
 _CHECK_S: Final = 0.5
 #: Open tasks that are looked at, oldest first: a check of 100,000 tasks would slow submits.
 _OLDEST: Final = 1_000
