@@ -315,7 +315,7 @@ class Template:
             case Importing(module=module) | Imported(module=module) | Skipped(module=module) if (
                 module not in self._modules
             ):
-                raise ValueError("a module that nobody asked for")
+                raise ValueError("a module that was not asked for")
             case Importing(module=module):
                 self._importing, self._importing_since = module, time.monotonic()
             case Imported(module=module, seconds=seconds, size_bytes=size_bytes):

@@ -106,6 +106,13 @@ class EnvironmentState:
         """When it may be tried again; None if it has not failed."""
         return self._retry_at if self.state is State.FAILED else None
 
+    def wait(self, jobs: Sequence[Job]) -> None:
+        """Let tasks wait until it is ready."""
+        if not self.waiting:
+            self.submitters.clear()
+        self.submitters |= dict.fromkeys(job.order.submitter for job in jobs)
+        self.waiting.extend(jobs)
+
     def needed(self, now: Instant) -> ErrorRecord | None:
         """It is needed for a task, or to be warm; the error if there is no use in waiting for it."""
         self.used_at = now.mono

@@ -82,10 +82,7 @@ class Preparations:
         elif state.state is State.READY:
             self._queue.add(jobs, state.key)
         else:
-            if not state.waiting:
-                state.submitters.clear()
-            state.submitters |= dict.fromkeys(job.order.submitter for job in jobs)
-            state.waiting.extend(jobs)
+            state.wait(jobs)
             if state.state is State.COLD:
                 self._prepare(state, now)
 
@@ -105,7 +102,7 @@ class Preparations:
             elif isinstance(event, EnvironmentGone):
                 if state.state is State.READY:
                     state.released(now)
-                    state.waiting.extend(self._queue.remove_all(state.key))
+                    state.wait(self._queue.remove_all(state.key))
                     self._prepare(state, now)
             elif isinstance(event, EnvironmentReady):
                 state.ready(now, forkable=event.forkable, memory_bytes=event.memory_bytes)
