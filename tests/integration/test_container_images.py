@@ -27,7 +27,6 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.environments.apptainer import ApptainerRunner
 from farcall_endpoint.environments.oci import OciRunner
 from farcall_endpoint.environments.runner import Mount, Preparation, Runner, Start
-from farcall_endpoint.worker.boot import Boot, Descriptors, send_boot
 from tests.support.container_user import ContainerUser, apptainer_user, podman_user
 from tests.support.docker_daemon import docker_daemon
 from tests.support.image_archive import write_archive, write_tree
@@ -208,7 +207,7 @@ def test_a_program_receives_its_descriptors_and_sees_what_it_was_given(node: Nod
         network=not private,
         private_root=private,
     )
-    boot = Boot(variables={"B": "2"}, directory=str(work))
+    boot = {"variables": {"B": "2"}, "directory": str(work)}
     with socket.socket(socket.AF_UNIX) as listener, tempfile.TemporaryFile() as stdout:
         listener.bind(str(sockets / "s"))
         os.chown(sockets / "s", node.uid, node.uid)
@@ -216,11 +215,11 @@ def test_a_program_receives_its_descriptors_and_sees_what_it_was_given(node: Nod
         with node.start(node.runner.command(start), stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
             with _accepted(listener, process) as connection:
-                send_boot(connection, boot, Descriptors(1, 1, stdout.fileno(), 2))
+                socket.send_fds(connection, [json.dumps(boot).encode()], [1, 1, stdout.fileno(), 2])
                 assert process.wait(WAIT_S) == 0, process.stderr.read().decode()
         stdout.seek(0)
         found = json.loads(stdout.read())
-    assert found["boot"] == {"variables": {"B": "2"}, "directory": str(work)}
+    assert found["boot"] == boot
     assert found["code"] == "of the node"
     assert found["refused"] in ("EROFS", "EACCES")
     assert found["directory"] == str(work)

@@ -41,7 +41,7 @@ def test_a_task_runs_in_its_environment(endpoint: EndpointProcess) -> None:
     ends = cloud.ends(ids)
     assert [end.error for end in ends] == [{}] * 5
     values = [end.value for end in ends]
-    assert values[:4] == ["/usr/bin/python3.11"] * 4
+    assert values[:4] == ["/usr/bin/python3"] * 4
     assert values[4] == sys.executable
 
 

@@ -29,7 +29,6 @@ from farcall_endpoint.environments.charliecloud import CharliecloudRunner
 from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.isolation import bubblewrap
-from farcall_endpoint.worker.boot import Boot, Descriptors, send_boot
 from tests.support.images import DEBIAN, image
 from tests.support.ordinary_user import USER, as_ordinary_user
 from tests.waiting import WAIT_S, wait_until
@@ -176,7 +175,8 @@ class Site:
         reader, writer = os.pipe()
         try:
             with container.connection() as connection, open(reader, "rb") as output:  # noqa: PTH123
-                send_boot(connection, Boot(variables, str(self.work)), Descriptors(0, 0, writer, writer))
+                boot = json.dumps({"variables": variables}).encode()
+                socket.send_fds(connection, [boot], [0, 0, writer, writer])
                 line = output.readline()
         finally:
             os.close(writer)

@@ -14,7 +14,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of, bubblewrap, landlock
-from farcall_endpoint.isolation.environment import SECRETS, for_submitter
+from farcall_endpoint.isolation.environment import SECRETS, for_runner, for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
 
 needs_landlock = pytest.mark.skipif(bool(landlock.missing()), reason="this kernel has no Landlock")
@@ -284,3 +284,9 @@ def test_wrapped_processes_do_their_work_and_see_nothing_else(tmp_path: Path) ->
     assert outcomes[16] == "none"
     assert (home / "file").read_text() == "x"
     assert not Path("/tmp/file").exists()
+
+
+def test_programs_of_docker_and_podman_find_their_daemon_and_storage() -> None:
+    given = {"DOCKER_HOST": "unix:///run/user/1/docker.sock", "HOME": "/home/me", "PATH": "/bin", "MY_TOKEN": "secret"}
+    assert for_runner("docker", given) == {name: given[name] for name in ("DOCKER_HOST", "HOME", "PATH")}
+    assert for_runner("bubblewrap", given) == {"PATH": "/bin"}

@@ -42,7 +42,7 @@ from farcall_endpoint.environments.runners import RUNNERS, runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import not_allowed
 from farcall_endpoint.isolation import bubblewrap
-from farcall_endpoint.isolation.environment import for_submitter
+from farcall_endpoint.isolation.environment import for_runner
 
 CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
 """Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
@@ -584,7 +584,7 @@ class Preparation:
             needed = (start.image, *(mount.source for mount in start.mounts))
             command = [*confinement_of([*self._readable, *needed], environment.type), *command]
         # A program in namespaces reads the variables of their first process, which is the runner's.
-        variables = for_submitter(os.environ, passed=self._passed) if start.private_root else None
+        variables = for_runner(environment.type, os.environ, passed=self._passed) if start.private_root else None
         try:
             return self.commands.run(command, limit_s=_PROBE_LIMIT_S, log=log, variables=variables), 0
         except CommandError as error:

@@ -28,6 +28,15 @@ _REFUSED: Final = (
 )
 """Exceptions to :data:`PASSED`: ``SLURM_JWT``, for example, lets its holder submit jobs."""
 
+_OF_RUNNERS: Final = dict.fromkeys(
+    ("docker", "podman", "podman-hpc"),
+    (
+        *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS*", "DOCKER_CERT_PATH"),
+        *("CONTAINER_HOST", "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    ),
+)
+"""Variables that the programs of technologies need besides those of tasks."""
+
 _OF_NODE: Final = (
     *("PATH", "SHELL", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "TMPDIR", "TMP", "TEMP", "XDG_*", "DBUS_*", "SSH_*"),
     *("LD_*", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "MANPATH", "INFOPATH"),
@@ -55,6 +64,12 @@ def for_submitter(environment: Mapping[str, str], *, passed: Collection[str] = (
         for name, value in environment.items()
         if chosen.match(name) or (wanted.match(name) and not refused.match(name))
     }
+
+
+def for_runner(technology: str, environment: Mapping[str, str], *, passed: Collection[str] = ()) -> dict[str, str]:
+    """The variables for the program that starts a container for a submitter other than the owner: those of its tasks,
+    and for Docker and Podman where their daemon, configuration and storage are. Their containers see neither."""
+    return for_submitter(environment, passed=(*passed, *_OF_RUNNERS.get(technology, ())))
 
 
 @functools.lru_cache(maxsize=64)

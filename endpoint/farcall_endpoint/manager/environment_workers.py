@@ -27,7 +27,7 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange
 from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
-from farcall_endpoint.isolation.environment import for_image, for_submitter
+from farcall_endpoint.isolation.environment import for_image, for_runner, for_submitter
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
 from farcall_endpoint.manager.worker_process import (
     ACCELERATORS,
@@ -172,6 +172,9 @@ class EnvironmentWorkers:
             variables |= self._launcher.prefix_variables(environment, variables.get("PATH", ""))
         if environment.type in RENUMBERED and not place.amd:
             variables |= renumbered(share.accelerators)
+        of_runner = outer | own if not is_image else outer
+        if submitter and is_image:
+            of_runner = for_runner(environment.type, place.environment, passed=place.passed)
         confine, settings = None, place.settings
         if submitter and place.confinement is not None:
             confine, settings = self._confine_in(environment, outer | own, writable)
@@ -193,7 +196,7 @@ class EnvironmentWorkers:
                     Descriptors(worker_end.fileno(), claims.fileno(), *output),
                     claims.close,
                     mounts=tuple(Mount(path, path, writable=True) for path in writable),
-                    variables={**outer, **({} if is_image else own)},
+                    variables=of_runner,
                     accelerators=share.accelerators,
                     amd=place.amd,
                     group=submitter,
