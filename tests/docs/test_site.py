@@ -41,7 +41,7 @@ QUERIES: Final = {
     "upgrade": "howto/upgrading.html",
     "faq": "troubleshooting.html",
     "conda": "troubleshooting.html",
-    "uv": "troubleshooting.html",
+    "uv": "howto/containers.html",
     "pipx": "troubleshooting.html",
     "apptainer": "troubleshooting.html",
     "helm": "troubleshooting.html",
