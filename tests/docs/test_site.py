@@ -43,7 +43,7 @@ QUERIES: Final = {
     "conda": "troubleshooting.html",
     "uv": "howto/containers.html",
     "pipx": "troubleshooting.html",
-    "apptainer": "troubleshooting.html",
+    "apptainer": "howto/containers.html",
     "helm": "troubleshooting.html",
     "webhook": "troubleshooting.html",
     "install": "installation.html",
