@@ -50,7 +50,7 @@ containers_unsupported = Outcome(
 technology_unsupported = Outcome(
     "CONTAINER_UNSUPPORTED",
     Fault.CALLER,
-    "This node of the endpoint cannot run {} environments: {}.",
+    "This node of the endpoint cannot run {} environments: {}",
     "Submit the function with an environment of another type, choose another endpoint, or ask the endpoint's owner.",
 )
 location_refused = Outcome(
@@ -65,12 +65,6 @@ environment_failed = Outcome(
     Fault.PEER,
     "The environment {} cannot be started on a node of the endpoint: {}",
     "Check the location; the endpoint's owner finds the whole output in the logs of the endpoint.",
-)
-environment_unsupported = Outcome(
-    "CONTAINER_UNSUPPORTED",
-    Fault.CALLER,
-    "No node of this endpoint can run environment {}: {}.",
-    "Choose another endpoint, or an environment of another technology.",
 )
 environment_start_failed = Outcome(
     "ENVIRONMENT_FAILED",

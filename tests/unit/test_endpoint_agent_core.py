@@ -21,7 +21,7 @@ from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
-from farcall_endpoint.agent.scheduling import RoundRobinPolicy
+from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, StoredResult, Task, TaskResult
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -45,7 +45,7 @@ def make_core(
 ) -> CoreDriver:
     core = AgentCore(
         endpoint_id="e",
-        policy=RoundRobinPolicy(),
+        policy=round_robin(),
         slots_hint=slots_hint,
         prefetch=PrefetchPolicy(horizon_s=1.0, limit=prefetch, unseen=prefetch),
         window=PrefetchPolicy(horizon_s=1.0, limit=0),
@@ -133,7 +133,7 @@ def test_bodies_are_freed_once_spooled() -> None:
 
 def test_engine_without_a_spool_drops_reported_results() -> None:
     none = PrefetchPolicy(horizon_s=0.0, limit=0)
-    policy = RoundRobinPolicy()
+    policy = round_robin()
     core = CoreDriver(
         AgentCore(
             endpoint_id="", policy=policy, slots_hint=1, prefetch=none, window=none, max_window=0, has_cloud=False

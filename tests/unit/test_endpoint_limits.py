@@ -13,7 +13,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import NO_LIMITS, Limits
-from farcall_endpoint.agent.scheduling import RoundRobinPolicy
+from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.manager.core import breach, has_limits
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -126,7 +126,7 @@ def test_output_limit_applies_to_the_larger_stream(tmp_path: Path) -> None:
 def test_invalid_limit_fails_the_task_with_a_reason(value: object) -> None:
     none = PrefetchPolicy(horizon_s=0.0, limit=0)
     core = CoreDriver(
-        AgentCore(endpoint_id="e", policy=RoundRobinPolicy(), slots_hint=1, prefetch=none, window=none, max_window=8)
+        AgentCore(endpoint_id="e", policy=round_robin(), slots_hint=1, prefetch=none, window=none, max_window=8)
     )
     core.opened()
     options = TaskOptions(max_attempts=1, resource_specification={"memory_bytes": value})

@@ -51,7 +51,7 @@ def tasks(environment: Environment | None, *names: str, submitter: str = "") -> 
 
 
 class EnvironmentRig(Rig):
-    """Workers start, and die when they are killed, at once; environments are prepared when the test says so.
+    """Workers start, and die when they are killed, at once; the test decides when environments are prepared.
 
     It checks that tasks run only in workers of their submitter and environment, that no running task is evicted, and
     that no two workers have the same slot."""

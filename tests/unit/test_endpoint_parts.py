@@ -37,7 +37,7 @@ from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
 from farcall_endpoint.agent.relay import TransferFailed
 from farcall_endpoint.agent.reports import messages_of
-from farcall_endpoint.agent.scheduling import RandomPolicy, RoundRobinPolicy, SchedulingPolicy
+from farcall_endpoint.agent.scheduling import ChoicePolicy, SchedulingPolicy, round_robin
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
 from farcall_endpoint.agent.transfers import Transfers
@@ -69,7 +69,7 @@ def tasks(count: int, *, idempotent: bool = True) -> list[Task]:
     ]
 
 
-@pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
+@pytest.mark.parametrize("policy", [ChoicePolicy(random.Random(1).choice), round_robin()])
 def test_policies_fill_slots_before_they_prefetch_and_keep_the_order(policy: SchedulingPolicy) -> None:
     loads = [ManagerLoad("a", 2, 2), ManagerLoad("b", 2, 1), ManagerLoad("full", 2, -2)]
     placed = policy.place(tasks(10), loads, depth=1, now=0.0)
@@ -80,7 +80,7 @@ def test_policies_fill_slots_before_they_prefetch_and_keep_the_order(policy: Sch
     assert [load.free for load in loads] == [-2, -2, -2]
 
 
-@pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
+@pytest.mark.parametrize("policy", [ChoicePolicy(random.Random(1).choice), round_robin()])
 def test_short_tasks_go_to_one_manager_in_a_row_while_it_has_free_slots(policy: SchedulingPolicy) -> None:
     placed = policy.place(tasks(9), [ManagerLoad(name, 4, 4) for name in "abcd"], depth=2, now=0.0)
     names = [name for _, name in placed]
@@ -90,7 +90,7 @@ def test_short_tasks_go_to_one_manager_in_a_row_while_it_has_free_slots(policy: 
     assert {name for _, name in few_slots} == set("abcd")
 
 
-@pytest.mark.parametrize("policy", [RandomPolicy(random.Random(1)), RoundRobinPolicy()])
+@pytest.mark.parametrize("policy", [ChoicePolicy(random.Random(1).choice), round_robin()])
 def test_task_overtakes_only_tasks_that_fit_no_manager(policy: SchedulingPolicy) -> None:
     queue = tasks(3)
     queue[0].spec = msgspec.structs.replace(queue[0].spec, options=TaskOptions(walltime_s=100.0))
@@ -104,13 +104,13 @@ def test_task_overtakes_only_tasks_that_fit_no_manager(policy: SchedulingPolicy)
 
 def test_round_robin_takes_turns() -> None:
     loads = [ManagerLoad(name, 10, 10) for name in "abc"]
-    names = [name for _, name in RoundRobinPolicy().place(tasks(6), loads, depth=0, now=0.0)]
+    names = [name for _, name in round_robin().place(tasks(6), loads, depth=0, now=0.0)]
     assert names[:3] == names[3:]
     assert len(set(names)) == 3
 
 
 def test_non_idempotent_task_is_never_prefetched() -> None:
-    placed = RoundRobinPolicy().place(tasks(5, idempotent=False), [ManagerLoad("a", 2, 2)], depth=49, now=0.0)
+    placed = round_robin().place(tasks(5, idempotent=False), [ManagerLoad("a", 2, 2)], depth=49, now=0.0)
     assert len(placed) == 2
 
 

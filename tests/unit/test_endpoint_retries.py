@@ -14,7 +14,7 @@ from farcall_common.event_log import UserBytes
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import RoundRobinPolicy
+from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.agent.sealing import seal_result
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import OpenedCall, Stage, Task
@@ -74,7 +74,7 @@ def test_the_wait_is_shortened_at_random_and_has_a_limit() -> None:
         core = CoreDriver(
             AgentCore(
                 endpoint_id="",
-                policy=RoundRobinPolicy(),
+                policy=round_robin(),
                 slots_hint=1,
                 prefetch=PrefetchPolicy(horizon_s=0.0, limit=0),
                 window=PrefetchPolicy(horizon_s=0.0, limit=0),

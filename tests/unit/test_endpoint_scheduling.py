@@ -9,7 +9,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
-from farcall_endpoint.agent.scheduling import RoundRobinPolicy
+from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Progress
@@ -47,7 +47,7 @@ def test_task_starts_only_where_its_walltime_fits(left: Lifetime, walltime_s: fl
 def test_each_task_goes_to_a_manager_with_enough_time() -> None:
     old, young = ManagerLoad("old", 2, 2, Lifetime(10.0)), ManagerLoad("young", 1, 1, Lifetime(100.0))
     tasks = [task("long", 50.0), task("short", 5.0), task("longer", 60.0)]
-    placed = RoundRobinPolicy().place(tasks, [old, young], depth=0, now=0.0)
+    placed = round_robin().place(tasks, [old, young], depth=0, now=0.0)
     assert [(each.task_id, manager_id) for each, manager_id in placed] == [("long", "young"), ("short", "old")]
 
 
@@ -56,7 +56,7 @@ def core_with(*, ends_at: float | None, **options: float) -> CoreDriver:
     core = CoreDriver(
         AgentCore(
             endpoint_id="e",
-            policy=RoundRobinPolicy(),
+            policy=round_robin(),
             slots_hint=1,
             prefetch=none,
             window=none,

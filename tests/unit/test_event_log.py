@@ -23,7 +23,7 @@ from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.reports import tasks_received
-from farcall_endpoint.agent.scheduling import RandomPolicy
+from farcall_endpoint.agent.scheduling import ChoicePolicy
 from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
 from farcall_endpoint.output import Printed
@@ -103,7 +103,7 @@ SIGNED = msgspec.structs.replace(FUNCTION, signature=sign(statement(FUNCTION.nam
 def make_core() -> AgentCore:
     return AgentCore(
         endpoint_id="e",
-        policy=RandomPolicy(random.Random(3)),
+        policy=ChoicePolicy(random.Random(3).choice),
         slots_hint=2,
         prefetch=PrefetchPolicy(horizon_s=1.0, limit=4, unseen=2),
         window=PrefetchPolicy(horizon_s=1.0, limit=8),

@@ -109,13 +109,15 @@ class Prewarming:
         members = [each for each in managers.members.values() if request.node in ("", each.node)]
         placed = sum(spread(request, managers.members).values())
         here = [status for each in members for status in each.environments if status.key == key]
-        why, is_final = _why(request, members, placed)
+        warm = sum(each.warm + each.busy for each in here)
+        others = sum(each.count for each in self._requests.values() if each is not request) if warm < placed else 0
+        why, is_final = _why(request, members, placed, others=others)
         return {
             "environment": without_secrets(request.environment.label),
             "key": key,
             "wanted": request.count,
             "placed": placed,
-            "warm": sum(each.warm + each.busy for each in here),
+            "warm": warm,
             "starting": sum(each.starting for each in here),
             "node": request.node,
             "requested_at": request.requested_at,
@@ -124,9 +126,12 @@ class Prewarming:
         }
 
 
-def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int) -> tuple[str, bool]:
+def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int, *, others: int) -> tuple[str, bool]:
     """What the request waits for, or why it cannot be done in full, and whether that is final; empty if nothing is to
-    say."""
+    say.
+
+    :param others: workers that other requests want, if some of this one are missing.
+    """
     if not members:
         return (f"there is no node {request.node}", True) if request.node else ("there is no node yet", False)
     refusals = [each.load.refusal(request.environment) for each in members]
@@ -140,4 +145,7 @@ def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int
     for node, status in here:
         if status.text:
             return f"node {node}: {status.text}", False
+    slots = sum(each.slots for each in members)
+    if placed + others > slots and others:
+        return f"there are {slots} slots, and other requests want {others} workers: `--count 0` ends one", False
     return (f"the nodes have slots for {placed} of them" if placed < request.count else ""), False

@@ -57,30 +57,14 @@ class SchedulingPolicy(Protocol):
         """
 
 
-class RandomPolicy:
-    """Each task goes to a manager drawn at random among those with a free slot, else among those with room."""
+class ChoicePolicy:
+    """Each task goes to the manager that is chosen among those with a free slot, else among those with room.
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+    :param choose: returns one of the managers that it gets; at least one.
+    """
 
-    def place(
-        self,
-        tasks: Iterable[Task],
-        managers: Sequence[ManagerLoad],
-        *,
-        depth: int,
-        now: float,
-        environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
-    ) -> Placed:
-        """As :meth:`SchedulingPolicy.place`."""
-        return place_each(tasks, managers, depth, now, self._rng.choice)
-
-
-class RoundRobinPolicy:
-    """Managers with a free slot take turns, then those with room."""
-
-    def __init__(self) -> None:
-        self._turn = 0
+    def __init__(self, choose: _Choice) -> None:
+        self._choose = choose
 
     def place(
         self,
@@ -92,31 +76,18 @@ class RoundRobinPolicy:
         environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
     ) -> Placed:
         """As :meth:`SchedulingPolicy.place`."""
-        return place_each(tasks, managers, depth, now, self._next)
-
-    def _next(self, candidates: Sequence[ManagerLoad]) -> ManagerLoad:
-        self._turn += 1
-        return candidates[self._turn % len(candidates)]
+        return place_each(tasks, managers, depth, now, self._choose)
 
 
-class BinPackingPolicy:
+def round_robin() -> ChoicePolicy:
+    """Managers take turns."""
+    turns = itertools.count(1)
+    return ChoicePolicy(lambda candidates: candidates[next(turns) % len(candidates)])
+
+
+def bin_packing() -> ChoicePolicy:
     """A manager is filled before the next gets a task, so that idle blocks can be given back."""
-
-    def place(
-        self,
-        tasks: Iterable[Task],
-        managers: Sequence[ManagerLoad],
-        *,
-        depth: int,
-        now: float,
-        environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
-    ) -> Placed:
-        """As :meth:`SchedulingPolicy.place`."""
-        return place_each(tasks, managers, depth, now, _fullest)
-
-
-def _fullest(candidates: Sequence[ManagerLoad]) -> ManagerLoad:
-    return min(candidates, key=lambda each: each.free)
+    return ChoicePolicy(lambda candidates: min(candidates, key=lambda each: each.free))
 
 
 class OwnPolicy:
@@ -196,9 +167,9 @@ def _checked(
 DEFAULT_POLICY: Final = "warming-aware"
 POLICIES: Final[Mapping[str, Callable[[random.Random], SchedulingPolicy]]] = {
     DEFAULT_POLICY: WarmingAwarePolicy,
-    "random": RandomPolicy,
-    "round-robin": lambda _: RoundRobinPolicy(),
-    "bin-packing": lambda _: BinPackingPolicy(),
+    "random": lambda rng: ChoicePolicy(rng.choice),
+    "round-robin": lambda _: round_robin(),
+    "bin-packing": lambda _: bin_packing(),
 }
 
 

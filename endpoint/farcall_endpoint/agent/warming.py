@@ -39,7 +39,7 @@ _NOTHING: Final = EnvironmentLoad()
 
 
 class WarmingAwarePolicy:
-    """Tasks go where their environment is warm. Without environments, as :class:`RandomPolicy`."""
+    """Tasks go where their environment is warm. Without environments, to one drawn at random."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ from farcall_endpoint.environments import tree_root
 from farcall_endpoint.environments.runner import Preparation, Start
 from farcall_endpoint.isolation.bubblewrap import KERNEL_SETTINGS
 from farcall_endpoint.isolation.paths import DEVICES
+from farcall_endpoint.isolation.trial import problem
 
 WORKER_TARGET: Final = "/run/farcall"
 """No image has anything there, and it need not exist: roots are assembled."""
@@ -34,7 +34,6 @@ _PROCESSORS: Final = "/sys/devices/system"
 """Processors and memory nodes, which numerical libraries count."""
 _HARDWARE: Final = ("/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/module")
 """Where drivers of accelerators look."""
-_TRY_LIMIT_S: Final = 20.0
 
 
 class BubblewrapRunner:
@@ -69,7 +68,8 @@ class BubblewrapRunner:
         if shutil.which("bwrap") is None:
             return "bubblewrap: the program bwrap is not installed"
         view = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", _TEMPORARY)
-        return try_command("bubblewrap", [_program(), *_NAMESPACES, "--unshare-pid", *view, "--", "true"])
+        reason = problem([_program(), *_NAMESPACES, "--unshare-pid", *view, "--", "true"])
+        return f"bubblewrap: {reason}" if reason else ""
 
     def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
         """Nothing is to be prepared."""
@@ -119,16 +119,3 @@ def _readable(start: Start) -> Iterator[str]:
     yield from _HARDWARE if start.accelerators else (_PROCESSORS,)
     if start.network:
         yield from _NAMES_OF_HOSTS
-
-
-def try_command(name: str, command: Sequence[str]) -> str:
-    """Run a command that shows whether a technology works; the reason if it fails, empty if it works."""
-    # Containers, and settings of the kernel, forbid namespaces and mounts: only a try shows it.
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{name}: {error}"
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-    return f"{name}: {lines[-1].removeprefix(f'{name}: ')}"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.bubblewrap import ASSEMBLE, WORKER_TARGET, try_command
+from farcall_endpoint.environments.bubblewrap import ASSEMBLE, WORKER_TARGET
 from farcall_endpoint.environments.runner import Mount, Preparation, Start
+from farcall_endpoint.isolation.trial import problem
 
 _HOST: Final = ("/bin", "/lib", "/lib32", "/lib64", "/usr")
 
@@ -40,7 +41,8 @@ class CharliecloudRunner:
             return "charliecloud: the program ch-run is not installed"
         with tempfile.TemporaryDirectory(prefix="farcall-charliecloud-") as image:
             mounts = tuple(Mount(str(Path(path).resolve()), path) for path in _HOST if Path(path).is_dir())
-            return try_command("charliecloud", self.command(Start(image, ("/bin/true",), mounts)))
+            reason = problem(self.command(Start(image, ("/bin/true",), mounts)))
+        return f"charliecloud: {reason.removeprefix('charliecloud: ')}" if reason else ""
 
     def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
         """Nothing is to be prepared."""

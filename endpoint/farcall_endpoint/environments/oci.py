@@ -18,7 +18,8 @@ from typing import Final, Literal
 
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.runner import Preparation, Start
-from farcall_endpoint.environments.trial import problem, start_problem
+from farcall_endpoint.environments.trial import start_problem
+from farcall_endpoint.isolation.trial import problem
 
 LABEL: Final = "farcall.container"
 """Has a container of Farcall; its value is the container's name."""

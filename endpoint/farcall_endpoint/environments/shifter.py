@@ -14,7 +14,7 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.runner import Preparation, Start
-from farcall_endpoint.environments.trial import problem
+from farcall_endpoint.isolation.trial import problem
 
 # $1: the image. The exit code of a pull that failed may be 0.
 _PULL: Final = """

@@ -5,40 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from farcall_common.plain_text import plain
 from farcall_endpoint.environments.runner import Mount, Runner, Start
+from farcall_endpoint.isolation.trial import problem
 
-_LIMIT_S: Final = 60.0
-_LINES: Final = 3
-"""At the end of its output, a program says why it fails."""
 _DIRECTORIES: Final = ("bin", "lib", "lib32", "lib64", "usr")
 """What ``true`` and its libraries need of a root file system."""
-
-
-def problem(command: Sequence[str]) -> str:
-    """Run a command; its last words if it fails, else the empty string.
-
-    The standard error of a program that was started by it may be the same; so they are words, and nothing to compare.
-    """
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False)
-    except FileNotFoundError:
-        return f"the program {command[0]} is not installed"
-    except subprocess.TimeoutExpired:
-        return f"no answer in {_LIMIT_S:.0f} s"
-    except OSError as error:
-        return str(error)
-    if done.returncode == 0:
-        return ""
-    lines = (done.stderr or done.stdout).decode(errors="replace").splitlines()
-    words = [text for line in lines if (text := plain(line).strip())]
-    return "; ".join(words[-_LINES:]) or f"exit code {done.returncode}"
 
 
 def start_problem(runner: Runner, program: str) -> str:

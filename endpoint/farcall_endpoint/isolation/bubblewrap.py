@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from farcall_endpoint.isolation.paths import DEVICES
+from farcall_endpoint.isolation.trial import problem
 
 #: A private directory in memory, for programs that do not ask for TMPDIR.
 TEMPORARY: Final = "/tmp"  # noqa: S108 - the worker's own
-_PROBE_LIMIT_S: Final = 20.0
 _NAMESPACES: Final = (
     *("--unshare-user-try", "--unshare-pid", "--unshare-ipc"),
     *("--cap-drop", "ALL"),  # root would keep its own
@@ -36,18 +35,9 @@ def missing() -> str:
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap: the program bwrap is not installed"
-    # Containers, and settings of the kernel, forbid namespaces and mounts: only a try shows it.
     command = [program, *_NAMESPACES, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", TEMPORARY]
-    try:
-        done = subprocess.run(
-            [*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"bubblewrap: {error}"
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-    return f"bubblewrap: {lines[-1]}"
+    reason = problem([*command, "true"])
+    return f"bubblewrap: {reason}" if reason else ""
 
 
 def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path, nested: bool = False) -> list[str]:

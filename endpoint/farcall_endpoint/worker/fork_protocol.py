@@ -50,7 +50,7 @@ class Imported(_Packet, frozen=True):
 
 
 class Skipped(_Packet, frozen=True):
-    """A module that was not imported, or whose import raised, and why; the template goes on."""
+    """A module that was not imported, or whose import raised, and why; the template continues."""
 
     module: str
     reason: str
