@@ -26,7 +26,7 @@ from farcall_common.environments import Environment
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments.apptainer import ApptainerRunner
 from farcall_endpoint.environments.oci import OciRunner
-from farcall_endpoint.environments.runner import Mount, Preparation, Runner, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Mount, Runner, Start
 from tests.support.container_user import ContainerUser, apptainer_user, podman_user
 from tests.support.docker_daemon import docker_daemon
 from tests.support.image_archive import write_archive, write_tree
@@ -85,7 +85,7 @@ class Node:
         start = Start(self.image, command, name=f"farcall-test-{random.randrange(10**9)}")
         return dataclasses.replace(start, **changes)
 
-    def prepared(self, location: str, cache: Path) -> tuple[Preparation, subprocess.CompletedProcess[str]]:
+    def prepared(self, location: str, cache: Path) -> tuple[ImagePreparation, subprocess.CompletedProcess[str]]:
         """The preparation of an image, and how its last command ended."""
         preparation = self.runner.prepare(Environment(type=self.runner.type, location=location), cache=cache)
         for command in preparation.commands:

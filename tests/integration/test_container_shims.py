@@ -18,7 +18,7 @@ import pytest
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.apptainer import ApptainerRunner
 from farcall_endpoint.environments.oci import OciRunner
-from farcall_endpoint.environments.runner import Mount, Preparation, Runner, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Mount, Runner, Start
 from farcall_endpoint.environments.shifter import ShifterRunner
 from tests.support.container_user import ContainerUser, podman_user
 from tests.support.image_archive import write_archive
@@ -68,7 +68,7 @@ class Shims:
         lines = map(json.loads, (self.user.home / "log").read_text().splitlines())
         return [line["arguments"] for line in lines if line["program"] == program]
 
-    def prepare(self, runner: Runner, location: str, **variables: str) -> tuple[Preparation, int, str]:
+    def prepare(self, runner: Runner, location: str, **variables: str) -> tuple[ImagePreparation, int, str]:
         """A preparation, and the exit code and output of its command."""
         cache = self.user.home / "cache"
         preparation = runner.prepare(Environment(type=runner.type, location=location), cache=cache)

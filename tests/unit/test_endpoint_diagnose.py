@@ -287,7 +287,7 @@ def test_a_machine_that_can_do_all() -> None:
     assert said() == {
         "environments that work on this machine: bubblewrap, podman, venv": True,
         "workers of other submitters see their own files only (bubblewrap)": True,
-        "forks get namespaces of their own": True,
+        "forks of templates can have namespaces of their own on this machine": True,
         "uv's package index: answers": True,
     }
 
@@ -309,7 +309,9 @@ def test_what_is_done_instead_is_reported() -> None:
     assert "tasks of other submitters are refused: bwrap: no; Landlock: no" in said(
         bubblewrap_isolation="bwrap: no", landlock="Landlock: no"
     )
-    assert f"workers of other submitters are fresh processes, and not forks: {bare}" in said(namespaces_of_forks=bare)
+    assert f"forks of templates cannot have namespaces of their own on this machine: {bare}" in said(
+        namespaces_of_forks=bare
+    )
     assert any("processes of workers are found by their process tree" in text for text in said(cgroups=[]))
     assert said(uv_index="tcp connect error")["uv's package index: tcp connect error"] is False
 

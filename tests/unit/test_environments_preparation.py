@@ -107,8 +107,8 @@ class ConvertingRunner:
     def missing(self) -> str:
         return ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> runners.Preparation:
-        return runners.Preparation(str(cache / "image"), (("mkdir", str(cache / "image")),), "converts")
+    def prepare(self, environment: Environment, *, cache: Path) -> runners.ImagePreparation:
+        return runners.ImagePreparation(str(cache / "image"), (("mkdir", str(cache / "image")),), "converts")
 
     def command(self, start: Start) -> list[str]:
         return [sys.executable, *start.command[1:]] if self.has_python else ["sh", "-c", "exit 127"]

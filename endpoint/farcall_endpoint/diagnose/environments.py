@@ -79,9 +79,9 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
     else:
         found.append((None, f"tasks of other submitters are refused: {isolation}; {facts['landlock']}"))
     if reason := facts["namespaces_of_forks"]:
-        found.append((None, f"workers of other submitters are fresh processes, and not forks: {reason}"))
+        found.append((None, f"forks of templates cannot have namespaces of their own on this machine: {reason}"))
     else:
-        found.append((True, "forks get namespaces of their own"))
+        found.append((True, "forks of templates can have namespaces of their own on this machine"))
     if not facts["cgroups"]:
         found.append((None, "no cgroup can be written here: processes of workers are found by their process tree"))
     if "uv_index" in facts:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.environments.trial import start_problem
 
 _URI: Final = re.compile(r"[a-z][a-z0-9+-]*:")
@@ -57,15 +57,15 @@ class ApptainerRunner:
             found += " (as root, it takes CAP_SYS_RESOURCE: an endpoint of an ordinary user works)"
         return f"{self.type}: {found}" if found else ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:
         """As :meth:`.Runner.prepare`."""
         location = environment.location
         if not _URI.match(location):
-            return Preparation(location)
+            return ImagePreparation(location)
         name = hashlib.sha256(location.encode()).hexdigest()[:16]
         image = str(cache / f"{self.type}-{name}")
         convert = ("sh", "-c", _CONVERT, "sh", image, self.type, location)
-        return Preparation(image, (convert,), f"{self.type} is converting the image")
+        return ImagePreparation(image, (convert,), f"{self.type} is converting the image")
 
     def node_path(self, location: str) -> str:
         """The file or directory of the node that a location names; empty if none."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_endpoint.environments import tree_root
-from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.isolation.bubblewrap import KERNEL_SETTINGS
 from farcall_endpoint.isolation.paths import DEVICES
 from farcall_endpoint.isolation.trial import problem
@@ -71,9 +71,9 @@ class BubblewrapRunner:
         reason = problem([_program(), *_NAMESPACES, "--unshare-pid", *view, "--", "true"])
         return f"bubblewrap: {reason}" if reason else ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002
         """Nothing is to be prepared."""
-        return Preparation(environment.location)
+        return ImagePreparation(environment.location)
 
     def command(self, start: Start) -> list[str]:
         """The command of a container; its first process becomes bubblewrap."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.bubblewrap import ASSEMBLE, WORKER_TARGET
-from farcall_endpoint.environments.runner import Mount, Preparation, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Mount, Start
 from farcall_endpoint.isolation.trial import problem
 
 _HOST: Final = ("/bin", "/lib", "/lib32", "/lib64", "/usr")
@@ -44,9 +44,9 @@ class CharliecloudRunner:
             reason = problem(self.command(Start(image, ("/bin/true",), mounts)))
         return f"charliecloud: {reason.removeprefix('charliecloud: ')}" if reason else ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002
         """Nothing is to be prepared."""
-        return Preparation(environment.location)
+        return ImagePreparation(environment.location)
 
     def command(self, start: Start) -> list[str]:
         """The command of a container; its first process becomes the program in it."""

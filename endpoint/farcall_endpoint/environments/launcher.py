@@ -372,9 +372,8 @@ class EnvironmentLauncher:
         written = 0
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             written = os.write(self._process.stdin.fileno(), line)
-        if written < len(
-            line
-        ):  # it hangs, or it has ended; its end is about to be read, and another one gets the order
+        # It hangs, or it has ended: its end is about to be read, and another one gets the order.
+        if written < len(line):
             process_reaper.kill_trees({self._process.pid})
 
     def _start_process(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.environments.trial import start_problem
 from farcall_endpoint.isolation.trial import problem
 
@@ -101,18 +101,18 @@ class OciRunner:
             found = problem([self.type, "info" if self._podman else "version"])
         return f"{self.type}: {found}" if found else ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002 - the seam's
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002 - the seam's
         """As :meth:`.Runner.prepare`; images are in the program's own store."""
         location = environment.location
         if self._is_directory(location):
-            return Preparation(location)
+            return ImagePreparation(location)
         if self.type == "podman" and _OF_FILES.match(location):
             image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:16]}:latest"
             load = ("sh", "-c", _LOAD, "sh", self.type, location, image)
-            return Preparation(image, (load,), f"{self.type} is loading the image")
+            return ImagePreparation(image, (load,), f"{self.type} is loading the image")
         image = re.sub("^docker://(?!-)", "", location)  # with a dash, it would be an option
         pull = ("sh", "-c", _PULL, "sh", self.type, image)
-        return Preparation(image, (pull,), f"{self.type} is pulling the image")
+        return ImagePreparation(image, (pull,), f"{self.type} is pulling the image")
 
     def node_path(self, location: str) -> str:
         """The file or directory of the node that a location names; empty if none."""

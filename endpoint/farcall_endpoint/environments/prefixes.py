@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Start
 
 _ENV: Final = "/usr/bin/env"
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
@@ -39,9 +39,9 @@ class PrefixRunner:
         """A prefix needs nothing of the node; whether it has a Python that works is found by asking that."""
         return ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002
         """Nothing is to be prepared."""
-        return Preparation(environment.location)
+        return ImagePreparation(environment.location)
 
     def problem(self, start: Start) -> str:
         """Why there is no such start; empty if there is."""

@@ -50,7 +50,7 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class Preparation:
+class ImagePreparation:
     """What must run, once on a node, before an image can be started.
 
     :param commands: in order, each with its arguments.
@@ -85,7 +85,7 @@ class Runner(Protocol):
     def missing(self) -> str:
         """Why the technology does not work on this node, after a try; empty if it works."""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:
         """How the image becomes startable on this node. What is made lies in ``cache``, with a name that is derived
         from the location, and is there completely or not at all."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.isolation.trial import problem
 
 # $1: the image. The exit code of a pull that failed may be 0.
@@ -39,11 +39,11 @@ class ShifterRunner:
         found = problem(["shifter", "--help"])
         return f"shifter: {found}" if found else ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:  # noqa: ARG002 - the seam's
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002 - the seam's
         """As :meth:`.Runner.prepare`; images are in the gateway."""
         location = environment.location
         image = location if re.match("(docker|custom|id):", location) else f"docker:{location}"
-        return Preparation(image, (("sh", "-c", _PULL, "sh", image),), "shifter is pulling the image")
+        return ImagePreparation(image, (("sh", "-c", _PULL, "sh", image),), "shifter is pulling the image")
 
     def node_path(self, location: str) -> str:  # noqa: ARG002 - as the other runners'
         """The file or directory of the node that a location names: none."""

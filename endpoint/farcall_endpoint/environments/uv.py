@@ -31,12 +31,12 @@ import uv
 
 from farcall_common.environments import UV, Environment
 from farcall_endpoint.environments.prefixes import PrefixRunner
-from farcall_endpoint.environments.runner import Preparation, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.isolation.environment import for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
+from farcall_endpoint.isolation.trial import problem
 
-_PROBE_LIMIT_S: Final = 20.0
 _MAX_WHAT: Final = 100
 _PACKAGES: Final = "uv-packages"
 """uv's own cache of unpacked wheels, from which environments are hard links."""
@@ -106,26 +106,19 @@ class UvRunner:
     def missing(self) -> str:
         """Why uv does not work on this node, after a try; empty if it works."""
         try:
-            done = subprocess.run(
-                [uv.find_uv_bin(), "--version"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_PROBE_LIMIT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"uv: {error}"
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        return "" if done.returncode == 0 else f"uv: {lines[-1]}"
+            reason = problem([uv.find_uv_bin(), "--version"])
+        except FileNotFoundError as error:  # the package is there, and its program is not
+            reason = str(error)
+        return f"uv: {reason}" if reason else ""
 
-    def prepare(self, environment: Environment, *, cache: Path) -> Preparation:
+    def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:
         """The command that installs, below ``cache``."""
         image = cache / f"uv-{self.digest(environment)}"
         options = ["--index", self._index_url] if self._index_url else []
         options += ["--source-builds"] if self._source_builds else []
         options += [*(["--confine"] if self._confine else []), *(f"--readable={path}" for path in self._readable)]
         what = f"uv is installing {' '.join(environment.requirements)}"
-        return Preparation(
+        return ImagePreparation(
             image=str(image),
             commands=((sys.executable, "-P", "-m", __name__, str(image), *options, "--", *environment.requirements),),
             what=what if len(what) <= _MAX_WHAT else f"{what[:_MAX_WHAT]}...",
