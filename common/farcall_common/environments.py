@@ -139,6 +139,18 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return f"environment-{self.key}"
 
 
+def state_of(row: Mapping[str, Any]) -> str:
+    """The state of an environment on a node, in a word. ``row`` is that of a report: ``warm``, ``busy``, ``starting``,
+    ``forkable``, ``text``, ``problem``."""
+    if row["warm"] or row["busy"]:  # also if a further worker could not be started
+        return "warm"
+    if row.get("problem"):
+        return "failed"
+    if row["starting"] or row.get("text"):
+        return "starting"
+    return "forkable" if row["forkable"] else "cold"
+
+
 def renamed(text: str, old: str, new: str) -> str:
     """A message about an environment, with another label of it: those who share one may have different names for it."""
     for before in ("environment ", "packages of "):  # a label may be any word of the message

@@ -176,17 +176,6 @@ def _row(node: str, status: EnvironmentStatus) -> dict[str, Any]:
     }
 
 
-def state_of(row: Mapping[str, Any]) -> str:
-    """The state of an environment on a node, in a word."""
-    if row["warm"] or row["busy"]:  # also if a further worker could not be started
-        return "warm"
-    if row["problem"]:
-        return "failed"
-    if row["starting"] or row["text"]:
-        return "starting"
-    return "forkable" if row["forkable"] else "cold"
-
-
 def waiting_reasons(
     queue: TaskQueue, managers: Managers, seen: EnvironmentsSeen, *, now: float
 ) -> Iterator[dict[str, object]]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import zmq
 
+from farcall_common.environments import state_of
 from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
 from farcall_common.event_log import EventLog, UserBytes
 from farcall_common.sealing import CALL_LIFETIME_S, CLOCK_TOLERANCE_S
@@ -46,7 +47,6 @@ from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.environments import state_of
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.agent.output import OutputAnswers

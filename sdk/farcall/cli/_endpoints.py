@@ -17,6 +17,7 @@ from farcall.cli._output import AsJson, FullIds, show_json, show_line, shown_ids
 from farcall.cli._sharing import Shareable, add_sharing
 from farcall_common.console import duration, instant, new_group, show_fields, show_table
 from farcall_common.durations import ago
+from farcall_common.environments import state_of
 from farcall_common.errors import InvalidRequest
 from farcall_common.exit_codes import INTERRUPTED
 
@@ -143,24 +144,13 @@ def _show_environments(environments: Sequence[Mapping[str, Any]]) -> None:
             each["warm"],
             each["busy"],
             each["starting"],
-            _state(each),
+            state_of(each),
             _activity(each),
         )
         for each in environments
     ]
     typer.echo()
     show_table(("environment", "node", "warm", "busy", "starting", "state", "what it does"), rows)
-
-
-def _state(environment: Mapping[str, Any]) -> str:
-    """The state of an environment on a node, in the words of ``farcall-endpoint status``."""
-    if environment["warm"] or environment["busy"]:
-        return "warm"
-    if environment.get("problem"):
-        return "failed"
-    if environment["starting"] or environment.get("text"):
-        return "starting"
-    return "forkable" if environment["forkable"] else "cold"
 
 
 def _activity(environment: Mapping[str, Any]) -> str:
