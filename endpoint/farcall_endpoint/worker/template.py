@@ -166,6 +166,7 @@ class _Template:
             imports.remember()
             gc.collect()
             gc.freeze()
+            _return_free_memory()
             self._send(Serving(sys.version.split()[0], missing))
             self._serve(awake)
         except OSError:  # the manager is gone
@@ -537,6 +538,14 @@ class TrustedPlaces:
             if path is None and count < len(parts):
                 return f"{name} is not a package"
         return ""
+
+
+def _return_free_memory() -> None:
+    """Give free memory in the middle of the heap back to the system, where the C library can: a fork copies its page
+    tables, and children that write there would copy its pages."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _resident_bytes() -> int:
