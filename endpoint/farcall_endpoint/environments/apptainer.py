@@ -62,7 +62,7 @@ class ApptainerRunner:
         location = environment.location
         if not _URI.match(location):
             return ImagePreparation(location)
-        name = hashlib.sha256(location.encode()).hexdigest()[:16]
+        name = hashlib.sha256(location.encode()).hexdigest()[:32]
         image = str(cache / f"{self.type}-{name}")
         convert = ("sh", "-c", _CONVERT, "sh", image, self.type, location)
         return ImagePreparation(image, (convert,), f"{self.type} is converting the image")

@@ -125,11 +125,11 @@ class UvRunner:
         )
 
     def digest(self, environment: Environment) -> str:
-        """16 hexadecimal digits, equal for what one virtual environment serves. Versions are resolved once: until it is
+        """32 hexadecimal digits, equal for what one virtual environment serves. Versions are resolved once: until it is
         deleted from the cache, an environment stays as it was installed first."""
         python = (platform.python_version(), platform.machine(), sys.base_prefix)
         facts = [sorted(set(environment.requirements)), python, self._index_url, self._source_builds]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
     def command(self, start: Start) -> list[str]:
         """As of a virtual environment, which it is."""
