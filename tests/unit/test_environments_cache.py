@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.preparation import Cache, CommandError, Commands
+from farcall_endpoint.environments.cache import Cache
+from farcall_endpoint.environments.commands import CommandError, Commands
 from farcall_endpoint.process_reaper import read_process
 from tests.waiting import wait_until
 

@@ -10,12 +10,19 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_common.environments import UV, Environment
+from farcall_common.environments import PREFIXES, TREES, UV, Environment
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.isolation import bubblewrap
+
+CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
+"""Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
+namespaces of their own."""
+UNTRUSTED_OUTSIDE: Final = CONFINED_OUTSIDE - {UV}
+"""Those whose Python is not ours: it cannot be trusted to confine itself."""
 
 _TRANSPORTS: Final = (
     "containers-storage|dir|docker-archive|docker-daemon|file|localimage|oci|oci-archive|ostree|sif|tarball"
@@ -87,3 +94,11 @@ def _is_below(location: str, readable: Collection[str]) -> bool:
     if any(each in (path, *path.parents, *Path(location).parents) for each in _NEVER):  # links of the kernel differ
         return False
     return any(str(each) in readable for each in (path, *path.parents))
+
+
+def confinement_of(
+    readable: Sequence[str], type_: str, *, writable: Sequence[str] = (), directory: Path = Path("/")
+) -> list[str]:
+    """What to write before the command of a runner that leaves the confinement of submitters to us."""
+    nested = {"nested": True} if type_ in TREES else {}  # for the runner's own namespaces
+    return bubblewrap.prefix(readable=readable, writable=writable, directory=directory, **nested)

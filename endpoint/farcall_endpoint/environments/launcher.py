@@ -34,19 +34,17 @@ import msgspec
 from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
-from farcall_endpoint.environments import access, bundle, preparation, probe
+from farcall_endpoint.environments import access, bundle, preparation, preparation_process, probe
 from farcall_endpoint.environments.preload import PreloadStore, statistics_key
 from farcall_endpoint.environments.preparation import (
-    UNTRUSTED_OUTSIDE,
     Failed,
     PreparationReport,
     PreparationSettings,
     Prepared,
-    options_for,
 )
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
-from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
 from farcall_endpoint.environments.templates import (
     ForkedProcess,
@@ -386,7 +384,7 @@ class EnvironmentLauncher:
             readable=tuple(self._readable()) if self._confined else (),
             passed=self._passed,
         )
-        command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
+        command = [sys.executable, "-P", "-m", preparation_process.__name__, msgspec.json.encode(settings).decode()]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._process.stdout is not None
         assert self._process.stdin is not None
@@ -462,7 +460,7 @@ class EnvironmentLauncher:
         find = getattr(runner, "node_path", None)
         path = find(environment.location) if find is not None else ""
         reason = access.refusal(environment, self.settings, readable=readable, node_path=path)
-        if not reason and unconfined and environment.type in UNTRUSTED_OUTSIDE:
+        if not reason and unconfined and environment.type in access.UNTRUSTED_OUTSIDE:
             reason = f"only bubblewrap can confine {environment.type} environments, and this node has none"
         return reason
 

@@ -158,7 +158,7 @@ def install(
 ) -> int:
     """Make the virtual environment ``image``, completely or not at all. Others that make it at the same time wait.
 
-    Lock files are those of :class:`farcall_endpoint.environments.preparation.Cache`, which removes uv's own packages,
+    Lock files are those of :class:`farcall_endpoint.environments.cache.Cache`, which removes uv's own packages,
     too, when they are used least recently.
 
     :returns: the exit code of uv, which has printed why; 0 if the environment is there.

@@ -12,16 +12,10 @@ import msgspec
 from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
+from farcall_endpoint.environments.access import CONFINED_OUTSIDE, confinement_of
 from farcall_endpoint.environments.launcher import ContainerStart, EnvironmentLauncher
 from farcall_endpoint.environments.preload import statistics_key
-from farcall_endpoint.environments.preparation import (
-    CONFINED_OUTSIDE,
-    Failed,
-    PreparationReport,
-    Prepared,
-    Progressed,
-    confinement_of,
-)
+from farcall_endpoint.environments.preparation import Failed, PreparationReport, Prepared, Progressed
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange
