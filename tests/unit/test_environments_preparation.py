@@ -78,7 +78,7 @@ def test_a_python_that_a_submitter_has_named_sees_no_secrets(
         environments=EnvironmentSettings(),
         cache=str(tmp_path / "cache"),
         confined=confined,
-        readable=("/usr", "/bin", "/lib", "/lib64"),
+        readable=("/usr", "/bin", "/lib", "/lib64", str(tmp_path)),
         passed=("COLOR",),
     )
     reports: list[PreparationReport] = []

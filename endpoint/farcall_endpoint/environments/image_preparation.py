@@ -16,8 +16,7 @@ from typing import Final
 from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
-from farcall_endpoint.environments import probe
-from farcall_endpoint.environments.access import CONFINED_OUTSIDE, confinement_of
+from farcall_endpoint.environments import access, probe
 from farcall_endpoint.environments.bundle import make_bundle
 from farcall_endpoint.environments.cache import Cache
 from farcall_endpoint.environments.commands import CommandError, Commands
@@ -28,7 +27,7 @@ from farcall_endpoint.environments.preparation import (
     Prepared,
     Progressed,
 )
-from farcall_endpoint.environments.runner import Mount, Runner, Start
+from farcall_endpoint.environments.runner import ImagePreparation, Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
 from farcall_endpoint.environments.technologies import not_allowed
@@ -72,7 +71,8 @@ class Preparation:
     ) -> None:
         self._settings = settings.environments
         self._log_dir = Path(settings.log_dir) if settings.log_dir else None
-        self._readable = settings.readable if settings.confined else None
+        self._readable, self._writable = settings.readable, settings.writable
+        self._confined = settings.confined
         self._passed = settings.passed
         self._report = report
         self._runners = runners
@@ -106,6 +106,9 @@ class Preparation:
         self._cache.make()
         names = self._entries.setdefault(key, set())
         preparation = runner.prepare(environment, cache=self._cache.directory)
+        place = self._locate(environment, runner, trusted=trusted)
+        if place is not None and preparation.commands:
+            preparation = self._of_place(environment, runner, preparation, place)
         log = self._log_of(key)
         if (name := self._cache.name_of(preparation.image)) is not None:
             names.add(name)
@@ -136,6 +139,34 @@ class Preparation:
         with self._cache.making(bundle.name, waiting=lambda: self._waits(key, deadline)):
             pass
         return Prepared(key, preparation.image, python.executable, python.abi, str(bundle))
+
+    def _locate(self, environment: Environment, runner: Runner, *, trusted: bool) -> access.Place | None:
+        """What a submitter names on the node; None if there is nothing to check.
+
+        :raises PreparationError: if its tasks may not use it.
+        """
+        if trusted or self._readable is None:
+            return None
+        path = access.node_path(runner, environment.location)
+        try:
+            return access.locate(
+                environment, self._settings, readable=self._readable, writable=self._writable, node_path=path
+            )
+        except access.Refused as error:
+            raise PreparationError(outcomes.location_refused(environment.label, str(error))) from error
+
+    def _of_place(
+        self, environment: Environment, runner: Runner, preparation: ImagePreparation, place: access.Place
+    ) -> ImagePreparation:
+        """A preparation that reads what was checked."""
+        seen = place.path if place.is_fixed else access.seen_in(self._cache.directory, place)
+        location = environment.location.replace(access.node_path(runner, environment.location), seen, 1)
+        before = [] if place.is_fixed else access.showing(environment.type, place, seen)
+        commands = [
+            (*before, *(location if word == environment.location else word for word in command))
+            for command in preparation.commands
+        ]
+        return dataclasses.replace(preparation, commands=tuple(commands))
 
     def _log_of(self, key: str) -> Path | None:
         """The log of an environment's preparations; the oldest ones are removed."""
@@ -203,13 +234,17 @@ class Preparation:
     def _probe(
         self, environment: Environment, runner: Runner, start: Start, log: Path | None
     ) -> tuple[bytes, int | None]:
+        place = self._locate(environment, runner, trusted=not start.private_root)
+        before: list[str] = []
+        if start.private_root and self._confined and environment.type in access.CONFINED_OUTSIDE:
+            needed = (*(self._readable or ()), *(mount.source for mount in start.mounts))
+            before = access.confinement_of(needed, environment.type, image=start.image, place=place)
+        elif place is not None and environment.location == start.image:
+            start, before = access.shown(environment.type, start, place, self._cache.directory)
         try:
-            command = runner.command(start)
+            command = [*before, *runner.command(start)]
         except (OSError, ValueError) as error:
             raise PreparationError(outcomes.technology_unsupported(environment.type, error)) from error
-        if start.private_root and self._readable is not None and environment.type in CONFINED_OUTSIDE:
-            needed = (start.image, *(mount.source for mount in start.mounts))
-            command = [*confinement_of([*self._readable, *needed], environment.type), *command]
         # A program in namespaces reads the variables of their first process, which is the runner's.
         variables = for_runner(environment.type, os.environ, passed=self._passed) if start.private_root else None
         try:

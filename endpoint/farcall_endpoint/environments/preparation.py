@@ -79,7 +79,8 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     :param log_dir: where the runners' output goes; empty: nowhere.
     :param run_dir: the manager's directory for sockets, which goes with it.
     :param confined: whether what others than the owner name is confined by bubblewrap where its runner does not do it.
-    :param readable: what it may read then.
+    :param readable: what others than the owner may read; None: they are not isolated from the owner.
+    :param writable: where their tasks may write, besides the directories of ``environments``.
     :param passed: as of :func:`~farcall_endpoint.isolation.environment.for_submitter`.
     """
 
@@ -88,5 +89,6 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str = ""
     run_dir: str = ""
     confined: bool = False
-    readable: tuple[str, ...] = ()
+    readable: tuple[str, ...] | None = None
+    writable: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()

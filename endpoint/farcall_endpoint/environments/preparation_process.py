@@ -59,7 +59,7 @@ def main() -> None:
         with lock, contextlib.suppress(BrokenPipeError):
             os.write(1, msgspec.json.encode(message) + b"\n")
 
-    runners = runners_of(settings.environments, readable=settings.readable)
+    runners = runners_of(settings.environments, readable=(settings.confined and settings.readable) or ())
     preparation = Preparation(settings, report=report, runners=runners)
     stops: dict[str, tuple[str, ...]] = {}
     stopping = Commands()
