@@ -22,7 +22,6 @@ _CONVERT: Final = r"""
 set -eu
 test ! -e "$1" || exit 0
 mkdir -p -- "${1%/*}"
-find "${1%/*}" -maxdepth 1 -name "${1##*/}.part-*" -mmin +1440 -exec rm -rf -- {} +
 part=$(mktemp -d -- "$1.part-XXXXXX")
 trap 'chmod -R u+rwX -- "$part" 2>/dev/null; rm -rf -- "$part"' EXIT
 trap 'exit 1' HUP INT TERM

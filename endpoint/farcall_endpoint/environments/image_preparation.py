@@ -17,7 +17,7 @@ from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments import access, probe
-from farcall_endpoint.environments.bundle import make_bundle
+from farcall_endpoint.environments.bundle import make_bundle, name_of
 from farcall_endpoint.environments.cache import Cache
 from farcall_endpoint.environments.commands import CommandError, Commands
 from farcall_endpoint.environments.preparation import (
@@ -94,6 +94,12 @@ class Preparation:
             prepared = Failed(key, dataclasses.replace(record, retryable=True))
         self._report(prepared)
 
+    def tidy(self) -> None:
+        """Remove what killed processes have left in the cache."""
+        with contextlib.suppress(OSError):  # the first preparation says what is wrong
+            self._cache.make()
+            self._cache.tidy()
+
     def release(self, key: str) -> None:
         """What was prepared of an environment may be removed."""
         for name in self._entries.pop(key, ()):
@@ -129,16 +135,19 @@ class Preparation:
                 self._cache.remove(name)
             raise
         self._report(Progressed(key, f"installing the worker for Python {python.abi.version}"))
-        bundle = make_bundle(
-            python.abi,
-            self._cache.directory,
-            run=lambda command: self.commands.run(command, limit_s=deadline - time.monotonic(), log=log),
-            index_url=self._settings.index_url,
-        )
-        names.add(bundle.name)
-        with self._cache.making(bundle.name, waiting=lambda: self._waits(key, deadline)):
-            pass
-        return Prepared(key, preparation.image, python.executable, python.abi, str(bundle))
+        bundle = name_of(python.abi)
+        names.add(bundle)
+        is_new = not (self._cache.directory / bundle).exists()
+        with self._cache.making(bundle, waiting=lambda: self._waits(key, deadline)):
+            make_bundle(
+                python.abi,
+                self._cache.directory,
+                run=lambda command: self.commands.run(command, limit_s=deadline - time.monotonic(), log=log),
+                index_url=self._settings.index_url,
+            )
+        if is_new:
+            self._cache.clean()
+        return Prepared(key, preparation.image, python.executable, python.abi, str(self._cache.directory / bundle))
 
     def _locate(self, environment: Environment, runner: Runner, *, trusted: bool) -> access.Place | None:
         """What a submitter names on the node; None if there is nothing to check.

@@ -536,7 +536,7 @@ class EnvironmentLauncher:
             log = StartLog(self._new_log(environment, name))
             start = self._start_of(environment, prepared, runner, wanted, directory, module)
             place = None
-            if wanted.locate is not None and prepared.image == environment.location:  # else it is of the cache
+            if wanted.locate is not None and prepared.image == environment.location:  # else it lies in the cache
                 place = wanted.locate()
             if place is None or environment.type in access.CONFINED_OUTSIDE:
                 command = runner.command(start)

@@ -72,6 +72,7 @@ def main() -> None:
         concurrent.futures.ThreadPoolExecutor(_STOPS_AT_ONCE) as ends,
         concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as preparations,
     ):
+        ends.submit(preparation.tidy)
         for line in sys.stdin.buffer:
             match msgspec.json.decode(line, type=Order):
                 case Prepare(environment=environment, trusted=trusted):
