@@ -121,7 +121,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits, equal for what runs in the same workers: everything but the name."""
+        """32 hexadecimal digits, equal for what runs in the same workers: everything but the name. So many, because an
+        endpoint trusts a definition by them: a submitter could find two definitions with the same 16."""
         return _key(self)
 
     @property
@@ -136,7 +137,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     def reference(self) -> str:
         """The ``container`` of a task whose environment is not registered. A release that knows no environments leaves
         the environment out and keeps this name: it has no such container, and refuses the task."""
-        return f"environment-{self.key}"
+        return f"environment-{self.key[:16]}"
 
 
 def state_of(row: Mapping[str, Any]) -> str:
@@ -170,4 +171,4 @@ def unknown_type(name: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def _key(environment: Environment) -> str:
     nameless = msgspec.structs.replace(environment, name="")
-    return hashlib.sha256(msgspec.json.encode(nameless)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(nameless)).hexdigest()[:32]

@@ -76,7 +76,7 @@ def test_key_is_that_of_what_runs_in_the_same_workers() -> None:
     ]
     assert len({one.key, *(Environment.of(each).key for each in others)}) == 5
     # Tasks of other releases wait in queues with it, and PROTOCOL.md says how it is made.
-    assert one.key == "3bcf26159e2a6854"
+    assert one.key == "3bcf26159e2a68543b58801676330a23"
     assert (one.label, Environment.of(SIF).label) == ("sci", "apptainer:/images/sci.sif")
     assert len(Environment.of({"type": "uv", "requirements": ["package"] * 90}).label) < 100
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.access import refusal
+from farcall_endpoint.environments.access import Place, locate, refusal
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
 ANY = EnvironmentSettings()
@@ -97,6 +97,42 @@ def test_patterns_of_the_owner_are_of_what_links_lead_to(tmp_path: Path) -> None
         settings = EnvironmentSettings(locations=(pattern,))
         node_path = location.removeprefix("docker-archive:")
         assert not refusal(of("podman", location), settings, readable=[], node_path=node_path), pattern
+
+
+def test_links_of_others_in_a_pattern_are_not_followed(tmp_path: Path) -> None:
+    """Who may write beside the owner's part of a pattern may not choose where it leads."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "open" / "images").symlink_to(tmp_path)
+    for pattern, name in (("images/*", "images/home"), ("images", "images")):
+        settings = EnvironmentSettings(locations=(f"{tmp_path}/open/{pattern}",))
+        environment = of("bubblewrap", f"{tmp_path}/open/{name}")
+        assert "leads to one" in refusal(environment, settings, readable=[])
+        (tmp_path / "open").chmod(0o755)
+        assert not refusal(environment, settings, readable=[])
+        (tmp_path / "open").chmod(0o777)
+
+
+def test_what_only_the_owner_can_replace_is_fixed(tmp_path: Path) -> None:
+    image = tmp_path / "images" / "a"
+    image.mkdir(parents=True)
+    settings = EnvironmentSettings(locations=("*",), binds=(f"{tmp_path}/scratch", f"{tmp_path}:/other:ro"))
+
+    def found(path: Path) -> Place | None:
+        return locate(of("bubblewrap", str(path)), settings, readable=[], writable=[f"{tmp_path}/work"])
+
+    assert found(image) == Place(str(image), is_fixed=True)
+    (tmp_path / "link").symlink_to(image)
+    assert found(tmp_path / "link") == Place(str(image), is_fixed=True)
+    for name in ("scratch", "work", "farcall-submitters-1"):  # where tasks write
+        (tmp_path / name / "a").mkdir(parents=True)
+        assert found(tmp_path / name / "a") == Place(f"{tmp_path}/{name}/a", is_fixed=False)
+    (tmp_path / "images").chmod(0o775)
+    assert found(image) == Place(str(image), is_fixed=False)
+    (tmp_path / "images").chmod(0o1777)
+    assert found(image) == Place(str(image), is_fixed=True)
+    assert found(tmp_path / "missing") == Place(f"{tmp_path}/missing", is_fixed=False)
 
 
 def test_the_default_environment_is_for_all() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.preparation import Cache, CommandError, Commands
+from farcall_endpoint.environments.cache import Cache
+from farcall_endpoint.environments.commands import CommandError, Commands
 from farcall_endpoint.process_reaper import read_process
 from tests.waiting import wait_until
 
@@ -52,7 +53,7 @@ def test_directories_with_read_only_parts_are_removed(tmp_path: Path) -> None:
         (tmp_path / "image" / "inner").chmod(0o500)
     cache.release("image")
     assert cache.clean() == ["image"]
-    assert [path.name for path in tmp_path.iterdir()] == [".image.use"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_do_not_make_the_same(tmp_path: Path) -> None:
@@ -68,6 +69,63 @@ def test_two_do_not_make_the_same(tmp_path: Path) -> None:
     assert next(waits) == 3
     with second.making("a", waiting=lambda: False):  # it is there: both use it
         assert (tmp_path / "a").exists()
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_what_a_killed_preparation_has_left_is_removed(tmp_path: Path) -> None:
+    cache, other = Cache(tmp_path, most_bytes=10**9), Cache(tmp_path, most_bytes=10**9)
+    make(cache, "uv-1", 10)
+    left = ("apptainer-2.part-AbC123", "uv-3.part-x_1", "worker-1-3.12-cpython-312.part-abc_removed", ".removed-0")
+    for name in left:
+        (tmp_path / name / "inner").mkdir(parents=True)
+    for name in (".apptainer-2.use", ".uv-9.use", ".uv-3.lock"):
+        (tmp_path / name).touch()
+    own = {".imports", "notes.txt", "apptainer-mine"}
+    for name in own:
+        (tmp_path / name).touch()
+    with other.making("apptainer-5", waiting=lambda: False):
+        (tmp_path / "apptainer-5.part-1").touch()
+        cache.tidy()
+        assert names(tmp_path) == {"uv-1", ".uv-1.use", "apptainer-5.part-1", ".apptainer-5.use", ".layout", *own}
+        (tmp_path / "apptainer-5.part-1").rename(tmp_path / "apptainer-5")
+    cache.tidy()
+    assert {"apptainer-5", ".apptainer-5.use"} < names(tmp_path)
+
+
+def test_a_cache_of_another_layout_is_emptied_but_for_what_is_in_use(tmp_path: Path) -> None:
+    former = Cache(tmp_path, most_bytes=10**9)
+    for name in ("apptainer-0123456789abcdef", "uv-0123456789abcdef"):
+        make(former, name, 10)
+    former.release("apptainer-0123456789abcdef")
+    (tmp_path / ".worker-abcdefgh").mkdir()
+    Cache(tmp_path, most_bytes=10**9).tidy()
+    assert names(tmp_path) == {"uv-0123456789abcdef", ".uv-0123456789abcdef.use", ".layout"}
+    former.release("uv-0123456789abcdef")
+    Cache(tmp_path, most_bytes=10**9).tidy()
+    assert "uv-0123456789abcdef" in names(tmp_path), "the cache has this layout now"
+    (tmp_path / ".layout").write_text("1000")
+    Cache(tmp_path, most_bytes=10**9).tidy()
+    assert names(tmp_path) == {".layout"}
+
+
+def test_an_entry_that_was_removed_before_its_lock_was_had_is_made_again(tmp_path: Path) -> None:
+    cache, other = Cache(tmp_path, most_bytes=1), Cache(tmp_path, most_bytes=1)
+    make(cache, "uv-1", 100_000)
+
+    def waiting() -> bool:
+        cache.release("uv-1")
+        assert cache.clean() == ["uv-1"]
+        return True
+
+    (tmp_path / "uv-1").rename(tmp_path / "hidden")  # so that the other one waits
+    with (
+        pytest.raises(OSError, match="another process has removed uv-1"),
+        other.making("uv-1", waiting=lambda: bool((tmp_path / "hidden").rename(tmp_path / "uv-1")) and waiting()),
+    ):
+        assert not (tmp_path / "uv-1").exists()
 
 
 def test_others_may_not_write_into_it(tmp_path: Path) -> None:

@@ -163,14 +163,14 @@ def test_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             _APPTAINER,
             "docker://lab/sci:1",
-            "/cache/apptainer-988e8dda6ec2532b",
+            "/cache/apptainer-988e8dda6ec2532bcfae87d1fe7af581",
             ["apptainer", "docker://lab/sci:1"],
             "apptainer is converting the image",
         ),
         (
             _SINGULARITY,
             "oras://lab/sci:1",
-            "/cache/singularity-6989c3984c11eeb0",
+            "/cache/singularity-6989c3984c11eeb01cc9814ba4fc4592",
             ["singularity", "oras://lab/sci:1"],
             "singularity is converting the image",
         ),
@@ -187,7 +187,7 @@ def test_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             _PODMAN,
             "oci-archive:/images/sci.tar",
-            "localhost/farcall-5e7428ad82c3e13a:latest",
+            "localhost/farcall-5e7428ad82c3e13a36164749241b6113:latest",
             ["podman", "oci-archive:/images/sci.tar"],
             "podman is loading the image",
         ),

@@ -11,22 +11,24 @@ import msgspec
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments import preparation
+from farcall_endpoint.environments import preparation_process
 from farcall_endpoint.environments import runner as runners
+from farcall_endpoint.environments.commands import CommandError
+from farcall_endpoint.environments.image_preparation import (
+    Preparation,
+    PreparationError,
+    failure,
+    working_runner,
+)
 from farcall_endpoint.environments.preparation import (
-    CommandError,
     Ended,
     Failed,
     Order,
-    Preparation,
-    PreparationError,
     PreparationReport,
     PreparationSettings,
     Prepared,
     Progressed,
     Started,
-    failure,
-    working_runner,
 )
 from farcall_endpoint.environments.runner import Start
 from farcall_endpoint.environments.runners import RUNNERS
@@ -40,7 +42,7 @@ def run(directory: Path, orders: Sequence[Order]) -> None:
     settings = PreparationSettings(
         environments=EnvironmentSettings(), cache=str(directory / "cache"), run_dir=str(directory / "run")
     )
-    command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
+    command = [sys.executable, "-P", "-m", preparation_process.__name__, msgspec.json.encode(settings).decode()]
     lines = b"".join(msgspec.json.encode(order) + b"\n" for order in orders)
     done = subprocess.run(command, input=lines, capture_output=True, check=True)
     assert done.stderr == b""
@@ -76,7 +78,7 @@ def test_a_python_that_a_submitter_has_named_sees_no_secrets(
         environments=EnvironmentSettings(),
         cache=str(tmp_path / "cache"),
         confined=confined,
-        readable=("/usr", "/bin", "/lib", "/lib64"),
+        readable=("/usr", "/bin", "/lib", "/lib64", str(tmp_path)),
         passed=("COLOR",),
     )
     reports: list[PreparationReport] = []
@@ -118,9 +120,9 @@ class ConvertingRunner:
 
 
 def test_an_image_without_python_is_converted_again_by_the_next_try(tmp_path: Path) -> None:
-    runner, reports = ConvertingRunner(), list[preparation.PreparationReport]()
+    runner, reports = ConvertingRunner(), list[PreparationReport]()
     settings = PreparationSettings(environments=EnvironmentSettings(), cache=str(tmp_path / "cache"))
-    preparing = preparation.Preparation(settings, report=reports.append, runners={"apptainer": runner})
+    preparing = Preparation(settings, report=reports.append, runners={"apptainer": runner})
     environment = Environment(type="apptainer", location="docker://x")
     preparing.prepare(environment, trusted=True)
     assert isinstance(reports[-1], Failed)

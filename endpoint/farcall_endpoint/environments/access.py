@@ -1,21 +1,36 @@
-"""Access to environments: which locations tasks of other submitters than the owner may name.
+"""Access to environments: which locations tasks of other submitters than the owner may name, and how what was checked
+is what is started.
 
 Preparing and starting an environment opens its location with the rights of the endpoint's owner. So a submitter may
-name what its tasks can read in any case, or what the owner has allowed, and nothing else.
+name what its tasks can read in any case, or what the owner has allowed, and nothing else. Between the check of a path
+and its opening others may replace it by a link (ADR 0073).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import glob
 import os
 import re
-from collections.abc import Collection
+import stat
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from farcall_common.environments import UV, Environment
+from farcall_common.environments import PREFIXES, TREES, UV, Environment
+from farcall_endpoint.environments import tree_root
+from farcall_endpoint.environments.bubblewrap import ASSEMBLE
+from farcall_endpoint.environments.runner import Runner, Start
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
+
+CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
+"""Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
+namespaces of their own."""
+UNTRUSTED_OUTSIDE: Final = CONFINED_OUTSIDE - {UV}
+"""Those whose Python is not ours: it cannot be trusted to confine itself."""
 
 _TRANSPORTS: Final = (
     "containers-storage|dir|docker-archive|docker-daemon|file|localimage|oci|oci-archive|ostree|sif|tarball"
@@ -33,57 +48,191 @@ _OWNERS_ONLY: Final = ("shifter",)
 _NEVER: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
+class Refused(Exception):
+    """Tasks of other submitters than the owner may not use an environment; the text says why."""
+
+
+class Place(NamedTuple):
+    """A file or directory of the node that a submitter has named, and may use.
+
+    :param path: without links. Open it without following any, or by name if it is ``is_fixed``.
+    :param is_fixed: whether no other user of the node, and no task, can put something else there.
+    """
+
+    path: str
+    is_fixed: bool
+
+
 def refusal(
     environment: Environment, settings: EnvironmentSettings, *, readable: Collection[str], node_path: str = ""
 ) -> str:
-    """Why tasks of other submitters than the owner may not use an environment; empty if they may.
+    """Why tasks of other submitters than the owner may not use an environment; empty if they may. As :func:`locate`."""
+    try:
+        locate(environment, settings, readable=readable, node_path=node_path)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def locate(
+    environment: Environment,
+    settings: EnvironmentSettings,
+    *,
+    readable: Collection[str],
+    writable: Collection[str] = (),
+    node_path: str = "",
+) -> Place | None:
+    """What an environment of another submitter than the owner names on the node; None if nothing, or if the owner has
+    named it. Others may replace it at any time, so the check is about the path without links that is opened then.
 
     :param readable: directories that they may read, without links.
+    :param writable: directories in which their tasks may write, besides those of ``settings``.
     :param node_path: the file or directory of the node that the location names, if it names one.
+    :raises Refused: if they may not use it.
     """
     if settings.default is not None and settings.default.key == environment.key:
-        return ""
+        return None
     location = environment.location
     if environment.type == UV:
         if all(_REQUIREMENT.fullmatch(each) and "@" not in each for each in environment.requirements):
-            return ""
-        return "packages are named by name and version, not by path or address"
+            return None
+        raise Refused("packages are named by name and version, not by path or address")
     if environment.type in _OWNERS_ONLY:
-        return f"{environment.type} does not separate them from the owner's files"
+        raise Refused(f"{environment.type} does not separate them from the owner's files")
     if ".." in Path(location).parts:
-        return "its location goes up in the directories"
+        raise Refused("its location goes up in the directories")
+    if settings.locations and not any(fnmatch.fnmatchcase(location, pattern) for pattern in settings.locations):
+        raise Refused("its location is not among those that the owner allows")
     path = node_path or (location if location.startswith("/") else "")
-    if settings.locations:
-        if not any(fnmatch.fnmatchcase(location, pattern) for pattern in settings.locations):
-            return "its location is not among those that the owner allows"
-        if path and not (_is_allowed(path, settings.locations) or _is_below(path, readable)):
-            return "its location leads to one that is not among those that the owner allows"
-        return ""
-    if path:
-        return "" if path.startswith("/") and _is_below(path, readable) else "they may not read its location"
-    return "" if _REFERENCE.fullmatch(location) else "its location is not an image in a registry"
+    if not path:
+        if settings.locations or _REFERENCE.fullmatch(location):
+            return None
+        raise Refused("its location is not an image in a registry")
+    bound = [each.partition(":")[0] for each in settings.binds if not each.endswith(":ro")]
+    tasks_write = list(map(os.path.realpath, (*bound, *writable)))
+    try:
+        target = os.path.realpath(path)
+    except OSError as error:
+        raise Refused("the endpoint cannot read its location") from error
+    if settings.locations and _is_allowed(target, settings.locations, tasks_write):
+        pass
+    elif not path.startswith("/") or not _is_below(path, target, readable):
+        if settings.locations:
+            raise Refused("its location leads to one that is not among those that the owner allows")
+        raise Refused("they may not read its location")
+    return Place(target, _is_fixed(target, tasks_write))
 
 
-def _is_allowed(path: str, patterns: Collection[str]) -> bool:
-    """Whether a path, with all links followed, is what patterns allow: others than the owner may write there. Links
-    that the owner has named are followed in patterns, too."""
-    target = os.path.realpath(path)
+def _is_allowed(target: str, patterns: Collection[str], tasks_write: Collection[str]) -> bool:
+    """Whether a path without links is what patterns allow. In the part of a pattern without wildcards, the links that
+    the owner has made are followed; others may be able to write there."""
     for pattern in patterns:
         wanted = re.sub("^[a-z-]+:(//)?", "", pattern)
-        if wanted == path:
-            return True
-        fixed = re.split(r"[*?[]", wanted, maxsplit=1)[0].rpartition("/")[0]
-        if fnmatch.fnmatchcase(target, glob.escape(os.path.realpath(fixed or "/")).rstrip("/") + wanted[len(fixed) :]):
+        has_wildcards = re.search(r"[*?[]", wanted) is not None
+        fixed = re.split(r"[*?[]", wanted, maxsplit=1)[0].rpartition("/")[0] if has_wildcards else wanted
+        base = _resolve(os.path.abspath(fixed or "/"), tasks_write)  # noqa: PTH100 - text all along
+        if base is None:
+            continue
+        if fnmatch.fnmatchcase(target, glob.escape(base).rstrip("/") + (wanted[len(fixed) :] if has_wildcards else "")):
             return True
     return False
 
 
-def _is_below(location: str, readable: Collection[str]) -> bool:
-    """Whether a path, with all links followed, lies in one of these directories."""
-    try:
-        path = Path(os.path.realpath(location, strict=True))
-    except OSError:
+def _resolve(path: str, tasks_write: Collection[str]) -> str | None:
+    """A path without links; None if one of them is not the owner's."""
+    left, found, most = list(reversed(Path(path).parts[1:])), "/", 100
+    while left and most:
+        each = left.pop()
+        inner = os.path.normpath(os.path.join(found, each))  # noqa: PTH118 - text all along
+        if not os.path.islink(inner):  # noqa: PTH114 - text all along
+            found = inner
+            continue
+        if not _is_fixed(found, tasks_write) or os.lstat(inner).st_uid not in (0, os.geteuid()):
+            return None
+        leads_to, most = os.readlink(inner), most - 1  # noqa: PTH115
+        found = "/" if leads_to.startswith("/") else found
+        left += reversed([part for part in leads_to.split("/") if part not in ("", ".")])
+    return found if most else None
+
+
+def _is_fixed(path: str, tasks_write: Collection[str]) -> bool:
+    """Whether only root and the owner can replace a path without links, and what is in it; their tasks cannot."""
+    for each in (path, *map(str, Path(path).parents)):
+        try:
+            found = os.lstat(each)
+        except OSError:
+            return False
+        is_shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not found.st_mode & stat.S_ISVTX
+        is_of_tasks = each in tasks_write or os.path.basename(each).startswith(TEMPORARY_PREFIX)  # noqa: PTH119
+        if is_shared or is_of_tasks or found.st_uid not in (0, os.geteuid()):
+            return False
+    return True
+
+
+def _is_below(location: str, target: str, readable: Collection[str]) -> bool:
+    """Whether a path without links exists, and lies in one of these directories."""
+    if not os.path.lexists(target):
         return False
+    path = Path(target)
     if any(each in (path, *path.parents, *Path(location).parents) for each in _NEVER):  # links of the kernel differ
         return False
     return any(str(each) in readable for each in (path, *path.parents))
+
+
+def confinement_of(
+    readable: Sequence[str],
+    type_: str,
+    *,
+    writable: Sequence[str] = (),
+    directory: Path = Path("/"),
+    image: str = "",
+    place: Place | None = None,
+) -> list[str]:
+    """What to write before the command of a runner that leaves the confinement of submitters to us.
+
+    :param image: what the runner starts, to be seen in its place.
+    :param place: where it is on the node, if a submitter has named it.
+    """
+    is_opened = place is not None and not place.is_fixed
+    source = image if place is None else tree_root.DESCRIPTOR if is_opened else place.path
+    command = bubblewrap.prefix(
+        readable=readable,
+        writable=writable,
+        directory=directory,
+        nested=type_ in TREES,  # for the runner's own namespaces
+        shown={image: source} if image else {},
+    )
+    if place is None or not is_opened or bubblewrap.OF_DESCRIPTOR not in command:
+        return command
+    return [*ASSEMBLE, "opened", place.path, *command]
+
+
+def node_path(runner: Runner | None, location: str) -> str:
+    """The file or directory of the node that a location names, as its runner understands it; empty if none."""
+    find = getattr(runner, "node_path", None)
+    return find(location) if find is not None else ""
+
+
+def shown(type_: str, start: Start, place: Place, cache: Path) -> tuple[Start, list[str]]:
+    """A start of a runner that opens its image itself, so that it opens what was checked; and what to write before its
+    command. What others could replace is mounted in the cache, for this command alone."""
+    if place.is_fixed:
+        return dataclasses.replace(start, image=place.path), []
+    seen = seen_in(cache, place)
+    # A program with the set-user-ID bit has no rights in a namespace of users.
+    options = (
+        (*start.options, "--userns") if type_ in ("apptainer", "singularity") and os.geteuid() != 0 else start.options
+    )
+    return dataclasses.replace(start, image=seen, options=options), showing(type_, place, seen)
+
+
+def seen_in(cache: Path, place: Place) -> str:
+    """Where a command of :func:`showing` finds what others could replace."""
+    return str(cache / (".directory" if os.path.isdir(place.path) else ".file"))  # noqa: PTH112
+
+
+def showing(type_: str, place: Place, seen: str) -> list[str]:
+    """What to write before a command, so that it finds there what was checked."""
+    command = [*ASSEMBLE, "shown", place.path, seen]
+    # An ordinary user's Podman needs its own namespace of users, with ranges of them.
+    return [type_, "unshare", *command] if type_ in ("podman", "podman-hpc") and os.geteuid() != 0 else command

@@ -22,7 +22,6 @@ _CONVERT: Final = r"""
 set -eu
 test ! -e "$1" || exit 0
 mkdir -p -- "${1%/*}"
-find "${1%/*}" -maxdepth 1 -name "${1##*/}.part-*" -mmin +1440 -exec rm -rf -- {} +
 part=$(mktemp -d -- "$1.part-XXXXXX")
 trap 'chmod -R u+rwX -- "$part" 2>/dev/null; rm -rf -- "$part"' EXIT
 trap 'exit 1' HUP INT TERM
@@ -62,7 +61,7 @@ class ApptainerRunner:
         location = environment.location
         if not _URI.match(location):
             return ImagePreparation(location)
-        name = hashlib.sha256(location.encode()).hexdigest()[:16]
+        name = hashlib.sha256(location.encode()).hexdigest()[:32]
         image = str(cache / f"{self.type}-{name}")
         convert = ("sh", "-c", _CONVERT, "sh", image, self.type, location)
         return ImagePreparation(image, (convert,), f"{self.type} is converting the image")

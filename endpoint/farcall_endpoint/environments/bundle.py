@@ -114,7 +114,8 @@ def name_of(abi: Abi) -> str:
 
 
 def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object], index_url: str = "") -> Path:
-    """The bundle for a kind of Python, which is made if it does not exist. Several processes may do so at once.
+    """The bundle for a kind of Python, which is made if it does not exist. Several processes may do so at once; those
+    that share a cache hold its lock.
 
     :param cache: an existing directory of this user's, which no other user can write.
     :param run: runs a command, and raises if it fails.
@@ -123,8 +124,8 @@ def make_bundle(abi: Abi, cache: Path, *, run: Callable[[Sequence[str]], object]
     bundle = cache / name_of(abi)
     if _is_whole(bundle):
         return bundle
-    draft = Path(tempfile.mkdtemp(prefix=".worker-", dir=cache))
-    removed = draft.with_name(f"{draft.name}-removed")
+    draft = Path(tempfile.mkdtemp(prefix=f"{bundle.name}.part-", dir=cache))
+    removed = draft.with_name(f"{draft.name}_removed")
     try:
         library = draft / LIBRARY
         if abi == own_abi():

@@ -34,19 +34,17 @@ import msgspec
 from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
-from farcall_endpoint.environments import access, bundle, preparation, probe
+from farcall_endpoint.environments import access, bundle, preparation, preparation_process, probe
 from farcall_endpoint.environments.preload import PreloadStore, statistics_key
 from farcall_endpoint.environments.preparation import (
-    UNTRUSTED_OUTSIDE,
     Failed,
     PreparationReport,
     PreparationSettings,
     Prepared,
-    options_for,
 )
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
-from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
 from farcall_endpoint.environments.templates import (
     ForkedProcess,
@@ -95,7 +93,9 @@ class ContainerStart:
     :param group: of workers that see the same of the node: they may be forks of the same template.
     :param fork: whether it may be a fork of a template, and another worker be one of its own template.
     :param accelerators, amd, private_root: as of :class:`~farcall_endpoint.environments.runner.Start`.
-    :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides.
+    :param locate: checks what a submitter names on the node, at each start; None: there is nothing to check.
+    :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides,
+        the image, and what ``locate`` has found.
     """
 
     boot: Boot
@@ -108,7 +108,8 @@ class ContainerStart:
     accelerators: tuple[str, ...] = ()
     amd: bool = False
     private_root: bool = False
-    confine: Callable[[Sequence[str]], Sequence[str]] | None = None
+    locate: Callable[[], access.Place | None] | None = None
+    confine: Callable[[Sequence[str], str, access.Place | None], Sequence[str]] | None = None
 
 
 class Container:
@@ -250,7 +251,9 @@ class EnvironmentLauncher:
     """Prepares environments, and starts containers in them. Not for use in several threads.
 
     :param log_dir: of start logs; None: none are kept.
-    :param confined, readable, passed: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
+    :param isolated: whether other submitters than the owner may read ``readable`` only.
+    :param confined, readable, writable, passed: as of
+        :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
     """
 
     def __init__(
@@ -258,16 +261,20 @@ class EnvironmentLauncher:
         settings: EnvironmentSettings,
         *,
         log_dir: Path | None = None,
+        isolated: bool = False,
         confined: bool = False,
         readable: Callable[[], Sequence[str]] = tuple,
+        writable: Sequence[str] = (),
         passed: Collection[str] = (),
         runners: Mapping[str, Runner] = RUNNERS,
     ) -> None:
         self.settings = settings
         self._passed = tuple(passed)
         self._log_dir = log_dir
+        self._isolated = isolated or confined
         self._confined = confined
         self._readable = readable
+        self._writable = tuple(writable)
         self._runners = runners
         self._mounts = mounts_of(settings.binds)
         self._epoll = select.epoll()
@@ -383,10 +390,11 @@ class EnvironmentLauncher:
             log_dir="" if self._log_dir is None else str(self._log_dir),
             run_dir=str(self._run_directory()),
             confined=self._confined,
-            readable=tuple(self._readable()) if self._confined else (),
+            readable=tuple(self._readable()) if self._isolated else None,
+            writable=self._writable,
             passed=self._passed,
         )
-        command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
+        command = [sys.executable, "-P", "-m", preparation_process.__name__, msgspec.json.encode(settings).decode()]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert self._process.stdout is not None
         assert self._process.stdin is not None
@@ -458,13 +466,21 @@ class EnvironmentLauncher:
         :param readable: what they may read of the node.
         :param unconfined: whether they should be confined, and bubblewrap is not there to do it.
         """
-        runner = self._runners.get(environment.type)
-        find = getattr(runner, "node_path", None)
-        path = find(environment.location) if find is not None else ""
-        reason = access.refusal(environment, self.settings, readable=readable, node_path=path)
-        if not reason and unconfined and environment.type in UNTRUSTED_OUTSIDE:
-            reason = f"only bubblewrap can confine {environment.type} environments, and this node has none"
-        return reason
+        try:
+            self.locate(environment, readable=readable)
+        except access.Refused as error:
+            return str(error)
+        if unconfined and environment.type in access.UNTRUSTED_OUTSIDE:
+            return f"only bubblewrap can confine {environment.type} environments, and this node has none"
+        return ""
+
+    def locate(self, environment: Environment, *, readable: Collection[str]) -> access.Place | None:
+        """What an environment of another submitter than the owner names on the node.
+
+        :raises Refused: if tasks of the submitter may not use it.
+        """
+        path = access.node_path(self._runners.get(environment.type), environment.location)
+        return access.locate(environment, self.settings, readable=readable, writable=self._writable, node_path=path)
 
     def prefix_variables(self, environment: Environment, path: str) -> dict[str, str]:
         """The variables of an activated Python prefix.
@@ -519,10 +535,17 @@ class EnvironmentLauncher:
             listener = booting.listen(str(directory / _SOCKET))
             log = StartLog(self._new_log(environment, name))
             start = self._start_of(environment, prepared, runner, wanted, directory, module)
+            place = None
+            if wanted.locate is not None and prepared.image == environment.location:  # else it lies in the cache
+                place = wanted.locate()
+            if place is None or environment.type in access.CONFINED_OUTSIDE:
+                command = runner.command(start)
+            else:
+                start, before = access.shown(environment.type, start, place, cache_directory(self.settings))
+                command = [*before, *runner.command(start)]
             stop = runner.stop(start)
-            command = runner.command(start)
             if wanted.confine is not None:
-                command = [*wanted.confine((prepared.image, prepared.bundle, str(directory))), *command]
+                command = [*wanted.confine((prepared.bundle, str(directory)), prepared.image, place), *command]
             if stop is not None:
                 self._order(preparation.Started(name, tuple(stop)))
             process = subprocess.Popen(

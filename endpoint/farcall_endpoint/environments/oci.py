@@ -107,7 +107,7 @@ class OciRunner:
         if self._is_directory(location):
             return ImagePreparation(location)
         if self.type == "podman" and _OF_FILES.match(location):
-            image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:16]}:latest"
+            image = f"localhost/farcall-{hashlib.sha256(location.encode()).hexdigest()[:32]}:latest"
             load = ("sh", "-c", _LOAD, "sh", self.type, location, image)
             return ImagePreparation(image, (load,), f"{self.type} is loading the image")
         image = re.sub("^docker://(?!-)", "", location)  # with a dash, it would be an option

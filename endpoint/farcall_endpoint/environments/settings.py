@@ -47,3 +47,9 @@ class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     tasks_per_worker: int = 0
     source_builds: bool = False
     index_url: str = ""
+
+
+def options_for(environment: Environment, settings: EnvironmentSettings) -> tuple[str, ...]:
+    """The owner's options for the command of a runner."""
+    default = settings.default
+    return settings.options if default is not None and default.type == environment.type else ()

@@ -8,12 +8,19 @@ Stands alone (``python -I -S tree_root.py``) and imports next to nothing: ``typi
     tree_root.py bubblewrap TREE bwrap ARGUMENTS
     tree_root.py charliecloud TREE network|none {ro|rw SOURCE TARGET} -- ch-run ARGUMENTS
 
+It also opens what a submitter has named, and others may replace by a link at any time. What was checked is a path
+without links, so it is opened without following any; a command finds it as descriptor 9, or where it is mounted:
+
+    tree_root.py opened PATH COMMAND
+    tree_root.py shown PATH PLACE COMMAND
+
 A tree may be hostile. Nothing of it is followed as a link while the root is assembled: its links become links of the
 container. Where a mount needs a directory, and the tree has something else in that place, the mount wins.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import NoReturn
 
+DESCRIPTOR = "9"
+"""Of what was opened."""
 DIRECTORY, FILE, LINK, OTHER = "directory", "file", "link", "other"
 MOST_ENTRIES = 2000
 """In a directory of the tree that must be assembled; bubblewrap takes 9,000 arguments."""
@@ -202,6 +211,26 @@ def _make_place(path: str, kind: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
 
 
+def open_path(path: str) -> int:
+    """A descriptor of what a path without links leads to, also if a link is put there meanwhile: then there is an
+    error. As ``openat2`` with ``RESOLVE_NO_SYMLINKS``, without the need for Linux 5.6 and ``ctypes``.
+
+    :raises OSError: if there is a link, or nothing.
+    """
+    found = os.open("/", os.O_PATH)
+    *above, last = path.strip("/").split("/")
+    for name, flags in (*((each, os.O_DIRECTORY) for each in above), (last or ".", 0)):
+        try:
+            inner = os.open(name, os.O_PATH | os.O_NOFOLLOW | flags, dir_fd=found)
+        finally:
+            os.close(found)
+        found = inner
+    if stat.S_ISLNK(os.fstat(found).st_mode):
+        os.close(found)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return found
+
+
 def _kind_of(descriptor: int) -> str:
     return DIRECTORY if stat.S_ISDIR(os.fstat(descriptor).st_mode) else FILE
 
@@ -261,9 +290,30 @@ def _raise_loopback() -> None:
         fcntl.ioctl(handle, 0x8914, request)  # SIOCSIFFLAGS
 
 
+def _become_with(how: str, path: str, command: list[str]) -> NoReturn:
+    """Become a program that finds what a path leads to, whatever others put there."""
+    try:
+        if how == "shown":
+            place, *command = command
+            system = _System()
+            system.enter(network=True)
+        descriptor = open_path(path)
+        if how == "shown":
+            system.bind(descriptor, place, kind=_kind_of(descriptor), writable=False)
+        else:
+            os.dup2(descriptor, int(DESCRIPTOR))
+        if descriptor != int(DESCRIPTOR):
+            os.close(descriptor)
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        sys.exit(f"{path} cannot be opened as it was checked: {error}")
+
+
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Assemble the root of a tree, and become the program that starts the container."""
+    """Assemble the root of a tree, or open a path, and become the program that starts the container."""
     technology, tree, *rest = arguments
+    if technology in ("opened", "shown"):
+        _become_with(technology, tree, rest)
     if not os.path.isdir(tree):  # noqa: PTH112
         sys.exit(f"{technology}: {tree} is not a directory on this node, or not readable")
     try:

@@ -9,7 +9,6 @@ them runs their code: then uv has a cache of its own, and bubblewrap or Landlock
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -23,13 +22,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import uv
 
 from farcall_common.environments import UV, Environment
+from farcall_endpoint.environments.cache import locked
 from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.isolation import bubblewrap, landlock
@@ -125,11 +125,11 @@ class UvRunner:
         )
 
     def digest(self, environment: Environment) -> str:
-        """16 hexadecimal digits, equal for what one virtual environment serves. Versions are resolved once: until it is
+        """32 hexadecimal digits, equal for what one virtual environment serves. Versions are resolved once: until it is
         deleted from the cache, an environment stays as it was installed first."""
         python = (platform.python_version(), platform.machine(), sys.base_prefix)
         facts = [sorted(set(environment.requirements)), python, self._index_url, self._source_builds]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
     def command(self, start: Start) -> list[str]:
         """As of a virtual environment, which it is."""
@@ -158,7 +158,7 @@ def install(
 ) -> int:
     """Make the virtual environment ``image``, completely or not at all. Others that make it at the same time wait.
 
-    Lock files are those of :class:`farcall_endpoint.environments.preparation.Cache`, which removes uv's own packages,
+    Lock files are those of :class:`farcall_endpoint.environments.cache.Cache`, which removes uv's own packages,
     too, when they are used least recently.
 
     :returns: the exit code of uv, which has printed why; 0 if the environment is there.
@@ -169,12 +169,13 @@ def install(
         raise Refused("\n".join(problems))
     cache = image.parent
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _lock(cache / f".{image.name}.lock", fcntl.LOCK_EX), _lock(cache / f".{_PACKAGES}.use", fcntl.LOCK_SH):
+    lock = locked(cache / f".{image.name}.lock", fcntl.LOCK_EX, removes=True)
+    with lock, locked(cache / f".{_PACKAGES}.use", fcntl.LOCK_SH):
         if image.exists():
             return 0
-        for left in cache.glob(f"{image.name}.partial-*"):
+        for left in cache.glob(f"{image.name}.part-*"):
             shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=f"{image.name}.partial-", dir=cache) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{image.name}.part-", dir=cache) as folder:
             partial = Path(folder)
             packages = partial / "packages" if source_builds else cache / _PACKAGES
             sandbox = _Sandbox(partial, packages, confine=confine, readable=readable, index=index, builds=source_builds)
@@ -185,7 +186,7 @@ def install(
             if code := sandbox.run(add):
                 return code
             sandbox.run(_compilation(partial / "venv", image))  # what cannot be compiled is compiled when it is used
-            with tempfile.TemporaryDirectory(prefix=f"{image.name}.partial-", dir=cache) as checked:
+            with tempfile.TemporaryDirectory(prefix=f"{image.name}.part-", dir=cache) as checked:
                 # What a build has left running may write below the first directory only.
                 venv = (partial / "venv").rename(Path(checked) / "venv")
                 interpreter.restore(venv)
@@ -332,18 +333,6 @@ def _variables(environ: Mapping[str, str], *, builds: bool) -> dict[str, str]:
         for name, value in for_submitter(environ, passed=_NETWORK).items()
         if not (_SECRET.search(name) or "@" in value or name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
     }
-
-
-@contextlib.contextmanager
-def _lock(path: Path, kind: int) -> Iterator[None]:
-    """Hold a lock among the processes of all nodes that share the file system."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, kind)
-        os.utime(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def main() -> None:

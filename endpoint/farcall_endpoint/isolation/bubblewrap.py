@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,8 @@ _NAMESPACES: Final = (
     "--die-with-parent",  # with its manager, and all processes of the namespace with it
 )
 
+OF_DESCRIPTOR: Final = "--ro-bind-fd"
+"""Mounts what a descriptor refers to, or fails."""
 KERNEL_SETTINGS: Final = ("/proc/sys", "/proc/fs")
 """Root may write there without any capability, as the owner of the files: one of them names a program that the kernel
 runs. bubblewrap itself makes other such files read-only, not these."""
@@ -40,7 +42,14 @@ def missing() -> str:
     return f"bubblewrap: {reason}" if reason else ""
 
 
-def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path, nested: bool = False) -> list[str]:
+def prefix(
+    *,
+    readable: Iterable[str],
+    writable: Iterable[str],
+    directory: Path,
+    nested: bool = False,
+    shown: Mapping[str, str] | None = None,
+) -> list[str]:
     """What to write before a command so that it runs in namespaces with these paths only.
 
     :param readable: existing paths, with those of their targets where they are links.
@@ -48,8 +57,12 @@ def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path,
         place of a mount by a link.
     :param directory: the current one of the command; it is empty if it is not among the paths.
     :param nested: whether the command is a container's runner, which makes namespaces in these.
+    :param shown: further paths to read, each with the path without links, or the number of the descriptor, that is seen
+        there. What lies in a readable directory is looked up in the view instead.
     """
+    sources = {} if shown is None else shown
     mounts = {path: "--ro-bind-try" for path in readable if Path(path).parts[1:2] not in (("proc",), ("dev",))}
+    mounts |= {path: "--ro-bind-try" if source.startswith("/") else OF_DESCRIPTOR for path, source in sources.items()}
     mounts |= dict.fromkeys(writable, "--bind") | {TEMPORARY: "--tmpfs"}
     command = [shutil.which("bwrap") or "bwrap", *_NAMESPACES]
     if nested and os.geteuid() == 0:
@@ -58,10 +71,10 @@ def prefix(*, readable: Iterable[str], writable: Iterable[str], directory: Path,
     for path in sorted(mounts, key=lambda each: Path(each).parts):
         kind = mounts[path]
         above = next((done[str(each)] for each in Path(path).parents if str(each) in done), "")
-        if kind == above == "--ro-bind-try":
+        if above == "--ro-bind-try" and (kind == above or path in sources):
             continue  # it is there already
-        done[path] = kind
-        command += [kind, path] if kind == "--tmpfs" else [kind, path, path]
+        done[path] = "--ro-bind-try" if kind == OF_DESCRIPTOR else kind
+        command += [kind, path] if kind == "--tmpfs" else [kind, sources.get(path, path), path]
     command += ["--dev", "/dev", "--proc", "/proc"]
     for path in KERNEL_SETTINGS if os.geteuid() == 0 else ():
         command += ["--ro-bind-try", path, path]

@@ -15,6 +15,8 @@ _SYSTEM: Final = (
     *("/apps", "/sw", "/software", "/cvmfs", "/spack", "/modules"),
 )
 """Directories of a system, and of the packages that a site offers."""
+TEMPORARY_PREFIX: Final = "farcall-submitters-"
+"""Of the names of directories with the temporary files of submitters' tasks."""
 DEVICES: Final = (
     *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
     *("/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/nvidia-caps", "/dev/nvidiactl", "/dev/nvidia-uvm"),

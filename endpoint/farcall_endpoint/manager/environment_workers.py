@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,16 +13,10 @@ import msgspec
 from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
+from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, Refused, confinement_of
 from farcall_endpoint.environments.launcher import ContainerStart, EnvironmentLauncher
 from farcall_endpoint.environments.preload import statistics_key
-from farcall_endpoint.environments.preparation import (
-    CONFINED_OUTSIDE,
-    Failed,
-    PreparationReport,
-    Prepared,
-    Progressed,
-    confinement_of,
-)
+from farcall_endpoint.environments.preparation import Failed, PreparationReport, Prepared, Progressed
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.template_pool import TemplateChange
@@ -66,8 +61,10 @@ class EnvironmentWorkers:
         self._launcher = EnvironmentLauncher(
             settings,
             log_dir=log_dir,
+            isolated=place.confinement is not None,
             confined=place.confinement is not None and place.confinement.bubblewrap,
             readable=lambda: place.readable(place.environment),
+            writable=(str(place.working_dir),),
             passed=place.passed,
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
@@ -89,6 +86,16 @@ class EnvironmentWorkers:
             unconfined=place.confinement is not None and not place.confinement.bubblewrap,
         )
         return outcomes.location_refused(environment.label, reason) if reason else None
+
+    def _locate(self, environment: Environment) -> Place | None:
+        """What a submitter names on the node, now.
+
+        :raises OSError: if its tasks may not use it.
+        """
+        try:
+            return self._launcher.locate(environment, readable=self._place.readable(self._place.environment))
+        except Refused as error:
+            raise OSError(outcomes.location_refused(environment.label, str(error)).message) from error
 
     def trust(self, environment: Environment) -> None:
         """The owner uses an environment: what it is prepared by needs no confinement."""
@@ -175,8 +182,9 @@ class EnvironmentWorkers:
         of_runner = outer | own if not is_image else outer
         if submitter and is_image:
             of_runner = for_runner(environment.type, place.environment, passed=place.passed)
-        confine, settings = None, place.settings
+        confine, locate, settings = None, None, place.settings
         if submitter and place.confinement is not None:
+            locate = functools.partial(self._locate, environment)
             confine, settings = self._confine_in(environment, outer | own, writable)
         # Only a confined template may run code of the environment before its forks confine themselves.
         forks = self._launcher.settings.fork and (
@@ -202,6 +210,7 @@ class EnvironmentWorkers:
                     group=submitter,
                     fork=forks,
                     private_root=bool(submitter),
+                    locate=locate,
                     confine=confine,
                 ),
             )
@@ -231,7 +240,7 @@ class EnvironmentWorkers:
 
     def _confine_in(
         self, environment: Environment, variables: Mapping[str, str], writable: Sequence[str]
-    ) -> tuple[Callable[[Sequence[str]], Sequence[str]] | None, WorkerSettings]:
+    ) -> tuple[Callable[[Sequence[str], str, Place | None], Sequence[str]] | None, WorkerSettings]:
         """How a worker of another submitter than the owner is confined: from outside, where the runner does not do it
         by itself, and by Landlock where the kernel has it."""
         place, confinement = self._place, self._place.confinement
@@ -241,8 +250,15 @@ class EnvironmentWorkers:
         if confinement.bubblewrap and environment.type in CONFINED_OUTSIDE:
             directory = place.working_dir.resolve()
 
-            def confine(needed: Sequence[str]) -> list[str]:
-                return confinement_of([*readable, *needed], environment.type, writable=writable, directory=directory)
+            def confine(needed: Sequence[str], image: str, found: Place | None) -> list[str]:
+                return confinement_of(
+                    [*readable, *needed],
+                    environment.type,
+                    writable=writable,
+                    directory=directory,
+                    image=image,
+                    place=found,
+                )
 
         if not confinement.landlock:
             return confine, place.settings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_common.plain_text import plain
 from farcall_endpoint import process_reaper
-from farcall_endpoint.isolation.paths import readable_paths
+from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX, readable_paths
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.output import NOTHING, Printed, Stream
 from farcall_endpoint.worker.capture import read_end, read_from, read_tail
@@ -197,7 +197,7 @@ class SubmitterDirectories:
     def of(self, submitter: str) -> tuple[Path, Path]:
         """The home and the temporary directory of a submitter; they are made if they do not exist."""
         if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="farcall-submitters-", ignore_cleanup_errors=True)
+            self._temporary = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, ignore_cleanup_errors=True)
         name = name_of(submitter)
         home = submitter_directory(self._working_dir.resolve(), name)
         temporary = Path(self._temporary.name).resolve() / name

@@ -1,0 +1,195 @@
+"""Locations that others replace by links while they are checked and started: what was checked is what is started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from farcall_common.environments import Environment
+from farcall_endpoint.environments import access, tree_root
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.manager.worker_process import Confinement
+from farcall_endpoint.worker.channel import Ready
+from tests.integration.test_environments_images import libraries
+from tests.support.container_user import ContainerUser, apptainer_user, podman_user
+from tests.support.environments import SUBMITTER, running_node
+from tests.support.image_archive import write_tree
+from tests.support.images import DEBIAN, image
+from tests.waiting import wait_until
+
+_AT_FDCWD, _EXCHANGE = -100, 2
+
+
+@contextlib.contextmanager
+def swapped(one: Path, other: Path) -> Iterator[None]:
+    """Exchange two paths again and again meanwhile; at the end both are as before."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    is_over = threading.Event()
+
+    def swap() -> None:
+        while not is_over.is_set():
+            for _ in range(2):
+                assert libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A directory where all users write, with ``chosen``, and ``link``, which leads to ``forbidden`` beside it."""
+    directory = tmp_path / "shared"
+    for path, mark in ((directory / "chosen", "chosen"), (tmp_path / "forbidden", "forbidden")):
+        path.mkdir(parents=True)
+        (path / "mark").write_text(mark)
+    directory.chmod(0o777)
+    (directory / "link").symlink_to(tmp_path / "forbidden")
+    return directory
+
+
+def test_a_link_that_is_put_there_after_the_check_is_never_opened(shared: Path) -> None:
+    environment = Environment(type="bubblewrap", location=f"{shared}/chosen")
+    settings = EnvironmentSettings(locations=(f"{shared}/*",))
+
+    def open_by_name(place: access.Place) -> int:
+        return os.open(place.path, os.O_PATH)
+
+    def started(open_: Callable[[access.Place], int]) -> str:
+        try:
+            place = access.locate(environment, settings, readable=[])
+            assert place is not None
+            directory = open_(place)
+        except (access.Refused, OSError):
+            return "none"
+        try:
+            descriptor = os.open("mark", os.O_RDONLY, dir_fd=directory)
+        finally:
+            os.close(directory)
+        with os.fdopen(descriptor) as file:
+            return file.read()
+
+    with swapped(shared / "chosen", shared / "link"):
+        wait_until(lambda: started(open_by_name) == "forbidden")  # the swapper is quick enough
+        found = [started(lambda place: tree_root.open_path(place.path)) for _ in range(200)]
+
+        def has_both() -> bool:
+            found.append(started(lambda place: tree_root.open_path(place.path)))
+            return {"chosen", "none"} <= set(found)
+
+        wait_until(has_both)
+    assert "forbidden" not in found
+
+
+@pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
+def test_confined_programs_see_what_was_checked_or_do_not_start(shared: Path) -> None:
+    location = f"{shared}/chosen"
+    system = [path for path in ("/usr", "/bin", "/lib", "/lib64") if Path(path).exists()]
+    place = access.Place(location, is_fixed=False)
+    command = [*access.confinement_of(system, "venv", image=location, place=place), "cat", f"{location}/mark"]
+
+    def run() -> str:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        return done.stdout
+
+    assert run() == "chosen"
+    (shared / "chosen").rename(shared / "moved")
+    (shared / "link").rename(shared / "chosen")
+    assert "cannot be opened as it was checked" in run()
+
+
+def look(mark: str) -> tuple[str, list[str]]:
+    """What a file contains, and which directories of the test the worker has open."""
+    import pathlib
+
+    found = []
+    for each in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(each.readlink()))
+    return pathlib.Path(mark).read_text(), [path for path in found if path.endswith(("chosen", "forbidden"))]
+
+
+@pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
+@pytest.mark.parametrize("type_", ["venv", "bubblewrap", "charliecloud"])
+def test_workers_start_in_what_was_checked_or_not_at_all(tmp_path: Path, shared: Path, type_: str) -> None:
+    for path, text in ((shared / "chosen", "chosen"), (tmp_path / "forbidden", "forbidden")):
+        shutil.rmtree(path)
+        if type_ == "venv":
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+        else:
+            subprocess.run(["cp", "-a", "--link", str(image(DEBIAN)), str(path)], check=True)
+        (path / "mark").write_text(text)
+    environment = Environment(type=type_, location=f"{shared}/chosen")
+    settings = EnvironmentSettings(locations=(f"{shared}/*",), fork=False)
+    confinement = Confinement((), landlock=not landlock.missing(), bubblewrap=True)
+    mark = f"{shared}/chosen/mark" if type_ == "venv" else "/mark"
+    ends: list[str] = []
+    with running_node(tmp_path / "node", settings, confinement=confinement) as node:
+        assert node.run(node.ready(environment, submitter=SUBMITTER), look, mark, submitter=SUBMITTER) == ("chosen", [])
+        with swapped(shared / "chosen", shared / "link"):
+            for _ in range(4):
+                try:
+                    worker = node.launch(environment, submitter=SUBMITTER)
+                    assert isinstance(node.packet(worker), Ready)
+                except (OSError, AssertionError) as error:
+                    ends.append(str(error))
+                    continue
+                ends.append(node.run(worker, look, mark, submitter=SUBMITTER)[0])
+                node.kill(worker)
+    assert len(ends) == 4
+    assert "forbidden" not in ends
+
+
+_START = """
+import json, subprocess, sys
+from pathlib import Path
+from farcall_common.environments import Environment
+from farcall_endpoint.environments import access
+from farcall_endpoint.environments.runner import Start
+from farcall_endpoint.environments.runners import RUNNERS
+type_, path, cache = sys.argv[1:]
+program = "import os; print('mark:', open('/mark').read() if os.path.exists('/mark') else 'none')"
+start = Start(path, ("python3", "-c", program), name="farcall-test-paths", private_root=True)
+start, before = access.shown(type_, start, access.Place(path, is_fixed=False), Path(cache))
+assert path not in " ".join(RUNNERS[type_].command(start))
+sys.exit(subprocess.run([*before, *RUNNERS[type_].command(start)]).returncode)
+"""
+
+
+@pytest.fixture(params=["podman", "apptainer"])
+def user(request: pytest.FixtureRequest) -> Iterator[tuple[str, ContainerUser]]:
+    with (podman_user if request.param == "podman" else apptainer_user)() as user:
+        yield request.param, user
+
+
+def test_programs_that_open_an_image_themselves_find_what_was_checked(user: tuple[str, ContainerUser]) -> None:
+    type_, of = user
+    tree, cache = of.home / "tree", of.directory_of("cache")
+    write_tree(tree, image(DEBIAN), owner=of.uid)
+    (tree / "mark").write_text("chosen")
+    variables = {"LD_LIBRARY_PATH": f"{of.directory}/python/lib:{libraries(of.directory)}"}
+    command = [of.python, "-P", "-c", _START, type_, str(tree), str(cache)]
+    done = of.run(command, variables)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["mark: chosen"]), done.stdout
+    tree.rename(of.home / "moved")
+    tree.symlink_to(of.home / "moved")
+    done = of.run(command, variables)
+    assert done.returncode != 0
+    assert "cannot be opened as it was checked" in done.stdout
+    assert "mark" not in done.stdout
+    assert of.processes() == {}
