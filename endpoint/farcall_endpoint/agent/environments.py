@@ -17,7 +17,9 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import EnvironmentStatus
 
 MOST_REPORTED: Final = 20
-"""Environments of nodes in a report to the cloud."""
+"""Environments of nodes in a report to the cloud, and in the endpoint's status."""
+_MOST_FAILED: Final = 5
+"""Of these, those that have failed: any submitter may name any number that do."""
 _MOST_KNOWN: Final = 100
 _REGISTRY_IMAGES: Final = ("docker", "podman", "podman-hpc", "shifter")
 _USER_OF_URL: Final = re.compile(r"://[^/@]+@")
@@ -147,17 +149,36 @@ def in_pods(types: Mapping[str, str]) -> dict[str, str]:
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
-def report_environments(members: Collection[ManagerEntry], *, most: int = MOST_REPORTED) -> list[dict[str, Any]]:
-    """The environments of all nodes for a report: those with a problem first, then those that start, then those with
-    the most workers. Of what has never been in use, and has no problem, nothing."""
-    rows = [(_interest(status), member.node, status) for member in members for status in member.environments]
+def report_environments(members: Collection[ManagerEntry], seen: EnvironmentsSeen) -> list[dict[str, Any]]:
+    """The environments of all nodes for a report: the newest of those that have failed, then those that start, then
+    those with the most workers."""
+    rows = [(_interest(status), member.node, status) for member in members for status in _statuses(member, seen)]
     rows.sort(key=lambda row: (*row[0], row[2].label, row[1]))
-    return [_row(node, status) for _, node, status in rows[:most]]
+    failed = [row for row in rows if row[0][0] == 0]
+    rows = [*failed[:_MOST_FAILED], *rows[len(failed) :]]
+    return [_row(node, status) for _, node, status in rows[:MOST_REPORTED]]
 
 
-def _interest(status: EnvironmentStatus) -> tuple[int, int]:
-    rank = 0 if status.problem else 1 if status.starting or status.text else 2 if status.warm + status.busy else 3
-    return rank, -(status.warm + status.busy)
+def _statuses(member: ManagerEntry, seen: EnvironmentsSeen) -> Iterator[EnvironmentStatus]:
+    """What a node has: as its manager reported, or of a pod the workers in its image."""
+    yield from member.environments
+    environment = seen.get(member.load.image) if member.load.image else None
+    if environment is not None:
+        yield EnvironmentStatus(
+            environment.key,
+            environment.label,
+            environment.type,
+            warm=member.idle_workers,
+            busy=member.workers - member.idle_workers,
+            starting=max(0, member.slots - member.workers),
+        )
+
+
+def _interest(status: EnvironmentStatus) -> tuple[int, float]:
+    workers = status.warm + status.busy
+    if status.problem and not workers:
+        return 0, -status.since
+    return (1 if status.problem or status.starting or status.text else 2 if workers else 3), -workers
 
 
 def _row(node: str, status: EnvironmentStatus) -> dict[str, Any]:
