@@ -553,12 +553,14 @@ class Client(SourceCode, Sharing):
         environment: Mapping[str, Any] | None = None,
         requirements: Iterable[str] | None = None,
         sign_with: str | os.PathLike[str] | None = None,
+        container_uuid: str | uuid.UUID | None = None,
     ) -> str:
         """Register a function and return its id. ``description`` is the docstring unless given.
 
         :param container: id or name of a container of yours in which calls of the function run, unless they name
             another one. Its definition is copied: it is the function's, also for others who run the function, and if
             the container is deleted.
+        :param container_uuid: the same, as ``globus_compute_sdk`` spells it.
         :param environment: the same without a registration (see :attr:`Executor.environment`).
         :param requirements: the same: packages that the endpoint installs (see :attr:`Executor.requirements`).
         :param memoize: whether equal calls are memoized by default (see :attr:`Executor.memoize`).
@@ -581,7 +583,7 @@ class Client(SourceCode, Sharing):
             public=public,
             memoize=memoize,
             serializer=self.fx_serializer,
-            container=container,
+            container=container or (None if container_uuid is None else str(container_uuid)),
             environment=environment,
             requirements=requirements,
         )

@@ -132,7 +132,7 @@ def test_a_policy_is_one_of_ours_or_a_class(policy: str) -> None:
         (
             "engine: {container_type: apptainer, container_uri: python.sif}",
             "1:52",
-            "neither a URI nor an absolute path. (Write docker://python.sif for an image of a registry",
+            "takes a URI (docker://NAME) or an absolute path of the endpoint's nodes, not 'python.sif'",
         ),
         (
             "engine: {container_type: docker, container_uri: x, provider: {type: KubernetesProvider, image: y}}",

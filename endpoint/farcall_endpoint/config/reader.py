@@ -31,6 +31,7 @@ _FOREIGN_FIELDS: Final = {
     "run_in_sandbox": "write sandbox",
     "heartbeat_s": "write heartbeat_period",
     "container_type: custom": "name the technology, and write its options into container_cmd_options",
+    "container_type: none": "leave it out: tasks run in the endpoint's own Python then",
     "container_type: uv": "leave it out: a task names its packages, by requirements",
     "type: GlobusComputeEngine": "write FarcallEngine, or leave type out",
 }
