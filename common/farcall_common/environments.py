@@ -43,7 +43,7 @@ _AN_OPTION: Final = re.compile(r"(^|\s)-")
 _LONGEST_LABEL: Final = 80
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False):
     """What the workers of a task run in. Created and checked by :meth:`of`; what came from another process may be
     anything, see :meth:`problem`.
 

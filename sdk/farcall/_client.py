@@ -729,8 +729,8 @@ class Client(SourceCode, Sharing):
         """``container_uuid, name, type, location, requirements, preload, description, created_at`` of a container of
         yours, by id or name; with ``container_type``, only of that type."""
         if container_type is None:
-            return self._api.find_container(str(container_uuid))
-        return self._api.get_container(as_id(container_uuid), container_type)
+            return Record(self._api.find_container(str(container_uuid)))
+        return Record(self._api.get_container(as_id(container_uuid), container_type))
 
     def get_container_build_status(self, container_id: str | uuid.UUID) -> str:
         """Always "provided": no images are built here.
@@ -741,7 +741,7 @@ class Client(SourceCode, Sharing):
 
     def get_containers(self, *, limit: int = 100) -> list[Json]:
         """Your containers, newest first."""
-        return self._api.list_containers(limit=limit)
+        return Records(self._api.list_containers(limit=limit))
 
     def delete_container(self, container: str | uuid.UUID) -> None:
         """Delete a container of yours, by id or name. Its image stays."""

@@ -144,6 +144,17 @@ def test_functions_and_calls_of_the_command_line_name_environments(cloud: FakeCl
     assert "a task has one environment" in refused.output
 
 
+def test_notebooks_show_containers_and_options_in_short(client: Client) -> None:
+    client.register_container("/images/sci.sif", "apptainer", "sci")
+    for shown in (client.get_container("sci"), client.get_containers()):
+        assert "/images/sci.sif" in getattr(shown, "_repr_html_")()  # noqa: B009 - of a Json
+    with Executor("fake", client) as executor:
+        options = executor.options(environment=SIF)
+        environment = "Environment(type='apptainer', location='/images/sci.sif')"
+        assert repr(options).endswith(f", TaskOptions(environment={environment})>")
+        assert options.environment == SIF
+
+
 def test_an_endpoint_is_shown_in_lines(cloud: FakeCloud) -> None:
     run = Farcall(cloud)
     cloud.runtime = {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}, "containers": ["uv", "venv"]}
