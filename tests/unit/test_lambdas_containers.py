@@ -108,6 +108,7 @@ def test_what_a_container_cannot_be_is_refused_in_a_sentence(
 ) -> None:
     message = api.call("POST", "/v3/containers", XTAL | change).body["message"]
     assert words in message
+    assert message.startswith("environment: type " if "name" not in change else "body.name: not a name")
     assert "literal" not in message
 
 
