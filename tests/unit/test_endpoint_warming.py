@@ -501,8 +501,15 @@ def test_tasks_with_an_image_wait_for_a_pod_of_it_and_count_for_it() -> None:
     assert core.core.image_of(IMAGE.key) == "registry.example/sci:1"
     file = Environment(type="docker", location="/images/sci.tar")
     assert [task.result and task.result.state for task in submit(core, file, 1).finished] == [TaskState.FAILED]
+    [row] = core.report().detail["environments"]
+    assert (row["label"], row["node"], row["text"]) == ("image", "", "it waits for a pod of its image")
+    assert core.core.waiting_reasons(1.0)[0]["why"] == "waits for a pod of its image"
     manager(core, "pod", types={}, image=IMAGE.key, slots=2)
     assert ids(core.decide(now=2.0)) == {"pod": ["image0", "image1"]}
+    [row] = core.report().detail["environments"]
+    assert (row["node"], row["text"]) == ("node-pod", "")
+    [waiting] = core.core.waiting_reasons(2.0)
+    assert waiting["why"] == "waits for a worker of environment image: all of them are busy"
 
 
 def test_where_pods_have_images_the_owner_may_limit_them() -> None:

@@ -318,7 +318,7 @@ class AgentCore:
         """The numbers for a heartbeat."""
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = len(self._tasks) - self._held_results
-        environments = self.environments() if self._managers.has_environments else []
+        environments = self.environments() if self._managers.has_environments or self._without_pod() else []
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
@@ -333,7 +333,14 @@ class AgentCore:
 
     def environments(self) -> list[dict[str, Any]]:
         """The environments of the nodes, the interesting ones first."""
-        return report_environments(self._managers.members.values(), self._environments)
+        return report_environments(self._managers.members.values(), self._environments, without_pod=self._without_pod())
+
+    def _without_pod(self) -> list[str]:
+        """The keys of environments whose tasks wait for a first pod of their image."""
+        if self._image_check is None:
+            return []
+        present = {each.load.image for each in self._managers.members.values()}
+        return [key for key in self._queue.waiting if key not in present and self.image_of(key)]
 
     def known_environments(self) -> list[Environment]:
         """Those of tasks that came lately, the latest first, behind the default."""
@@ -345,7 +352,9 @@ class AgentCore:
 
     def waiting_reasons(self, now: float) -> list[dict[str, object]]:
         """Why tasks of environments wait."""
-        return list(waiting_reasons(self._queue, self._managers, self._environments, now=now))
+        return list(
+            waiting_reasons(self._queue, self._managers, self._environments, now=now, without_pod=self._without_pod())
+        )
 
     def _apply(self, event: Event, now: float) -> None:
         match event:
