@@ -109,6 +109,7 @@ def test_a_policy_is_one_of_ours_or_a_class(policy: str) -> None:
         ("engine: {container_uri: /x.sif}", "1:25", "container_uri without container_type. (Write container_type"),
         ("engine: {container_cmd_options: --nv}", "1:33", "container_cmd_options without container_type"),
         ("engine: {container_type: docker}", "1:26", "container_type without container_uri. (Write container_uri"),
+        ("engine: {container_type: none}", "1:26", "not 'none'. (Leave it out: tasks run in the endpoint's own Python"),
         ("engine: {container_type: custom}", "1:26", "not 'custom'. (Name the technology, and write its options"),
         ("engine: {container_type: uv}", "1:26", "not 'uv'. (Leave it out: a task names its packages"),
         ("engine: {container_type: aptainer}", "1:26", "Did you mean apptainer?"),
