@@ -23,7 +23,7 @@ from farcall_common.errors import did_you_mean
 from farcall_common.plain_text import plain
 
 #: Commands with two usual names; the other one than a group has is accepted, too.
-_OTHER_NAMES: Final = {"ls": "list", "list": "ls"}
+_OTHER_NAMES: Final = {"ls": "list", "list": "ls", "delete": "rm", "remove": "rm"}
 
 _PACKAGES: Final = ("farcall", "farcall-common", "farcall-endpoint", "farcall-local", "farcall-infra")
 
@@ -58,7 +58,8 @@ _LEAST_CHARS: Final = 12
 
 class Commands(TyperGroup):
     """A group of commands. Without arguments it shows its help; ``help COMMAND`` is ``COMMAND --help``; ``ls`` and
-    ``list`` are one command; an unknown command is answered with those that are spelled alike."""
+    ``list`` are one command, and so are ``rm``, ``delete`` and ``remove``; an unknown command is answered with those
+    that are spelled alike."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
@@ -196,8 +197,15 @@ def _cut(text: str, most_chars: int) -> str:
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
-    """Write names and values, one a line; empty ones are left out."""
-    show_table(("", ""), [(name, value) for name, value in fields.items() if value not in (None, "", {}, [])])
+    """Write names and values, one a line; empty ones are left out, and the items of lists and mappings follow each
+    other."""
+    show_table(("", ""), [(name, _items(value)) for name, value in fields.items() if value not in (None, "", {}, [])])
+
+
+def _items(value: object) -> object:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def instant(at: float | None) -> str:

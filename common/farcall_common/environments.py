@@ -18,6 +18,8 @@ from farcall_common.errors import did_you_mean
 
 IMAGES: Final = ("apptainer", "docker", "podman", "podman-hpc", "shifter", "singularity")
 """Technologies whose location is an image: a reference, a file or a directory, in the form that their commands take."""
+_BY_URI: Final = ("apptainer", "singularity")
+"""Those that take what is no URI for a path."""
 TREES: Final = ("bubblewrap", "charliecloud")
 """Technologies whose location is the directory of a root file system."""
 PREFIXES: Final = ("conda", "venv")
@@ -41,7 +43,7 @@ _AN_OPTION: Final = re.compile(r"(^|\s)-")
 _LONGEST_LABEL: Final = 80
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False):
     """What the workers of a task run in. Created and checked by :meth:`of`; what came from another process may be
     anything, see :meth:`problem`.
 
@@ -115,6 +117,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.type in (*TREES, *PREFIXES) and not self.location.startswith("/"):
             what = "prefix, not its name (`conda env list` shows it)" if self.type == "conda" else "directory"
             return f"type {self.type} takes the absolute path of the {what}, not {self.location!r}"
+        is_reference = self.type not in _BY_URI or "://" in self.location
+        if self.type in IMAGES and (self.location[0] in ".~" or not (is_reference or self.location.startswith("/"))):
+            what = "a URI (docker://NAME)" if self.type in _BY_URI else "a reference (NAME:TAG)"
+            return f"type {self.type} takes {what} or an absolute path of the endpoint's nodes, not {self.location!r}"
         if len(msgspec.json.encode(self)) > MAX_BYTES:
             return f"more than {MAX_BYTES} bytes"
         return ""

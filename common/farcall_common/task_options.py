@@ -64,7 +64,7 @@ class TaskOptionsDict(OwnOptionsDict, total=False):
     user_endpoint_config: Mapping[str, Any] | None
 
 
-class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False):
     """Options of every task of a submit, created and checked by :meth:`of` and :meth:`changed`.
 
     :param idempotent: whether the task may be started again after its endpoint has disconnected. Otherwise it ends as

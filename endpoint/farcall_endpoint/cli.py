@@ -242,7 +242,9 @@ def prewarm(
         directory.require()
         found = daemon.find_environment(directory, environment)
         request = PrewarmRequest(environment=found, count=count, node=node, requested_at=time.time())
-        outcome = daemon.prewarm(directory, request, timeout_s=timeout, echo=lambda text: _err.print(escape(text)))
+        outcome = daemon.prewarm(
+            directory, request, timeout_s=timeout, echo=lambda text: _err.print(escape(text), soft_wrap=True)
+        )
         _out.print(f"[bold]{escape(found.label)}[/]: {escape(outcome)}", soft_wrap=True)
 
 

@@ -106,12 +106,16 @@ def _record(error: Exception) -> ErrorRecord:
     return NotFound("Unknown route.", hint="Check the method and the path.").record
 
 
+def _problem(found: Mapping[str, Any]) -> str:
+    place = ".".join(map(str, found["loc"]))[:_LOCATION_CHARACTERS]
+    text: str = found["msg"].removeprefix(_OF_VALIDATORS)
+    # What a validator of the whole body says names its field.
+    return text if place == "body" and found["type"] == "value_error" else f"{place}: {text}"
+
+
 def _validation_message(error: RequestValidationError) -> str:
     """Locations and problems, without values, which may be payloads. A location may contain a key of any length that
     the caller chose."""
-    problems = [
-        f"{'.'.join(map(str, each['loc']))[:_LOCATION_CHARACTERS]}: {each['msg'].removeprefix(_OF_VALIDATORS)}"
-        for each in error.errors()
-    ]
+    problems = [_problem(each) for each in error.errors()]
     shown = "; ".join(problems[:5])
     return shown if len(problems) <= 5 else f"{shown}; and {len(problems) - 5} more"

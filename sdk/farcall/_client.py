@@ -553,12 +553,14 @@ class Client(SourceCode, Sharing):
         environment: Mapping[str, Any] | None = None,
         requirements: Iterable[str] | None = None,
         sign_with: str | os.PathLike[str] | None = None,
+        container_uuid: str | uuid.UUID | None = None,
     ) -> str:
         """Register a function and return its id. ``description`` is the docstring unless given.
 
         :param container: id or name of a container of yours in which calls of the function run, unless they name
             another one. Its definition is copied: it is the function's, also for others who run the function, and if
             the container is deleted.
+        :param container_uuid: the same, as ``globus_compute_sdk`` spells it.
         :param environment: the same without a registration (see :attr:`Executor.environment`).
         :param requirements: the same: packages that the endpoint installs (see :attr:`Executor.requirements`).
         :param memoize: whether equal calls are memoized by default (see :attr:`Executor.memoize`).
@@ -581,7 +583,7 @@ class Client(SourceCode, Sharing):
             public=public,
             memoize=memoize,
             serializer=self.fx_serializer,
-            container=container,
+            container=container or (None if container_uuid is None else str(container_uuid)),
             environment=environment,
             requirements=requirements,
         )
@@ -727,8 +729,8 @@ class Client(SourceCode, Sharing):
         """``container_uuid, name, type, location, requirements, preload, description, created_at`` of a container of
         yours, by id or name; with ``container_type``, only of that type."""
         if container_type is None:
-            return self._api.find_container(str(container_uuid))
-        return self._api.get_container(as_id(container_uuid), container_type)
+            return Record(self._api.find_container(str(container_uuid)))
+        return Record(self._api.get_container(as_id(container_uuid), container_type))
 
     def get_container_build_status(self, container_id: str | uuid.UUID) -> str:
         """Always "provided": no images are built here.
@@ -739,7 +741,7 @@ class Client(SourceCode, Sharing):
 
     def get_containers(self, *, limit: int = 100) -> list[Json]:
         """Your containers, newest first."""
-        return self._api.list_containers(limit=limit)
+        return Records(self._api.list_containers(limit=limit))
 
     def delete_container(self, container: str | uuid.UUID) -> None:
         """Delete a container of yours, by id or name. Its image stays."""

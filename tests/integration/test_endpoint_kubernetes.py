@@ -22,6 +22,7 @@ from farcall_endpoint.providers.base import Phase
 from farcall_endpoint.providers.batch import BatchProvider, SchedulerError
 from farcall_endpoint.providers.schedulers import make_scheduler
 from tests.support.endpoint import running_endpoint, wait_gone
+from tests.support.endpoint.endpoint_command import EndpointCommand
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -254,6 +255,12 @@ def test_each_task_runs_in_a_pod_of_its_image_and_idle_pods_make_room(
             refused = cloud.end(cloud.submit(image_of_pod, environment=Environment(type="venv", location="/opt/x")))
             assert refused.error is not None
             assert refused.error["code"] == "CONTAINER_UNSUPPORTED"
+            command = EndpointCommand(endpoint.environment, endpoint.home)
+            warmed = command.run("prewarm", "test", "docker:registry.example/warm:1", "--timeout", "60")
+            assert "1 warm" in warmed.stdout, warmed.stderr
+            assert cluster.images[-1] == "registry.example/warm:1"
+            denied = command.run("prewarm", "test", "podman:registry.example/warm:1", "--timeout", "60")
+            assert "do not allow podman" in " ".join(denied.stderr.split())
         assert all(process.poll() is not None for process in cluster.processes.values())
     finally:
         cluster.close()

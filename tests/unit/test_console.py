@@ -51,8 +51,9 @@ def test_a_long_last_column_is_cut_off_at_the_edge_or_left_out(on_terminal: Call
 
 def test_a_table_in_a_pipe_is_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(("task", "error"), [(IDS[0], "two\nlines\there"), (IDS[1], None)], title="Tasks", cut=True)
-    show_fields({"state": "failed", "nothing": None})
-    assert capsys.readouterr().out == f"{IDS[0]}\ttwo lines here\n{IDS[1]}\t\nstate\tfailed\n"
+    show_fields({"state": "failed", "nothing": None, "types": ["uv", "venv"], "packages": {"dill": "0.4", "x": 1}})
+    fields = "state\tfailed\ntypes\tuv, venv\npackages\tdill 0.4, x 1\n"
+    assert capsys.readouterr().out == f"{IDS[0]}\ttwo lines here\n{IDS[1]}\t\n{fields}"
 
 
 def test_short_ids_are_beginnings_that_no_other_id_has() -> None:

@@ -271,6 +271,26 @@ def test_a_busy_block_makes_room_when_it_has_none_left_to_do() -> None:
     assert images(fair, {"": 0, "a": 100, "b": 100}, max_blocks=2) == Scaling()
 
 
+def prewarmed(monitor: list[BlockLoad], tasks: dict[str, int], wanted: dict[str, int], **policy: float) -> Scaling:
+    return scaling(**policy).scale(Monitor(sum(tasks.values()), SLOTS, monitor, tasks, wanted))
+
+
+def test_images_that_are_prewarmed_have_their_blocks_without_tasks() -> None:
+    assert prewarmed([], {"": 0}, {"a": SLOTS + 1}).images == ("a", "a")
+    assert prewarmed([], {"": 1, "b": 1}, {"a": 1}, max_blocks=2).images == ("", "b"), "tasks come first"
+    idle = [free("x", "a", 500.0), free("y", "a", 900.0), free("z", "b", 500.0)]
+    assert prewarmed(idle, {"": 0}, {"a": 1}).release == ("y", "z")
+    assert prewarmed(idle, {"": 0}, {"a": 2 * SLOTS, "b": 1}) == Scaling()
+    assert prewarmed([busy("x", "a")], {"": 0, "a": 1}, {"a": 1}) == Scaling()
+
+
+def test_prewarmed_blocks_make_room_for_tasks_and_for_no_other_prewarmed_ones() -> None:
+    idle = [free("x", "a"), free("y", "b")]
+    assert prewarmed(idle, {"": 0, "c": 1}, {"a": 1, "b": 1}, max_blocks=2).release == ("x",)
+    assert prewarmed(idle, {"": 0}, {"a": 1, "b": 1, "c": 1}, max_blocks=2) == Scaling()
+    assert prewarmed(idle, {"": 0}, {"a": 1, "c": 1}, max_blocks=2).release == ("y",), "it is not wanted any more"
+
+
 def test_blocks_remember_their_image() -> None:
     site = Site(first=1, max_blocks=2)
     orders = site.blocks.decide(tasks=2, busy=(), now=site.now, images={"": 0, "a": 1, "b": 1})

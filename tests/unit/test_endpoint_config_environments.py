@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from farcall_common.environments import TYPES, UV, Environment
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.config import Config, EngineConfig, EnvironmentsConfig, parse_config, read_config, write_config
+from farcall_endpoint.config import (
+    Config,
+    EngineConfig,
+    EnvironmentsConfig,
+    check_binds,
+    parse_config,
+    read_config,
+    write_config,
+)
 from farcall_endpoint.config.environments import ContainerType, Technology
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
@@ -101,6 +109,7 @@ def test_a_policy_is_one_of_ours_or_a_class(policy: str) -> None:
         ("engine: {container_uri: /x.sif}", "1:25", "container_uri without container_type. (Write container_type"),
         ("engine: {container_cmd_options: --nv}", "1:33", "container_cmd_options without container_type"),
         ("engine: {container_type: docker}", "1:26", "container_type without container_uri. (Write container_uri"),
+        ("engine: {container_type: none}", "1:26", "not 'none'. (Leave it out: tasks run in the endpoint's own Python"),
         ("engine: {container_type: custom}", "1:26", "not 'custom'. (Name the technology, and write its options"),
         ("engine: {container_type: uv}", "1:26", "not 'uv'. (Leave it out: a task names its packages"),
         ("engine: {container_type: aptainer}", "1:26", "Did you mean apptainer?"),
@@ -124,7 +133,7 @@ def test_a_policy_is_one_of_ours_or_a_class(policy: str) -> None:
         (
             "engine: {container_type: apptainer, container_uri: python.sif}",
             "1:52",
-            "neither a URI nor an absolute path. (Write docker://python.sif for an image of a registry",
+            "takes a URI (docker://NAME) or an absolute path of the endpoint's nodes, not 'python.sif'",
         ),
         (
             "engine: {container_type: docker, container_uri: x, provider: {type: KubernetesProvider, image: y}}",
@@ -136,15 +145,22 @@ def test_a_policy_is_one_of_ours_or_a_class(policy: str) -> None:
         ("engine: {max_tasks_per_worker: 0}", "1:32", "must be a whole number from 1 to 1,000,000, not 0"),
         ("engine: {environments: {types: [docker, docker]}}", "1:32", "a technology is listed twice"),
         ("engine: {environments: {types: [rkt]}}", "1:33", "engine.environments.types[0] must be apptainer, "),
-        ("engine: {environments: {binds: [data]}}", "1:32", "'data' is not an absolute path"),
-        ("engine: {environments: {binds: [/a/../b]}}", "1:32", "'/a/../b' is not an absolute path"),
-        ("engine: {environments: {binds: ['/a:b']}}", "1:32", "'b' is not an absolute path"),
-        ("engine: {environments: {binds: ['/a:ro']}}", "1:32", "'ro' is not an absolute path"),
-        ("engine: {environments: {binds: ['/a:']}}", "1:32", "'/a:' is not a bind. (Write /SOURCE, "),
-        ("engine: {environments: {binds: ['/a:/b:rw']}}", "1:32", "'/a:/b:rw' is not a bind"),
-        ("engine: {environments: {binds: ['/a:/b:ro:z']}}", "1:32", "is not a bind"),
-        ("engine: {environments: {binds: [/]}}", "1:32", "would replace the container's root"),
-        ("engine: {environments: {binds: [/a, '/b:/a/']}}", "1:32", "two binds have the target /a"),
+        ("engine: {environments: {binds: [data]}}", "1:33", "'data' is not an absolute path"),
+        ("engine: {environments: {binds: [/a/../b]}}", "1:33", "'/a/../b' is not an absolute path"),
+        ("engine: {environments: {binds: ['/a:b']}}", "1:33", "'b' is not an absolute path"),
+        ("engine: {environments: {binds: ['/a:ro']}}", "1:33", "'ro' is not an absolute path"),
+        ("engine: {environments: {binds: ['/a:']}}", "1:33", "'/a:' is not a bind. (Write /SOURCE, "),
+        ("engine: {environments: {binds: ['/a:/b:rw']}}", "1:33", "'/a:/b:rw' is not a bind"),
+        ("engine: {environments: {binds: ['/a:/b:ro:z']}}", "1:33", "is not a bind"),
+        ("engine: {environments: {binds: [/]}}", "1:33", "would replace the container's root"),
+        ("engine: {environments: {binds: [/a, '/b:/a/']}}", "1:37", "two binds have the target /a"),
+        ("engine: {environments: {binds: [/a, '/b:/usr/']}}", "1:37", "would hide /usr of the container"),
+        (
+            "engine: {environments: {binds: ['/b:/usr/./lib']}}",
+            "1:33",
+            "(Write another target, such as /b:/mnt/usr/lib.)",
+        ),
+        ("engine: {environments: {binds: [/proc/self]}}", "1:33", "would hide /proc/self of the container"),
         ("engine: {environments: {index_url: pypi}}", "1:36", "'pypi' is not an index. (Write https://HOST/simple"),
         ("engine: {environments: {index_url: 'https://['}}", "1:36", "is not an index"),
         ("engine: {environments: {index_url: 'https://me:x@host/simple'}}", "1:36", "would be visible to other users"),
@@ -159,6 +175,19 @@ def test_an_error_names_its_place_and_the_fix(text: str, place: str, words: str)
     said = str(caught.value)
     assert said.startswith(f"[CONFIGURATION] config.yaml:{place}: "), said
     assert words in said
+
+
+def test_directories_of_binds_must_exist_where_this_machine_is_the_node(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    binds = f"  environments:\n    binds:\n      - {tmp_path}:/data\n      - {tmp_path}/none:/more:ro\n"
+    file.write_text(f"engine:\n{binds}")
+    with pytest.raises(ConfigurationError) as caught:
+        check_binds(read_config(file), file)
+    assert f"{file}:5:9: engine.environments.binds: {tmp_path}/none does not exist on this machine" in str(caught.value)
+    file.write_text(f"engine:\n  provider: {{type: SlurmProvider}}\n{binds}")
+    check_binds(read_config(file), file)
+    file.write_text(f"engine: {{environments: {{binds: [{tmp_path}, '/dev/null:/etc/resolv.conf']}}}}")
+    check_binds(read_config(file), file)
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))

@@ -245,6 +245,14 @@ def test_unreadable_files_do_not_end_a_report(home: Path) -> None:
     assert any("removed.log cannot be read" in finding.text for finding in report.findings)
 
 
+def test_directories_of_binds_that_do_not_exist_are_found(home: Path) -> None:
+    directory = EndpointDirectory.of(home, "lab")
+    directory.config_file.write_text("engine: {environments: {binds: [/nowhere/data]}}")
+    report = gather(directory, home=home, environ={}, with_network=False, with_environments=False)
+    bad = [finding.text for finding in report.findings if finding.good is False]
+    assert any("config.yaml:1:33: engine.environments.binds: /nowhere/data does not exist" in text for text in bad)
+
+
 def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         Report({"a.txt": "a", "b" * 300: "too long a name"}, ()).write_directory(tmp_path / "r")

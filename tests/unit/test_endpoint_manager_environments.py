@@ -263,6 +263,19 @@ def test_after_a_pause_one_try_is_made_and_pauses_double() -> None:
     assert rig.statuses["a"].problem == "" or (rig.wait(1.0) and rig.statuses["a"].problem == "")
 
 
+def test_an_environment_that_failed_and_is_not_named_again_is_forgotten() -> None:
+    rig = EnvironmentRig(slots=1, default_environment=B)
+    rig.settle(tasks(A, "a1"), EnvironmentFailed(A.key, WORDS), EnvironmentFailed(B.key, WORDS))
+    rig.wait(3000.0)
+    rig.settle(tasks(A, "a2"))
+    rig.settle(EnvironmentFailed(A.key, WORDS))
+    rig.wait(3000.0)
+    assert rig.statuses["a"].problem == "no such image"
+    rig.wait(601.0)
+    assert "a" not in rig.statuses
+    assert rig.statuses["b"].problem, "it is wanted"
+
+
 def test_a_preparation_that_is_worth_another_try_is_tried_three_times() -> None:
     rig = EnvironmentRig(slots=1)
     rig.settle(tasks(A, "a1"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from farcall_common.environments import TYPES, UV
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint.config import SiteTemplate, SlurmProviderConfig, find_template, list_templates, parse_config
+from farcall_endpoint.environments.launcher import mounts_of
+from farcall_endpoint.environments.runner import Start
+from farcall_endpoint.environments.runners import RUNNERS
 
 DOCS = Path(__file__).parents[2] / "docs" / "endpoint" / "sites"
 
@@ -27,11 +31,21 @@ def test_templates_have_a_description() -> None:
     assert "yaml-language-server" not in by_name["slurm-gpu"].text
 
 
-def test_there_is_an_example_of_each_technology_of_environments() -> None:
-    for technology in TYPES:
-        engine = parse_config(find_template(f"containers-{technology}").text, source="x").engine
-        assert technology in (engine.environments.types or ())
-        assert engine.container_type == (None if technology == UV else technology)
+@pytest.mark.parametrize("technology", TYPES)
+def test_there_is_an_example_of_each_technology_of_environments(technology: str) -> None:
+    engine = parse_config(find_template(f"containers-{technology}").text, source="x").engine
+    assert technology in (engine.environments.types or ())
+    assert engine.container_type == (None if technology == UV else technology)
+    settings = engine.environment_settings(Path("/home/me/.farcall/endpoints/lab"))
+    if settings.default is not None:
+        binds = mounts_of(settings.binds)
+        start = Start(settings.default.location, ("python3", "-I"), binds, network=settings.network)
+        command = RUNNERS[technology].command(dataclasses.replace(start, options=settings.options))
+        assert command[-2:] == ["python3", "-I"] or "--entrypoint" in command
+        for option in settings.options:
+            assert option in command
+        for bind in binds:
+            assert any(bind.target in each for each in command), "the container sees it"
 
 
 def test_settings_change_lines_and_nothing_else() -> None:

@@ -21,6 +21,8 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ConfigurationError, ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
+from farcall_endpoint.agent import actions as do
+from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
 from farcall_endpoint.agent.nodes import image_check
@@ -30,7 +32,7 @@ from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.warming import WarmingAwarePolicy
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import EnvironmentStatus, Finished, Progress
+from farcall_endpoint.protocol import EnvironmentStatus, Finished, PrewarmRequest, Progress
 from tests.support.agent import CoreDriver, Turn
 
 SCI = Environment(type="apptainer", location="/images/sci.sif", name="sci")
@@ -465,10 +467,13 @@ def test_the_report_has_what_is_interesting_first() -> None:
         "problem": "",
     }
     assert rows[0]["problem"] == "from docker://registry.example: denied"
-    many = tuple(EnvironmentStatus(f"k{number}", f"e{number:03}", "apptainer") for number in range(50))
-    core.progress("a", Progress(workers=4, environments=many))
+    many = [EnvironmentStatus(f"k{number}", f"e{number:03}", "apptainer", warm=1) for number in range(50)]
+    typos = [EnvironmentStatus(f"t{at}", f"typo{at}", "apptainer", problem="none", since=at) for at in range(30)]
+    core.progress("a", Progress(workers=4, environments=(*many, *typos)))
     core.decide(now=1.0)
-    assert len(core.report().detail["environments"]) == 20
+    labels = [row["label"] for row in core.report().detail["environments"]]
+    assert labels[:6] == ["typo29", "typo28", "typo27", "typo26", "typo25", "e000"], "few of those, the newest"
+    assert len(labels) == 20
 
 
 def test_a_cancelled_task_does_not_count_as_waiting() -> None:
@@ -496,27 +501,62 @@ def test_tasks_with_an_image_wait_for_a_pod_of_it_and_count_for_it() -> None:
     assert core.core.image_of(IMAGE.key) == "registry.example/sci:1"
     file = Environment(type="docker", location="/images/sci.tar")
     assert [task.result and task.result.state for task in submit(core, file, 1).finished] == [TaskState.FAILED]
+    [row] = core.report().detail["environments"]
+    assert (row["label"], row["node"], row["text"]) == ("image", "", "it waits for a pod of its image")
+    assert core.core.waiting_reasons(1.0)[0]["why"] == "waits for a pod of its image"
     manager(core, "pod", types={}, image=IMAGE.key, slots=2)
     assert ids(core.decide(now=2.0)) == {"pod": ["image0", "image1"]}
+    [row] = core.report().detail["environments"]
+    assert (row["node"], row["text"]) == ("node-pod", "")
+    [waiting] = core.core.waiting_reasons(2.0)
+    assert waiting["why"] == "waits for a worker of environment image: all of them are busy"
 
 
 def test_where_pods_have_images_the_owner_may_limit_them() -> None:
     rules = EnvironmentSettings(types=("docker",), locations=("registry.example/*",))
     check = image_check(rules, owner_id=lambda: "owner")
 
-    def refusal(environment: Environment | None, submitter: str = "user") -> str:
-        options = TaskOptions(environment=environment)
-        return check(TaskSpec("t", 1, "", HASH, options, 0, submitter=submitter))
-
     foreign = Environment(type="docker", location="elsewhere.example/x")
-    assert refusal(None) == refusal(IMAGE) == refusal(foreign, "owner") == ""
-    assert "location" in refusal(foreign)
-    assert "podman" in refusal(Environment(type="podman", location="registry.example/sci:1"))
+    assert check(IMAGE, "user") == check(foreign, "owner") == check(foreign, "") == ""
+    assert "location" in check(foreign, "user")
+    assert "podman" in check(Environment(type="podman", location="registry.example/sci:1"), "")
+    core = core_with(image_check=check)
+    [failed] = submit(core, Environment(type="podman", location="registry.example/sci:1"), 1).finished
+    assert failed.result is not None
+    assert failed.result.state is TaskState.FAILED
+
+
+def test_prewarmed_images_are_a_demand_for_pods_and_no_manager_is_asked() -> None:
+    rules = EnvironmentSettings(types=("docker",))
+    core = core_with(image_check=image_check(rules, owner_id=lambda: "owner"))
+    manager(core, "own", types={"docker": ""})
+    podman = Environment(type="podman", location="registry.example/sci:1")
+    requests = [PrewarmRequest(environment=each, count=3, requested_at=5.0) for each in (IMAGE, podman)]
+    core.add(ev.PrewarmRequested(requests))
+    assert not any(isinstance(each, do.Prewarm) for each in core.decide(now=1.0).actions)
+    demand = core.core.demand()
+    assert demand.prewarmed == {IMAGE.key: 3}
+    assert core.core.image_of(IMAGE.key) == IMAGE.location
+    [wanted, refused] = core.core.prewarmed()
+    assert (wanted["placed"], wanted["warm"], wanted["failed"]) == (3, 0, False)
+    assert "waits for pods of its image; max_blocks" in str(wanted["why"])
+    assert refused["failed"]
+    assert refused["why"] == "the endpoint's settings do not allow podman"
+    core.add(ev.NodesChanged("", "ErrImagePull"))
+    core.decide(now=2.0)
+    assert "ErrImagePull" in str(core.core.prewarmed()[0]["why"])
+    manager(core, "pod", types={}, image=IMAGE.key, slots=4)
+    assert not any(isinstance(each, do.Prewarm) for each in core.decide(now=3.0).actions)
+    assert core.core.prewarmed()[0]["warm"] == 4
+    [row] = core.core.environments()
+    assert (row["label"], row["node"], row["warm"], row["busy"]) == ("image", "node-pod", 4, 0)
+    core.add(ev.PrewarmRequested([msgspec.structs.replace(requests[0], node="n1")]))
+    core.decide(now=4.0)
+    assert core.core.demand().prewarmed == {}
+    assert "leave --node out" in str(core.core.prewarmed()[0]["why"])
 
 
 def test_managers_that_drain_get_nothing() -> None:
-    from farcall_endpoint.agent import events as ev
-
     core = core_with()
     manager(core, "a")
     manager(core, "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -150,8 +151,26 @@ def test_failures_in_the_runners_own_words(words: bytes, retryable: bool) -> Non
     assert (record.code, record.retryable) == ("ENVIRONMENT_FAILED", retryable)
     assert words.decode() in record.message
     assert "sci" in record.message
+    assert (f"`logs/environment-{image.key}.log`" in record.hint) == retryable, "else it is a mistake of the task"
     packages = Environment(type="uv", requirements=("numpy",))
     assert failure(packages, CommandError(words, 1)).code == "REQUIREMENTS_FAILED"
+
+
+class FullDisk(ConvertingRunner):
+    """Copies a file to a disk without room."""
+
+    def prepare(self, environment: Environment, *, cache: Path) -> runners.ImagePreparation:
+        raise OSError(errno.ENOSPC, "No space left on device", "/site-packages/x.so", None, "/cache/x.so")
+
+
+def test_a_full_disk_is_reported_in_words_with_one_path(tmp_path: Path) -> None:
+    reports = list[preparation.PreparationReport]()
+    settings = PreparationSettings(environments=EnvironmentSettings(), cache=str(tmp_path / "cache"))
+    environment = Environment(type="apptainer", location="docker://x", name="sci")
+    Preparation(settings, report=reports.append, runners={"apptainer": FullDisk()}).prepare(environment, trusted=True)
+    [failed] = [each for each in reports if isinstance(each, Failed)]
+    assert failed.record.message.endswith("on a node of the endpoint: No space left on device: /cache/x.so")
+    assert failed.record.retryable
 
 
 def test_addresses_in_errors_have_no_secrets() -> None:

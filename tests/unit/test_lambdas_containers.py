@@ -91,6 +91,34 @@ def test_type_that_there_is_not_names_those_that_are_spelled_alike(api: MemoryAp
     assert "Did you mean 'apptainer'?" in refused.body["message"]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"location": "science.sif"},
+            "a URI (docker://NAME) or an absolute path of the endpoint's nodes, not 'science",
+        ),
+        ({"location": "~/science.sif", "type": "podman"}, "a reference (NAME:TAG) or an absolute path"),
+        ({"location": "science", "type": "venv"}, "the absolute path of the directory, not 'science'"),
+        ({"name": "my image"}, "body.name: not a name: up to 100 letters, digits, hyphens, dots and underscores"),
+    ],
+)
+def test_what_a_container_cannot_be_is_refused_in_a_sentence(
+    api: MemoryApi, change: dict[str, Any], words: str
+) -> None:
+    message = api.call("POST", "/v3/containers", XTAL | change).body["message"]
+    assert words in message
+    assert message.startswith("environment: type " if "name" not in change else "body.name: not a name")
+    assert "literal" not in message
+
+
+def test_an_unknown_container_names_those_that_are_spelled_alike(api: MemoryApi) -> None:
+    register(api)
+    for answer in (api.call("GET", "/v3/containers/xtla"), submit(api, "xtla", ["singularity"])):
+        assert (answer.status, answer.body["hint"]) == (404, "Did you mean 'xtal'?")
+    assert api.call("GET", "/v3/containers/xtla", caller=BOB).body["hint"].startswith("Register the container first")
+
+
 def test_container_of_packages_and_modules(api: MemoryApi) -> None:
     packages = {"name": "frames", "type": "uv", "requirements": ["polars==1.*"], "preload": ["polars"]}
     frames = api.call("POST", "/v3/containers", packages).body["container_id"]

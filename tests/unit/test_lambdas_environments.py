@@ -295,6 +295,7 @@ def test_why_says_what_the_environment_does(
     lab.seen(managers=1, total_workers=4, idle_workers=4, environments=(other, *states), reported_at=now)
     answer = lab.why(task.task_id)
     assert (answer["reason"], text in answer["text"]) == (reason, True), answer["text"]
+    assert answer["text"].endswith("; the task has reached the endpoint.") == launching
     assert [each["node"] for each in answer["endpoint"]["environments"]] == [each.node for each in states]
 
 

@@ -397,7 +397,9 @@ def test_containers(cloud: FakeCloud) -> None:
     assert (shown["requirements"], shown["preload"]) == (["polars==1.*", "numpy"], ["polars"])
     refused = farcall("containers", "register", "/x", "--type", "aptainer")
     assert "Did you mean 'apptainer'?" in refused.output
-    assert farcall("containers", "rm", "xtal").exit_code == 0
+    assert ["preload", "polars"] in farcall.lines("containers", "show", "frames")
+    assert completes("containers")("xt") == ["xtal"]
+    assert farcall("containers", "delete", "xtal").exit_code == 0
     assert farcall("containers", "show", "xtal").exit_code == 66
 
 

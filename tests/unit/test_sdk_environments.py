@@ -144,6 +144,35 @@ def test_functions_and_calls_of_the_command_line_name_environments(cloud: FakeCl
     assert "a task has one environment" in refused.output
 
 
+def test_notebooks_show_containers_and_options_in_short(client: Client) -> None:
+    client.register_container("/images/sci.sif", "apptainer", "sci")
+    for shown in (client.get_container("sci"), client.get_containers()):
+        assert "/images/sci.sif" in getattr(shown, "_repr_html_")()  # noqa: B009 - of a Json
+    with Executor("fake", client) as executor:
+        options = executor.options(environment=SIF)
+        environment = "Environment(type='apptainer', location='/images/sci.sif')"
+        assert repr(options).endswith(f", TaskOptions(environment={environment})>")
+        assert options.environment == SIF
+
+
+def test_an_endpoint_is_shown_in_lines(cloud: FakeCloud) -> None:
+    run = Farcall(cloud)
+    cloud.runtime = {"python_version": "3.12.1", "packages": {"dill": "0.4.1"}, "containers": ["uv", "venv"]}
+    lines = run.lines("endpoints", "show", "fake")
+    for line in (["python version", "3.12.1"], ["packages", "dill 0.4.1"], ["environments", "uv, venv"]):
+        assert line in lines
+    assert "{" not in run("endpoints", "show", "fake").stdout
+    assert json.loads(run("endpoints", "show", "fake", "--json").stdout)["runtime"] == cloud.runtime
+
+
+def test_a_function_is_registered_in_globus_computes_spelling(client: Client) -> None:
+    container_id = client.register_container("/images/sci.sif", "apptainer", "sci", "an image")
+    function_id = client.register_function(double, container_uuid=container_id)
+    assert client.get_function(function_id)["metadata"]["task_environment"]["name"] == "sci"
+    with pytest.raises(ContainerUnknown, match="Did you mean 'sci'"):
+        client.register_function(double, container_uuid="sic")
+
+
 def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Farcall(cloud)
     shared = {"type": "apptainer", "key": "0123456789abcdef", "warm": 0, "busy": 0, "starting": 0, "forkable": False}

@@ -40,12 +40,14 @@ class BlockLoad:
 @dataclasses.dataclass(frozen=True)
 class Monitor:
     """Input of a policy. ``tasks``: that wait or run. ``slots_per_block``: to expect of a block without managers.
-    ``images``: the tasks of each image, by its key; None where a block runs all tasks."""
+    ``images``: the tasks of each image, by its key; None where a block runs all tasks. ``prewarmed``: the slots that
+    images are to have also without tasks."""
 
     tasks: int
     slots_per_block: int
     blocks: Sequence[BlockLoad] = ()
     images: Mapping[str, int] | None = None
+    prewarmed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +101,9 @@ class SimpleScaling:
 
     def _scale_images(self, monitor: Monitor, tasks: Mapping[str, int]) -> Scaling:
         """Each image by its own tasks. New blocks go to the image with the fewest of them; when there are as many as
-        may be, one that is idle, or else one of the image with the most, makes room for an image that has too few."""
-        by_image: dict[str, list[BlockLoad]] = {image: [] for image in ("", *tasks)}
+        may be, one that is idle, or else one of the image with the most, makes room for an image that has too few.
+        Blocks that are to be there without tasks come after those for tasks, and make room for these only."""
+        by_image: dict[str, list[BlockLoad]] = {image: [] for image in ("", *tasks, *monitor.prewarmed)}
         for block in monitor.blocks:
             by_image.setdefault(block.image, []).append(block)
         missing = {image: self._missing(tasks.get(image, 0), blocks, monitor) for image, blocks in by_image.items()}
@@ -112,19 +115,29 @@ class SimpleScaling:
             new.append(image)
             have[image] += 1
             missing[image] -= 1
+        ahead = [
+            image
+            for image, slots in monitor.prewarmed.items()
+            for _ in range(math.ceil(slots / max(1, monitor.slots_per_block)) - have[image])
+        ]
+        new += ahead[: max(0, self._max_blocks - total - len(new))]
         if new:
             return Scaling(more=len(new), images=tuple(new))
         lacking = [image for image, count in missing.items() if count > 0]
+        kept = _prewarmed_blocks(by_image, monitor)
         idle = sorted(
             (block for block in monitor.blocks if block.idle_s is not None and not tasks.get(block.image)),
-            key=lambda block: -(block.idle_s or 0.0),
+            key=lambda block: (block.block_id in kept, -(block.idle_s or 0.0)),
         )
-        if not lacking:
-            long = [block for block in idle if (block.idle_s or 0.0) >= self._idle_release_s]
-            return Scaling(release=tuple(block.block_id for block in long[: max(0, total - self._min_blocks)]))
-        if idle:
+        if lacking and not idle:
+            return self._drain_one(by_image, min(lacking, key=lambda each: have[each]))
+        if lacking:
             return Scaling(release=tuple(block.block_id for block in idle[: len(lacking)]))
-        return self._drain_one(by_image, min(lacking, key=lambda each: have[each]))
+        idle = [block for block in idle if block.block_id not in kept]
+        if ahead:
+            return Scaling(release=tuple(block.block_id for block in idle[: len(ahead)]))
+        long = [block for block in idle if (block.idle_s or 0.0) >= self._idle_release_s]
+        return Scaling(release=tuple(block.block_id for block in long[: max(0, total - self._min_blocks)]))
 
     def _missing(self, tasks: int, blocks: Sequence[BlockLoad], monitor: Monitor) -> int:
         """How many blocks an image with so many tasks lacks."""
@@ -141,6 +154,17 @@ class SimpleScaling:
         block = min(old, key=lambda each: (each.idle_s is None, each.block_id))
         is_free = block.idle_s is not None
         return Scaling(release=(block.block_id,) if is_free else (), drain=() if is_free else (block.block_id,))
+
+
+def _prewarmed_blocks(by_image: Mapping[str, Sequence[BlockLoad]], monitor: Monitor) -> set[str]:
+    """Those blocks that are to be there also without tasks."""
+    kept = set[str]()
+    for image, slots in monitor.prewarmed.items():
+        for block in sorted(by_image[image], key=lambda each: each.idle_s or 0.0):
+            if slots > 0:
+                kept.add(block.block_id)
+                slots -= block.slots or monitor.slots_per_block
+    return kept
 
 
 _DRAIN_AFTER_S: Final = 60.0
@@ -262,13 +286,20 @@ class Blocks:
         self._refusal = f"{failures} blocks in a row {what}; the last one: {reason}"
 
     def decide(
-        self, *, tasks: int, busy: Collection[str], now: float, images: Mapping[str, int] | None = None
+        self,
+        *,
+        tasks: int,
+        busy: Collection[str],
+        now: float,
+        images: Mapping[str, int] | None = None,
+        prewarmed: Mapping[str, int] | None = None,
     ) -> Orders:
         """What to do now.
 
         :param tasks: that wait or run.
         :param busy: blocks that have a task.
         :param images: the tasks of each image, where a block runs one.
+        :param prewarmed: see :class:`Monitor`.
         """
         for block_id, block in self._blocks.items():
             if block_id in busy:
@@ -286,7 +317,7 @@ class Blocks:
             )
             for block_id, block in standing.items()
         ]
-        scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads, images))
+        scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads, images, prewarmed or {}))
         started: tuple[str, ...] = ()
         if now >= self._not_before:
             self._refusal = ""

@@ -171,8 +171,8 @@ class AgentCore:
     :param allowed_functions: see :func:`~farcall_endpoint.agent.tasks.refusal`.
     :param signatures: which functions have a signature that counts; None: functions need none.
     :param seal: returns the result of a task as it leaves the endpoint.
-    :param image_check: where a block runs the image of one environment: why a task may not have its own, empty if it
-        may. None where blocks run all tasks.
+    :param image_check: where a block runs the image of one environment: why a submitter may not have that image, empty
+        if it may (see :func:`farcall_endpoint.agent.nodes.image_check`). None where blocks run all tasks.
     :param default_environment: of tasks that name none; the managers know it, too.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
     """
@@ -195,7 +195,7 @@ class AgentCore:
         allowed_functions: Collection[str] | None = None,
         signatures: SignatureCheck | None = None,
         seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
-        image_check: Callable[[TaskSpec], str] | None = None,
+        image_check: Callable[[Environment, str], str] | None = None,
         default_environment: Environment | None = None,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -227,7 +227,7 @@ class AgentCore:
         self._image_check = image_check
         self._default_environment = default_environment
         self._default_key = "" if default_environment is None else default_environment.key
-        self._prewarming = Prewarming()
+        self._prewarming = Prewarming(image_check=image_check)
         self._look_again_at: float | None = None
         #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
         self._has_changed = True
@@ -307,18 +307,18 @@ class AgentCore:
             if task.result is None and task.environment_key and self.image_of(task.environment_key)
         )
         images[""] = unfinished - images.total()
-        return Demand(unfinished, self._managers.busy, images)
+        return Demand(unfinished, self._managers.busy, images, self._prewarming.images())
 
     def image_of(self, key: str) -> str:
         """The image of an environment's pods; empty if it has none."""
-        environment = self._environments.get(key)
+        environment = self._environments.get(key) or self._prewarming.environment(key)
         return "" if environment is None else image_of(environment)
 
     def report(self) -> EndpointReport:
         """The numbers for a heartbeat."""
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = len(self._tasks) - self._held_results
-        environments = self.environments() if self._managers.has_environments else []
+        environments = self.environments() if self._managers.has_environments or self._without_pod() else []
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
@@ -333,7 +333,14 @@ class AgentCore:
 
     def environments(self) -> list[dict[str, Any]]:
         """The environments of the nodes, the interesting ones first."""
-        return report_environments(self._managers.members.values())
+        return report_environments(self._managers.members.values(), self._environments, without_pod=self._without_pod())
+
+    def _without_pod(self) -> list[str]:
+        """The keys of environments whose tasks wait for a first pod of their image."""
+        if self._image_check is None:
+            return []
+        present = {each.load.image for each in self._managers.members.values()}
+        return [key for key in self._queue.waiting if key not in present and self.image_of(key)]
 
     def known_environments(self) -> list[Environment]:
         """Those of tasks that came lately, the latest first, behind the default."""
@@ -341,11 +348,13 @@ class AgentCore:
 
     def prewarmed(self) -> list[dict[str, object]]:
         """What the owner wants warm, and how far that is."""
-        return self._prewarming.describe(self._managers)
+        return self._prewarming.describe(self._managers, problem=self._nodes_problem)
 
     def waiting_reasons(self, now: float) -> list[dict[str, object]]:
         """Why tasks of environments wait."""
-        return list(waiting_reasons(self._queue, self._managers, self._environments, now=now))
+        return list(
+            waiting_reasons(self._queue, self._managers, self._environments, now=now, without_pod=self._without_pod())
+        )
 
     def _apply(self, event: Event, now: float) -> None:
         match event:
@@ -600,7 +609,7 @@ class AgentCore:
         if (
             self._image_check is not None
             and (environment := spec.options.environment) is not None
-            and (reason := self._image_check(spec))
+            and (reason := self._image_check(environment, spec.submitter))
         ):
             return outcomes.environment_unsupported(environment.label, reason)
         return refusal(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from farcall_common.environments import Environment
@@ -17,9 +17,12 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import EnvironmentStatus
 
 MOST_REPORTED: Final = 20
-"""Environments of nodes in a report to the cloud."""
+"""Environments of nodes in a report to the cloud, and in the endpoint's status."""
+_MOST_FAILED: Final = 5
+"""Of these, those that have failed: any submitter may name any number that do."""
 _MOST_KNOWN: Final = 100
 _REGISTRY_IMAGES: Final = ("docker", "podman", "podman-hpc", "shifter")
+_NO_POD: Final = "it waits for a pod of its image"
 _USER_OF_URL: Final = re.compile(r"://[^/@]+@")
 
 
@@ -76,6 +79,14 @@ class EnvironmentsSeen:
         """An environment by its key."""
         seen = self._seen.get(key)
         return None if seen is None else seen.environment
+
+    def without_pod(self, key: str) -> EnvironmentStatus | None:
+        """The state of an environment whose tasks wait for a first pod of its image."""
+        seen = self._seen.get(key)
+        if seen is None:
+            return None
+        environment = seen.environment
+        return EnvironmentStatus(key, environment.label, environment.type, text=_NO_POD, since=seen.since or 0.0)
 
     def finished(self, key: str, duration_s: float | None, *, now: float) -> None:
         """A task of an environment has finished."""
@@ -147,17 +158,42 @@ def in_pods(types: Mapping[str, str]) -> dict[str, str]:
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
-def report_environments(members: Collection[ManagerEntry], *, most: int = MOST_REPORTED) -> list[dict[str, Any]]:
-    """The environments of all nodes for a report: those with a problem first, then those that start, then those with
-    the most workers. Of what has never been in use, and has no problem, nothing."""
-    rows = [(_interest(status), member.node, status) for member in members for status in member.environments]
+def report_environments(
+    members: Collection[ManagerEntry], seen: EnvironmentsSeen, *, without_pod: Iterable[str] = ()
+) -> list[dict[str, Any]]:
+    """The environments of all nodes for a report: the newest of those that have failed, then those that start, then
+    those with the most workers.
+
+    :param without_pod: keys of those whose tasks wait for a first pod of their image.
+    """
+    rows = [(_interest(status), member.node, status) for member in members for status in _statuses(member, seen)]
+    rows += [(_interest(status), "", status) for status in map(seen.without_pod, without_pod) if status is not None]
     rows.sort(key=lambda row: (*row[0], row[2].label, row[1]))
-    return [_row(node, status) for _, node, status in rows[:most]]
+    failed = [row for row in rows if row[0][0] == 0]
+    rows = [*failed[:_MOST_FAILED], *rows[len(failed) :]]
+    return [_row(node, status) for _, node, status in rows[:MOST_REPORTED]]
 
 
-def _interest(status: EnvironmentStatus) -> tuple[int, int]:
-    rank = 0 if status.problem else 1 if status.starting or status.text else 2 if status.warm + status.busy else 3
-    return rank, -(status.warm + status.busy)
+def _statuses(member: ManagerEntry, seen: EnvironmentsSeen) -> Iterator[EnvironmentStatus]:
+    """What a node has: as its manager reported, or of a pod the workers in its image."""
+    yield from member.environments
+    environment = seen.get(member.load.image) if member.load.image else None
+    if environment is not None:
+        yield EnvironmentStatus(
+            environment.key,
+            environment.label,
+            environment.type,
+            warm=member.idle_workers,
+            busy=member.workers - member.idle_workers,
+            starting=max(0, member.slots - member.workers),
+        )
+
+
+def _interest(status: EnvironmentStatus) -> tuple[int, float]:
+    workers = status.warm + status.busy
+    if status.problem and not workers:
+        return 0, -status.since
+    return (1 if status.problem or status.starting or status.text else 2 if workers else 3), -workers
 
 
 def _row(node: str, status: EnvironmentStatus) -> dict[str, Any]:
@@ -177,19 +213,21 @@ def _row(node: str, status: EnvironmentStatus) -> dict[str, Any]:
 
 
 def waiting_reasons(
-    queue: TaskQueue, managers: Managers, seen: EnvironmentsSeen, *, now: float
+    queue: TaskQueue, managers: Managers, seen: EnvironmentsSeen, *, now: float, without_pod: Collection[str] = ()
 ) -> Iterator[dict[str, object]]:
-    """Why tasks of environments wait, one sentence for each environment."""
+    """Why tasks of environments wait, one sentence for each environment. ``without_pod``: see
+    :func:`report_environments`."""
     for key, tasks in queue.waiting.items():
         environment = seen.get(key)
         if environment is None:
             continue
         label = without_secrets(environment.label)
-        yield {"environment": label, "waiting_tasks": len(tasks), "why": _why(key, label, managers, now)}
+        why = "waits for a pod of its image" if key in without_pod else _why(key, label, managers, seen, now)
+        yield {"environment": label, "waiting_tasks": len(tasks), "why": why}
 
 
-def _why(key: str, label: str, managers: Managers, now: float) -> str:
-    here = [(member.node, each) for member in managers.members.values() for each in member.environments]
+def _why(key: str, label: str, managers: Managers, seen: EnvironmentsSeen, now: float) -> str:
+    here = [(member.node, each) for member in managers.members.values() for each in _statuses(member, seen)]
     of_it = [(node, status) for node, status in here if status.key == key]
     for node, status in of_it:
         if status.text or (status.starting and not status.warm + status.busy):

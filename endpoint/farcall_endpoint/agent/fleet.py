@@ -338,7 +338,9 @@ class Fleet:
     def _rescale(self, now: float) -> None:
         demand, here = self._demand(), self._managers
         busy = {here[manager_id].registered.block_id for manager_id in demand.busy if manager_id in here}
-        orders = self._blocks.decide(tasks=demand.tasks, busy=busy, now=now, images=demand.images)
+        orders = self._blocks.decide(
+            tasks=demand.tasks, busy=busy, now=now, images=demand.images, prewarmed=demand.prewarmed
+        )
         self._draining = orders.drain
         for block_id in orders.start:
             self._start(block_id, now, image=orders.images.get(block_id, ""))

@@ -36,7 +36,7 @@ from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.config import Config, EngineConfig, KubernetesProviderConfig, LocalProviderConfig
+from farcall_endpoint.config import Config, EngineConfig, KubernetesProviderConfig, LocalProviderConfig, check_binds
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.technologies import find_installed
@@ -112,6 +112,7 @@ def run_agent(
     :raises FarcallError: when it cannot start, or trying again cannot help.
     """
     check_default_environment(config.engine)
+    check_binds(config, directory.config_file)
     slots = expect_workers(config.engine.provider, config.engine.sharing, environment=environment)
     with (
         directory.lock(),

@@ -11,7 +11,8 @@ from typing import Final
 
 import psutil
 
-from farcall_common.wire import TaskSpec, new_id
+from farcall_common.environments import Environment
+from farcall_common.wire import new_id
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.environments import image_of
 from farcall_endpoint.agent.links import Network
@@ -40,20 +41,22 @@ def own_addresses(given: str | None) -> Sequence[str]:
     return [socket.gethostname(), *addresses]
 
 
-def image_check(settings: EnvironmentSettings | None, *, owner_id: Callable[[], str]) -> Callable[[TaskSpec], str]:
-    """Why a task may not have its image run in a pod; empty if it may, or names none.
+def image_check(
+    settings: EnvironmentSettings | None, *, owner_id: Callable[[], str]
+) -> Callable[[Environment, str], str]:
+    """Why a submitter (empty: the owner) may not have an environment's image run in a pod; empty if it may, or has
+    none.
 
     :param settings: the technologies and locations that are allowed.
     """
     rules = settings or EnvironmentSettings()
 
-    def check(spec: TaskSpec) -> str:
-        environment = spec.options.environment
-        if environment is None or not image_of(environment):
+    def check(environment: Environment, submitter: str) -> str:
+        if not image_of(environment):
             return ""
         if rules.types is not None and environment.type not in rules.types:
             return f"the endpoint's settings do not allow {environment.type}"
-        is_foreign = spec.submitter not in ("", owner_id())
+        is_foreign = submitter not in ("", owner_id())
         if (
             is_foreign
             and rules.locations

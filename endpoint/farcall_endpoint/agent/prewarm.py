@@ -2,16 +2,19 @@
 
 ``farcall-endpoint prewarm`` writes a :class:`PrewarmRequest` into the endpoint's directory; the agent reads it within a
 second, and again when it starts. Pure; the number of workers is for the endpoint as a whole.
+
+Where pods have images, managers are not asked: an image gets as many pods as bring these workers
+(:class:`farcall_endpoint.agent.blocks.SimpleScaling`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from farcall_common.environments import Environment
-from farcall_endpoint.agent.environments import without_secrets
+from farcall_endpoint.agent.environments import image_of, without_secrets
 from farcall_endpoint.agent.managers import ManagerEntry, Managers
 from farcall_endpoint.protocol import PrewarmRequest
 
@@ -55,9 +58,14 @@ class Change:
 
 
 class Prewarming:
-    """Which manager was asked for what. A request ends with its last entry, or one with the count 0."""
+    """Which manager was asked for what. A request ends with its last entry, or one with the count 0.
 
-    def __init__(self) -> None:
+    :param image_check: where pods have images: why the owner (its second argument: empty) may not have one there; empty
+        if that is allowed. None elsewhere.
+    """
+
+    def __init__(self, *, image_check: Callable[[Environment, str], str] | None = None) -> None:
+        self._image_check = image_check
         self._requests: dict[str, PrewarmRequest] = {}
         self._asked: dict[tuple[str, str], Change] = {}
         self.is_due = False
@@ -69,6 +77,19 @@ class Prewarming:
         self._requests = {each.environment.key: each for each in requests[:MOST_REQUESTS] if each.count}
         self._renewed |= {key for key, each in self._requests.items() if former.get(key) != each}
         self.is_due = True
+
+    def environment(self, key: str) -> Environment | None:
+        """The environment of a request."""
+        request = self._requests.get(key)
+        return None if request is None else request.environment
+
+    def images(self) -> dict[str, int]:
+        """The workers that images are to have in pods, by the keys of their environments."""
+        return {
+            key: request.count
+            for key, request in self._requests.items()
+            if self._is_in_pods(request) and not self._pod_refusal(request)
+        }
 
     def managers_changed(self) -> None:
         """A manager has come, has gone, or has a problem."""
@@ -82,12 +103,13 @@ class Prewarming:
         present = managers.members
         self._asked = {each: asked for each, asked in self._asked.items() if each[0] in present}
         wanted: dict[tuple[str, str], Change] = {}
-        for key, request in self._requests.items():
+        of_managers = {key: each for key, each in self._requests.items() if not self._is_in_pods(each)}
+        for key, request in of_managers.items():
             for manager_id, count in spread(request, present).items():
                 wanted[manager_id, key] = Change(manager_id, request.environment, count)
-        for key in self._renewed & self._requests.keys():
+        for key in self._renewed & of_managers.keys():
             for manager_id in present:
-                asked = wanted.get((manager_id, key)) or Change(manager_id, self._requests[key].environment, 0)
+                asked = wanted.get((manager_id, key)) or Change(manager_id, of_managers[key].environment, 0)
                 yield dataclasses.replace(asked, retry=True)
                 if asked.count:
                     self._asked[manager_id, key] = asked
@@ -101,29 +123,59 @@ class Prewarming:
                 self._asked[each] = change
                 yield change
 
-    def describe(self, managers: Managers) -> list[dict[str, object]]:
-        """The requests, and how far they are, for the status."""
-        return [self._row(key, request, managers) for key, request in self._requests.items()]
+    def describe(self, managers: Managers, *, problem: str = "") -> list[dict[str, object]]:
+        """The requests, and how far they are, for the status.
 
-    def _row(self, key: str, request: PrewarmRequest, managers: Managers) -> dict[str, object]:
+        :param problem: why there are no nodes, if so.
+        """
+        return [
+            self._pod_row(request, managers, problem) if self._is_in_pods(request) else self._row(request, managers)
+            for request in self._requests.values()
+        ]
+
+    def _is_in_pods(self, request: PrewarmRequest) -> bool:
+        return self._image_check is not None and bool(image_of(request.environment))
+
+    def _pod_refusal(self, request: PrewarmRequest) -> str:
+        if request.node:
+            return "Kubernetes chooses the nodes of pods: leave --node out"
+        return self._image_check(request.environment, "") if self._image_check is not None else ""
+
+    def _pod_row(self, request: PrewarmRequest, managers: Managers, problem: str) -> dict[str, object]:
+        pods = [each for each in managers.members.values() if each.load.image == request.environment.key]
+        refusal, warm = self._pod_refusal(request), sum(each.workers for each in pods)
+        waits = "" if warm >= request.count else "it waits for pods of its image; max_blocks limits all pods together"
+        if waits and problem:
+            waits = f"it waits for pods of its image: {problem}"
+        starting = sum(max(0, each.slots - each.workers) for each in pods)
+        return _described(request, 0 if refusal else request.count, warm, starting, refusal or waits, bool(refusal))
+
+    def _row(self, request: PrewarmRequest, managers: Managers) -> dict[str, object]:
+        key = request.environment.key
         members = [each for each in managers.members.values() if request.node in ("", each.node)]
         placed = sum(spread(request, managers.members).values())
         here = [status for each in members for status in each.environments if status.key == key]
         warm = sum(each.warm + each.busy for each in here)
         others = sum(each.count for each in self._requests.values() if each is not request) if warm < placed else 0
         why, is_final = _why(request, members, placed, others=others)
-        return {
-            "environment": without_secrets(request.environment.label),
-            "key": key,
-            "wanted": request.count,
-            "placed": placed,
-            "warm": warm,
-            "starting": sum(each.starting for each in here),
-            "node": request.node,
-            "requested_at": request.requested_at,
-            "why": without_secrets(why),
-            "failed": is_final,
-        }
+        return _described(request, placed, warm, sum(each.starting for each in here), why, is_final)
+
+
+def _described(
+    request: PrewarmRequest, placed: int, warm: int, starting: int, why: str, is_final: bool
+) -> dict[str, object]:
+    return {
+        "environment": without_secrets(request.environment.label),
+        "key": request.environment.key,
+        "wanted": request.count,
+        "placed": placed,
+        "warm": warm,
+        "starting": starting,
+        "node": request.node,
+        "requested_at": request.requested_at,
+        "why": without_secrets(why),
+        "failed": is_final,
+    }
 
 
 def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int, *, others: int) -> tuple[str, bool]:

@@ -364,6 +364,7 @@ class Agent:
         rows = [
             {
                 "environment": row["label"],
+                "key": row["key"],
                 "node": row["node"],
                 "state": state_of(row),
                 "warm": row["warm"],

@@ -155,11 +155,13 @@ def attempt_of(task: Task) -> int:
 @dataclasses.dataclass(frozen=True)
 class Demand:
     """Tasks that wait or run, and the managers that have some. ``images``: by the key of their environment, where a
-    block runs the image of one; empty: the endpoint's own. None where it runs all."""
+    block runs the image of one; empty: the endpoint's own. None where it runs all. ``prewarmed``: workers that images
+    are to have also without tasks."""
 
     tasks: int
     busy: Collection[str]
     images: Mapping[str, int] | None = None
+    prewarmed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class RetryState(NamedTuple):

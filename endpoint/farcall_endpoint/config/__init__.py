@@ -24,7 +24,7 @@ from farcall_endpoint.config.providers import (
     TorqueProviderConfig,
     WrappedLauncherConfig,
 )
-from farcall_endpoint.config.reader import parse_config, read_config
+from farcall_endpoint.config.reader import check_binds, parse_config, read_config
 from farcall_endpoint.config.schema import Config, EngineConfig, LimitsConfig
 from farcall_endpoint.config.site_template import SiteTemplate, find_template, list_templates
 from farcall_endpoint.config.template import write_config
@@ -56,6 +56,7 @@ __all__ = [
     "SrunMPILauncherConfig",
     "TorqueProviderConfig",
     "WrappedLauncherConfig",
+    "check_binds",
     "find_template",
     "list_templates",
     "parse_config",

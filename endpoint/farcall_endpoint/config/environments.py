@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 import urllib.parse
 from typing import Annotated, Final, Literal
 
@@ -39,6 +41,10 @@ ContainerType = Literal[
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 _Gigabytes = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 _INDEX_SCHEMES: Final = ("https", "http")
+_SYSTEM: Final = re.compile(
+    r"/(usr/)?(s?bin|lib(32|64|x32)?)|/(boot|dev|etc|run|usr)|/(proc|sys|run/farcall)(/.*)?", re.DOTALL
+)
+"""Directories without which nothing starts in a container; ``/run/farcall`` has the worker's own code."""
 
 
 class EnvironmentsConfig(Section, frozen=True, kw_only=True):
@@ -125,34 +131,43 @@ class EnvironmentsConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.types is not None and len(set(self.types)) < len(self.types):
             raise FieldProblem("types", "a technology is listed twice", fix="list each one once")
-        targets = [_target(bind) for bind in self.binds]
-        if twice := {target for target in targets if targets.count(target) > 1}:
-            raise FieldProblem("binds", f"two binds have the target {min(twice)}", fix="give each one its own target")
+        targets: list[str] = []
+        for number, bind in enumerate(self.binds):
+            target = _target(bind, number)
+            if target in targets:
+                raise FieldProblem(
+                    "binds", f"two binds have the target {target}", fix="give each one its own target", item=number
+                )
+            targets.append(target)
         if self.index_url:
             _check_index(self.index_url)
 
 
-def _target(bind: str) -> str:
-    """The directory in the container.
+def _target(bind: str, number: int) -> str:
+    """The directory in the container of a bind, the ``number``-th of the list.
 
     :raises FieldProblem: for what cannot be bound.
     """
+
+    def problem(text: str, fix: str) -> FieldProblem:
+        return FieldProblem("binds", text, fix=fix, item=number)
+
     source, _, rest = bind.partition(":")
     target, _, mode = rest.partition(":")
     if bind.count(":") > 2 or (bind.count(":") == 2 and mode != "ro") or (":" in bind and not target):
-        raise FieldProblem(
-            "binds", f"{bind!r} is not a bind", fix="write /SOURCE, /SOURCE:/TARGET or /SOURCE:/TARGET:ro"
-        )
+        raise problem(f"{bind!r} is not a bind", "write /SOURCE, /SOURCE:/TARGET or /SOURCE:/TARGET:ro")
     for path in filter(None, (source, target)):
         if not path.startswith("/") or ".." in path.split("/"):
-            raise FieldProblem(
-                "binds", f"{path!r} is not an absolute path", fix="write it with all directories, from / on"
-            )
-    if (target or source).rstrip("/") == "":
-        raise FieldProblem(
-            "binds", f"{bind!r} would replace the container's root", fix="bind the directories that tasks need"
+            raise problem(f"{path!r} is not an absolute path", "write it with all directories, from / on")
+    place = posixpath.normpath(target or source).replace("//", "/")
+    if place == "/":
+        raise problem(f"{bind!r} would replace the container's root", "bind the directories that tasks need")
+    if _SYSTEM.fullmatch(place):
+        raise problem(
+            f"{bind!r} would hide {place} of the container, in which no program starts then",
+            f"write another target, such as {source}:/mnt{place}",
         )
-    return (target or source).rstrip("/")
+    return place
 
 
 def _check_index(url: str) -> None:

@@ -14,6 +14,7 @@ import yaml
 from msgspec import inspect
 
 from farcall_common.errors import ConfigurationError
+from farcall_endpoint.config.providers import LocalProviderConfig
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.section import FieldProblem
 from farcall_endpoint.config.wording import expected, fields_of, found, kinds_with, where_is, without_none
@@ -30,6 +31,7 @@ _FOREIGN_FIELDS: Final = {
     "run_in_sandbox": "write sandbox",
     "heartbeat_s": "write heartbeat_period",
     "container_type: custom": "name the technology, and write its options into container_cmd_options",
+    "container_type: none": "leave it out: tasks run in the endpoint's own Python then",
     "container_type: uv": "leave it out: a task names its packages, by requirements",
     "type: GlobusComputeEngine": "write FarcallEngine, or leave type out",
 }
@@ -72,6 +74,40 @@ def parse_config(text: str, *, source: str) -> Config:
         return msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
         _refuse(_Place(node, Config, kind=_schema()), error, source)
+
+
+def check_binds(config: Config, path: Path) -> None:
+    """Make sure that the directories exist that containers are to see, where this machine is the node.
+
+    :param path: the file that the configuration was read from.
+    :raises ConfigurationError: for the first one that does not, with its place.
+    """
+    if not isinstance(config.engine.provider, LocalProviderConfig):
+        return
+    for number, bind in enumerate(config.engine.environments.binds):
+        source = bind.partition(":")[0]
+        if not Path(source).exists():
+            names = ("engine", "environments", "binds", number)
+            raise ConfigurationError(
+                f"{_locate(path, *names)}: engine.environments.binds: {source} does not exist on this machine, or "
+                "cannot be reached.",
+                hint="Correct the path, or remove the line.",
+            )
+
+
+def _locate(path: Path, *names: str | int) -> str:
+    loader = Loader(path.read_text(encoding="utf-8"))
+    try:
+        node = loader.get_single_node()
+    finally:
+        loader.dispose()
+    assert node is not None, "it was read before"
+    for name in names:
+        if isinstance(node, yaml.SequenceNode) and isinstance(name, int):
+            node = node.value[name]
+        else:
+            node = next((value for key, value in _entries(node) if key.value == name), node)
+    return _at(str(path), node.start_mark)
 
 
 # -- YAML --------------------------------------------------------------------------------------------------------------
@@ -211,8 +247,10 @@ def _refuse(place: _Place, error: msgspec.ValidationError, source: str) -> NoRet
     problem = error.__cause__
     if isinstance(problem, FieldProblem):
         wrong = parts.get(problem.field, place)
+        items = wrong.node.value if isinstance(wrong.node, yaml.SequenceNode) else []
+        at = wrong.node if problem.item is None or problem.item >= len(items) else items[problem.item]
         raise ConfigurationError(
-            f"{_at(source, wrong.node.start_mark)}: {place.path or 'the file'}: {problem}.",
+            f"{_at(source, at.start_mark)}: {place.path or 'the file'}: {problem}.",
             hint=_sentence(problem.fix),
         ) from error
     name = place.path or "the file"

@@ -289,13 +289,6 @@ class EngineConfig(Section, frozen=True, kw_only=True):
                 raise FieldProblem(
                     "container_cmd_options", f"not as in a shell: {error}", fix="look at the quotes"
                 ) from error
-        uri = self.container_uri
-        if self.container_type in ("apptainer", "singularity") and "://" not in uri and not uri.startswith("/"):
-            raise FieldProblem(
-                "container_uri",
-                f"{uri!r} is neither a URI nor an absolute path",
-                fix=f"write docker://{uri} for an image of a registry, or the whole path of a file or directory",
-            )
         try:
             self.default_environment  # noqa: B018 - it is checked when it is made
         except ValueError as error:

@@ -22,11 +22,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class FieldProblem(ValueError):
-    """Inconsistent fields. ``field`` is the one to change, ``fix`` the correction."""
+    """Inconsistent fields. ``field`` is the one to change, ``item`` the number of an item of it, ``fix`` the
+    correction."""
 
-    def __init__(self, field: str, message: str, *, fix: str) -> None:
+    def __init__(self, field: str, message: str, *, fix: str, item: int | None = None) -> None:
         super().__init__(message)
         self.field = field
+        self.item = item
         self.fix = fix
 
 

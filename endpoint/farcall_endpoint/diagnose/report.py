@@ -20,7 +20,7 @@ import yaml
 from farcall_common.credentials import Credentials, stored_values
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_endpoint import daemon
-from farcall_endpoint.config import Config, LocalProviderConfig, read_config
+from farcall_endpoint.config import Config, LocalProviderConfig, check_binds, read_config
 from farcall_endpoint.diagnose import environments, machine, network
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
@@ -178,7 +178,7 @@ class _Gathering:
     def _config(self) -> str:
         text = self._directory.config_file.read_text(errors="replace")
         try:
-            read_config(self._directory.config_file)
+            check_binds(read_config(self._directory.config_file), self._directory.config_file)
         except ConfigurationError as error:
             self._add_finding(False, str(error))
         else:

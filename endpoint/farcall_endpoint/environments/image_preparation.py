@@ -90,8 +90,8 @@ class Preparation:
         except CommandError as error:
             prepared = Failed(key, failure(environment, error))
         except (OSError, RecursionError) as error:
-            record = outcomes.environment_failed(environment.label, error)
-            prepared = Failed(key, dataclasses.replace(record, retryable=True))
+            record = outcomes.environment_failed(environment.label, _words(error))
+            prepared = Failed(key, dataclasses.replace(record, hint=_may_pass(key), retryable=True))
         self._report(prepared)
 
     def tidy(self) -> None:
@@ -288,7 +288,25 @@ def failure(environment: Environment, error: CommandError) -> ErrorRecord:
     outcome = outcomes.requirements_failed if environment.type == UV else outcomes.environment_failed
     passing = error.code is None or _PASSING.search(str(error)) is not None
     words = _URL.sub(_without_secrets, str(error))
-    return dataclasses.replace(outcome(environment.label, words), retryable=passing)
+    record = outcome(environment.label, words)
+    hint = _may_pass(environment.key) if passing else record.hint
+    return dataclasses.replace(record, hint=hint, retryable=passing)
+
+
+def _may_pass(key: str) -> str:
+    """A hint for what is no mistake of the task."""
+    return (
+        "Submit it again later, or ask the endpoint's owner, who finds the whole output in "
+        f"`logs/environment-{key}.log` of the endpoint."
+    )
+
+
+def _words(error: OSError | RecursionError) -> str:
+    """What went wrong and where; of a copy, at its target."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    place = error.filename2 or error.filename
+    return f"{error.strerror}: {place}" if place else error.strerror
 
 
 def _without_secrets(url: re.Match[str]) -> str:

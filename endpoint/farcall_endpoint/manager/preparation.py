@@ -34,6 +34,9 @@ _MOST_OF_OTHERS: Final = 6
 _MOST_OF_ONE: Final = 2
 """Of those, for one of these: a registry that never answers keeps a preparation until its time is over."""
 
+_FORGET_FAILED_S: Final = 3600.0
+"""An environment that has failed, and that no task has named for so long, is forgotten with its pause."""
+
 
 class Preparations:
     """Adds Prepare and Release to the actions of the core, moves tasks of environments that are ready to the queue, and
@@ -128,7 +131,7 @@ class Preparations:
         """Prepare what is needed, give up what takes too long, and release what is not used any more."""
         due = [now.mono + self._idle_s]
         in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
-        for state in self._states.values():
+        for state in list(self._states.values()):
             is_needed = bool(state.waiting) or (state.is_wanted and state.needed(now) is None)
             if is_needed and state.state is State.COLD:
                 self._prepare(state, now)
@@ -145,6 +148,11 @@ class Preparations:
                     state.released(now)
                 else:
                     due.append(state.used_at + self._idle_s)
+            if state.state is State.FAILED and state.key not in in_use and not (state.waiting or state.is_wanted):
+                if now.mono >= state.used_at + _FORGET_FAILED_S:
+                    del self._states[state.key]
+                else:
+                    due.append(state.used_at + _FORGET_FAILED_S)
             due += [at for at in (state.due_at, state.retry_at if state.is_wanted else None) if at is not None]
         self.due_at = min(due)
 

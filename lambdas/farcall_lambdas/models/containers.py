@@ -3,12 +3,12 @@ request defines itself."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from farcall_common.environments import MAX_LOCATION, MAX_PRELOAD, MAX_REQUIREMENTS, TYPES, Environment
-from farcall_lambdas.models.fields import Description, Name, Shape, Text
+from farcall_lambdas.models.fields import Description, OptionalName, Shape, Text
 
 Technology = Annotated[str, Field(max_length=40, json_schema_extra={"enum": list(TYPES)})]
 Location = Annotated[Text, Field(max_length=MAX_LOCATION)]
@@ -54,7 +54,7 @@ class RegisterContainer(_Definition):
     """An environment, registered to be named by tasks and functions; see ``environment`` of a submit for its fields.
     Without a ``name`` its id is its name."""
 
-    name: Name | Literal[""] = ""
+    name: OptionalName = ""
     description: Description | None = None
 
 

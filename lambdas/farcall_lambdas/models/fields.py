@@ -153,6 +153,13 @@ FunctionKey = Annotated[str, Field(pattern=f"^{_CANONICAL_UUID.pattern}{_VERSION
 #: A name that people give to something of theirs. Nothing that could be an id of anything, or a version.
 Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME}$"})]
 
+#: A name, or empty for none.
+OptionalName = Annotated[
+    str,
+    AfterValidator(lambda text: _name(text) if text else text),
+    WithJsonSchema({"type": "string", "pattern": f"^({_NAME})?$"}),
+]
+
 #: An id or a name; that of a function may have a version.
 Reference = Annotated[
     str, AfterValidator(_reference), WithJsonSchema({"type": "string", "pattern": f"^({_REFERENCE})$"})

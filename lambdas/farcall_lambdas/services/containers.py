@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farcall_common.environments import Environment
-from farcall_common.errors import Conflict, ContainerUnknown, InvalidRequest
+from farcall_common.errors import Conflict, ContainerUnknown, InvalidRequest, did_you_mean
 from farcall_common.store.model import Container, Quota, Quotable
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
@@ -65,7 +65,8 @@ class ContainerService(Service):
             found = self._stores.functions.find_container(identity.identity_id, reference)
         if found is None or not identity.owns(found.owner_id) or technology not in (None, found.technology):
             kind = f" of type {technology}" if technology else ""
-            raise ContainerUnknown(f"You have no container {reference}{kind}.")
+            names = [each.name for each in self._stores.functions.list_containers(identity.identity_id)]
+            raise ContainerUnknown(f"You have no container {reference}{kind}.", hint=did_you_mean(reference, names))
         return found
 
     def environment(self, identity: Identity, reference: str) -> tuple[str, Environment]:

@@ -217,7 +217,7 @@ def _of_the_environment(situation: Situation) -> _Answer | None:
     environment, states = situation.task.options.environment, environment_states(situation)
     if environment is None or not states or any(each.warm for each in states):
         return None
-    label, as_of, waits = environment.label, _as_of(situation), _waits(situation)
+    label, as_of, waits = environment.label, _as_of(situation), _waits(situation, place="the endpoint")
     starting = [each for each in states if each.starting or (each.text and not each.problem)]
     if starting:
         first = min(starting, key=lambda each: each.since or math.inf)
@@ -282,13 +282,13 @@ def _is_dispatched(situation: Situation) -> bool:
     return situation.task.attempt > 0 if position is None else position.state is QueueState.LEASED
 
 
-def _waits(situation: Situation) -> str:
-    """The task's position, as the last part of a sentence."""
+def _waits(situation: Situation, *, place: str = "it") -> str:
+    """The task's position, as the last part of a sentence; ``place`` is the endpoint in it."""
     position, status = situation.position, situation.endpoint.status if situation.endpoint else None
     if _is_dispatched(situation):
         others = max(0, status.pending_tasks - 1) if status else 0
         wait = "waits" if others == 1 else "wait"
-        return "the task has reached it" + (f", with {_tasks(others)} that {wait} there" if others else "")
+        return f"the task has reached {place}" + (f", with {_tasks(others)} that {wait} there" if others else "")
     if position is None or position.state is not QueueState.QUEUED:
         return "the task is recorded"
     if position.submitters < 2:

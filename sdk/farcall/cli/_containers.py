@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, show_json
 from farcall_common.console import instant, new_group, show_fields, show_table
@@ -13,7 +14,7 @@ from farcall_common.environments import TYPES
 
 app = new_group("Environments for your tasks.")
 
-Container = Annotated[str, typer.Argument(metavar="NAME|ID")]
+Container = Annotated[str, typer.Argument(metavar="NAME|ID", autocompletion=completes("containers"))]
 
 
 @app.command("ls")
@@ -25,6 +26,7 @@ def list_(
     """List containers, newest first."""
     with connected(context) as client:
         found = client.get_containers(limit=limit)
+    remember("containers", (each["name"] for each in found))
     if as_json:
         show_json(found)
         return
@@ -45,12 +47,21 @@ def register(
     context: typer.Context,
     image: Annotated[
         str,
-        typer.Argument(help="The image, in the form of its type: a reference or a path. None with --requirement."),
+        typer.Argument(
+            help="The image: a reference, or an absolute path on the endpoint's nodes. None with --requirement."
+        ),
     ] = "",
     type_: Annotated[
-        str, typer.Option("--type", help=f"{', '.join(TYPES)}; default: docker, with --requirement uv.")
+        str,
+        typer.Option(
+            "--type",
+            help=f"{', '.join(TYPES)}; default: docker, with --requirement uv.",
+            autocompletion=lambda incomplete: [each for each in TYPES if each.startswith(incomplete)],
+        ),
     ] = "",
-    name: Annotated[str, typer.Option(help="Its name; default: its id.")] = "",
+    name: Annotated[
+        str, typer.Option(help="Its name: up to 100 letters, digits, hyphens, dots and underscores; default: its id.")
+    ] = "",
     description: Annotated[str, typer.Option(help="Its description.")] = "",
     preload: Annotated[
         list[str] | None,
@@ -62,12 +73,14 @@ def register(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register an environment for tasks and functions, and show its id."""
+    """Register an environment for tasks and functions, and show its id. The same again shows the same id; a name cannot
+    have two different environments."""
     type_ = type_ or ("uv" if requirement else "docker")
     with connected(context) as client:
         container_id = client.register_container(
             image, type_, name, description, preload=preload or None, requirements=requirement or None
         )
+    remember("containers", [name or container_id])
     if as_json:
         show_json({"container_id": container_id})
     else:
@@ -88,7 +101,7 @@ def show(context: typer.Context, container: Container, as_json: AsJson = False) 
 
 @app.command("rm")
 def remove(context: typer.Context, container: Container, as_json: AsJson = False) -> None:
-    """Delete a container. Its image stays."""
+    """Delete a container. Its image stays, and functions and tasks that name it keep their copy of its definition."""
     with connected(context) as client:
         client.delete_container(container)
     if as_json:

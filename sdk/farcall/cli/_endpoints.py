@@ -94,6 +94,9 @@ def show(context: typer.Context, endpoint: EndpointArgument, as_json: AsJson = F
     if as_json:
         show_json({**found, "environments": environments} if environments else found)
         return
+    runtime = found.pop("runtime", None) or {}
+    found |= {name: runtime.get(name) for name in ("python_version", "platform", "packages")}
+    found["environments"] = runtime.get("containers")
     show_fields({name.replace("_", " "): value for name, value in found.items()})
     _show_environments(environments)
 

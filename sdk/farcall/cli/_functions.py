@@ -49,7 +49,11 @@ SignWith = Annotated[
 ]
 Container = Annotated[
     str | None,
-    typer.Option(metavar="NAME|ID", help="A container of yours in which calls run unless they name another one."),
+    typer.Option(
+        metavar="NAME|ID",
+        help="A container of yours in which calls run unless they name another one.",
+        autocompletion=completes("containers"),
+    ),
 ]
 Requirement = Annotated[
     list[str] | None,
@@ -161,7 +165,11 @@ def update(
     ] = None,
     container: Annotated[
         str | None,
-        typer.Option(metavar="NAME|ID", help="The container in which calls run; '' for none."),
+        typer.Option(
+            metavar="NAME|ID",
+            help="The container in which calls run; '' for none.",
+            autocompletion=completes("containers"),
+        ),
     ] = None,
     requirement: Requirement = None,
     sign_with: SignWith = None,
@@ -254,7 +262,6 @@ def aliases(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @app.command("rm")
-@app.command("delete", hidden=True)
 def remove(context: typer.Context, function_ids: FunctionIds, as_json: AsJson = False) -> None:
     """Delete functions. Tasks that were submitted keep running."""
     with connected(context) as client:

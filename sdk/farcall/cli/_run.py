@@ -24,6 +24,7 @@ from farcall._task_output import OutputPart
 from farcall.cli._arguments import (
     EndpointName,
     FunctionName,
+    completes,
     load_function,
     parse_argument,
     parse_kwargs,
@@ -66,7 +67,12 @@ RetryOn = Annotated[
     ),
 ]
 Container = Annotated[
-    str | None, typer.Option(metavar="NAME|ID", help="Run it in a container of yours (see `farcall containers ls`).")
+    str | None,
+    typer.Option(
+        metavar="NAME|ID",
+        help="Run it in a container of yours (see `farcall containers ls`).",
+        autocompletion=completes("containers"),
+    ),
 ]
 Requirement = Annotated[
     list[str] | None,

@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farcall_common.environments import Environment
-from farcall_common.errors import Conflict, ContainerUnknown, EndpointIncompatible, FunctionUnknown, InvalidRequest
+from farcall_common.errors import (
+    Conflict,
+    ContainerUnknown,
+    EndpointIncompatible,
+    FunctionUnknown,
+    InvalidRequest,
+    did_you_mean,
+)
 
 Json = dict[str, Any]
 
@@ -202,7 +209,8 @@ class Registry:
         for container in self._containers.values():
             if reference in (container["container_uuid"], container["name"]):
                 return container
-        raise ContainerUnknown(f"there is no container {reference}")
+        names = [each["name"] for each in self._containers.values()]
+        raise ContainerUnknown(f"there is no container {reference}", hint=did_you_mean(reference, names))
 
     def _get_container(self, _: Json, container_id: str, technology: str) -> Json:
         found = self._find_container({}, container_id)
