@@ -220,13 +220,14 @@ class AgentCore:
         self.weights: Mapping[str, int] = weights or {}
         self._queue = TaskQueue(self.weights)
         self._functions: set[str] = set()
-        self._managers = Managers()
         self._environments = EnvironmentsSeen(
             horizon_s=prefetch.horizon_s, limit=prefetch.limit, default=default_environment
         )
         self._image_check = image_check
         self._default_environment = default_environment
         self._default_key = "" if default_environment is None else default_environment.key
+        self._managers = Managers(self._default_key)
+        self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming()
         self._look_again_at: float | None = None
         #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
@@ -318,7 +319,7 @@ class AgentCore:
         """The numbers for a heartbeat."""
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = len(self._tasks) - self._held_results
-        environments = self.environments() if self._managers.has_environments else []
+        environments = self.environments()
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
@@ -387,7 +388,7 @@ class AgentCore:
                     types=event.types if self._image_check is None else in_pods(event.types),
                     image=event.image,
                 )
-                self._prewarming.managers_changed()
+                self._on_managers_changed()
             case ev.ManagersDraining(manager_ids=manager_ids):
                 self._managers.drain(manager_ids)
             case ev.PrewarmRequested(requests=requests):
@@ -457,8 +458,7 @@ class AgentCore:
                 self._held_results -= 1  # recorded and delivered again before the spool forgot it
                 self._turn.forgotten.append(former.seq)
             self._tasks[task.task_id] = task
-            if (environment := task.spec.options.environment or self._default_environment) is not None:
-                self._note_environment(task, environment)
+            task.environment_key = self._environment_key(task.spec)
             if task.result is not None:
                 self._held_results += 1
             elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec, now)):
@@ -571,8 +571,8 @@ class AgentCore:
         answer_key = opened.answer_key if opened else b""
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
         self._tasks[spec.task_id] = task
-        if (environment := spec.options.environment or self._default_environment) is not None:
-            self._note_environment(task, environment)
+        if spec.options.environment is not None:
+            task.environment_key = self._environment_key(spec)
         turn.accepted.append(task)
         turn.acknowledged.append(task)
         if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
@@ -584,10 +584,13 @@ class AgentCore:
             turn.fetches.append(task)
         self._transitions.monitor(task, now)
 
-    def _note_environment(self, task: Task, environment: Environment) -> None:
-        """Remember the environment of a task; its manager gives it the default one, if it names none."""
-        task.environment_key = self._default_key if environment is self._default_environment else environment.key
-        self._environments.add(environment, task.environment_key)
+    def _environment_key(self, spec: TaskSpec) -> str:
+        """The key of a task's environment, which is remembered; empty for the default, which the managers know."""
+        environment = spec.options.environment
+        if environment is None or (key := environment.key) == self._default_key:
+            return ""
+        self._environments.add(environment, key)
+        return key
 
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:
         """Whether the function has a signature that counts, at an endpoint that asks for one."""
@@ -748,13 +751,18 @@ class AgentCore:
 
     def _on_manager_lost(self, event: ev.ManagerLost, now: float) -> None:
         manager = self._managers.remove(event.manager_id)
-        self._prewarming.managers_changed()
+        self._on_managers_changed()
         if manager is not None:
             suspects = 0 if event.expected or event.unstarted else manager.slots
             for task in manager.outstanding.values():
                 self._queue.done(task)
             tasks = list(manager.outstanding.values())
             self._reconsider(tasks, suspects, event.reason, now, unstarted=event.unstarted)
+
+    def _on_managers_changed(self) -> None:
+        self._prewarming.managers_changed()
+        if self._default_environment is not None:
+            self._default_refusal = self._managers.refusal(self._default_environment)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -768,6 +776,8 @@ class AgentCore:
             return
         queue, managers, turn = self._queue, self._managers, self._turn
         environments = NO_ENVIRONMENTS
+        if self._default_refusal:
+            self._refuse_default()
         if queue.waiting or managers.has_environments:
             self._refuse_unsupported()
             environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
@@ -794,6 +804,14 @@ class AgentCore:
                 record = outcomes.environment_unsupported(environment.label, reason)
                 for task in sorted(self._queue.waiting[key], key=lambda each: each.seq):
                     self._finish(task, self._results.failed(task, record))
+
+    def _refuse_default(self) -> None:
+        """Tasks fail that name no environment, while no present manager can run the default one."""
+        assert self._default_environment is not None
+        record = outcomes.environment_unsupported(self._default_environment.label, self._default_refusal)
+        for task in list(self._tasks.values()):
+            if task.stage is Stage.QUEUED and not task.environment_key:
+                self._finish(task, self._results.failed(task, record))
 
     def _retry(self, task: Task, finished: Finished, now: float) -> None:
         """The function raised, and its task runs again after a while."""

@@ -44,7 +44,7 @@ class EnvironmentsSeen:
         self._horizon_s = horizon_s
         self._limit = limit
         self._seen: dict[str, _Seen] = {}
-        self._default = default
+        self.default = default
         self._latest: Environment | None = None
 
     def __bool__(self) -> bool:
@@ -52,7 +52,7 @@ class EnvironmentsSeen:
 
     def add(self, environment: Environment, key: str) -> None:
         """A task in an environment has come; of many, those without tasks for longest are forgotten."""
-        if environment is self._latest:
+        if environment is self._latest or environment == self._latest:  # tasks that come together have copies
             return
         self._latest = environment
         seen = self._seen.pop(key, None)
@@ -69,7 +69,7 @@ class EnvironmentsSeen:
     def known(self) -> list[Environment]:
         """All that are known, the latest first."""
         found = [seen.environment for seen in reversed(self._seen.values())]
-        default = [] if self._default is None else [self._default]
+        default = [] if self.default is None else [self.default]
         return [*default, *(each for each in found if each not in default)]
 
     def get(self, key: str) -> Environment | None:
@@ -89,28 +89,28 @@ class EnvironmentsSeen:
     def demand(
         self, queue: TaskQueue, managers: Managers, *, own: PrefetchPolicy, now: float
     ) -> dict[str, EnvironmentDemand]:
-        """The tasks by environment; empty while all tasks and workers belong to the endpoint's own Python.
+        """The tasks by environment; empty while no task and no worker has another than the endpoint's default.
 
         :param own: knows the durations of the others.
         """
         if not (queue.waiting or managers.has_environments):
             return {}
         demands: dict[str, EnvironmentDemand] = {}
-        waiting = sent = 0
+        sent = 0
         for key, seen in self._seen.items():
             waits, has = len(queue.waiting.get(key, ())), managers.sent.get(key, 0)
             if not (waits or has):
                 seen.since = seen.running_since = None
                 continue
-            waiting, sent = waiting + waits, sent + has
+            sent += has
             seen.since = now if seen.since is None else seen.since
             self._note_running(key, seen, managers, has=has, now=now)
             demands[key] = EnvironmentDemand(
                 seen.environment, waits, has, seen.since, _run_s(seen, now), seen.durations.depth
             )
-        others = max(0, len(queue) - waiting), managers.outstanding - sent
+        others = queue.others, managers.outstanding - sent
         if any(others):
-            demands[""] = EnvironmentDemand(None, *others, run_s=own.mean_s, depth=own.depth)
+            demands[""] = EnvironmentDemand(self.default, *others, run_s=own.mean_s, depth=own.depth)
         return demands
 
     def _note_running(self, key: str, seen: _Seen, managers: Managers, *, has: int, now: float) -> None:
@@ -180,12 +180,12 @@ def waiting_reasons(
     queue: TaskQueue, managers: Managers, seen: EnvironmentsSeen, *, now: float
 ) -> Iterator[dict[str, object]]:
     """Why tasks of environments wait, one sentence for each environment."""
-    for key, tasks in queue.waiting.items():
-        environment = seen.get(key)
-        if environment is None:
+    waiting = [(seen.get(key), len(tasks)) for key, tasks in queue.waiting.items()]
+    for environment, count in [(seen.default, queue.others), *waiting]:
+        if environment is None or not count:
             continue
         label = without_secrets(environment.label)
-        yield {"environment": label, "waiting_tasks": len(tasks), "why": _why(key, label, managers, now)}
+        yield {"environment": label, "waiting_tasks": count, "why": _why(environment.key, label, managers, now)}
 
 
 def _why(key: str, label: str, managers: Managers, now: float) -> str:

@@ -94,7 +94,7 @@ class Task:
     out. The next one waits until ``retry_at`` (epoch seconds). It has not started while there are only the
     ``starts_at_retry`` starts of other reasons. Those runs took ``earlier_run_s`` seconds together.
 
-    ``environment_key`` is that of its environment, or of the endpoint's default; empty for the endpoint's own Python.
+    ``environment_key`` is that of its environment; empty if that is the endpoint's default, or its own Python.
     """
 
     seq: int
