@@ -225,8 +225,7 @@ class AgentCore:
         )
         self._image_check = image_check
         self._default_environment = default_environment
-        self._default_key = "" if default_environment is None else default_environment.key
-        self._managers = Managers(self._default_key)
+        self._managers = Managers("" if default_environment is None else default_environment.key)
         self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming()
         self._look_again_at: float | None = None
@@ -393,7 +392,7 @@ class AgentCore:
                 self._managers.drain(manager_ids)
             case ev.PrewarmRequested(requests=requests):
                 for each in requests:
-                    self._environments.add(each.environment, each.environment.key)
+                    self._environments.add(each.environment)
                 self._prewarming.request(requests)
             case ev.ManagerLost():
                 self._on_manager_lost(event, now)
@@ -587,10 +586,7 @@ class AgentCore:
     def _environment_key(self, spec: TaskSpec) -> str:
         """The key of a task's environment, which is remembered; empty for the default, which the managers know."""
         environment = spec.options.environment
-        if environment is None or (key := environment.key) == self._default_key:
-            return ""
-        self._environments.add(environment, key)
-        return key
+        return "" if environment is None else self._environments.add(environment)
 
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:
         """Whether the function has a signature that counts, at an endpoint that asks for one."""
@@ -729,12 +725,13 @@ class AgentCore:
             self._managers.note_environments(manager_id, progress.environments)
             self._prewarming.managers_changed()
         bodies = event.results.bodies
+        durations: dict[str, list[float]] = collections.defaultdict(list)
         for finished in progress.finished:
             task = self._release(manager_id, finished.task_id)
             if task is None:
                 continue
             if task.environment_key:
-                self._environments.finished(task.environment_key, _duration_s(finished), now=now)
+                durations[task.environment_key] += _duration_s(finished)
             if finished.printed is not None and finished.output is not None:
                 self._keep_output(task, finished.printed, bodies[finished.output])
             if finished.is_retried and may_retry(task, manager_id):
@@ -742,6 +739,8 @@ class AgentCore:
             else:
                 self._finish(task, self._results.finished(task, finished, bodies))
         self._observe(progress.finished)
+        for key, durations_s in durations.items():
+            self._environments.finished(key, durations_s, now=now)
         for died in progress.died:
             self._on_death(manager_id, died, now)
         for started in progress.started:
@@ -839,10 +838,8 @@ class AgentCore:
     def _observe(self, finished: Sequence[Finished]) -> None:
         """Learn the duration of tasks."""
         durations = [f.ended_at - f.started_at for f in finished if f.started_at is not None and f.ended_at is not None]
-        if durations:
-            mean_s = sum(durations) / len(durations)
-            self._prefetch.observe(mean_s, count=len(durations))
-            self._window.observe(mean_s, count=len(durations))
+        self._prefetch.observe_all(durations)
+        self._window.observe_all(durations)
 
     def _on_death(self, manager_id: str, died: Died, now: float) -> None:
         task = self._release(manager_id, died.task_id)
@@ -929,10 +926,11 @@ class AgentCore:
             self._turn.results.append(task)
 
 
-def _duration_s(finished: Finished) -> float | None:
+def _duration_s(finished: Finished) -> tuple[float, ...]:
+    """How long a task ran, if that is known."""
     if finished.started_at is None or finished.ended_at is None:
-        return None
-    return finished.ended_at - finished.started_at
+        return ()
+    return (finished.ended_at - finished.started_at,)
 
 
 def _refused(opened: OpenedCall | None) -> ErrorRecord | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.environments import Environment
@@ -45,16 +45,24 @@ class EnvironmentsSeen:
         self._limit = limit
         self._seen: dict[str, _Seen] = {}
         self.default = default
-        self._latest: Environment | None = None
+        self._default_key = "" if default is None else default.key
+        self._latest = default
+        self._latest_key = ""
 
     def __bool__(self) -> bool:
         return bool(self._seen)
 
-    def add(self, environment: Environment, key: str) -> None:
-        """A task in an environment has come; of many, those without tasks for longest are forgotten."""
-        if environment is self._latest or environment == self._latest:  # tasks that come together have copies
-            return
-        self._latest = environment
+    def add(self, environment: Environment) -> str:
+        """A task in an environment has come; of many, those without tasks for longest are forgotten.
+
+        :return: its key, empty for the default environment.
+        """
+        if environment == self._latest:  # each task has a copy, and to compare is quicker than to compute a key
+            return self._latest_key
+        key = environment.key
+        if key == self._default_key:
+            return ""
+        self._latest, self._latest_key = environment, key
         seen = self._seen.pop(key, None)
         if seen is None:
             seen = _Seen(environment, PrefetchPolicy(horizon_s=self._horizon_s, limit=self._limit))
@@ -65,6 +73,7 @@ class EnvironmentsSeen:
             idle = next((each for each, other in self._seen.items() if other.since is None), None)
             if idle is not None and idle != key:
                 del self._seen[idle]
+        return key
 
     def known(self) -> list[Environment]:
         """All that are known, the latest first."""
@@ -77,12 +86,11 @@ class EnvironmentsSeen:
         seen = self._seen.get(key)
         return None if seen is None else seen.environment
 
-    def finished(self, key: str, duration_s: float | None, *, now: float) -> None:
-        """A task of an environment has finished."""
+    def finished(self, key: str, durations_s: Sequence[float], *, now: float) -> None:
+        """Tasks of an environment have finished, and ran so long."""
         seen = self._seen.get(key)
         if seen is not None:
-            if duration_s is not None:
-                seen.durations.observe(duration_s)
+            seen.durations.observe_all(durations_s)
             if seen.running_since is not None:
                 seen.running_since = now
 

@@ -294,10 +294,10 @@ class ManagerCore:
             else:
                 accepted.append(job)
         for named, several in itertools.groupby(accepted, _ENVIRONMENT_OF):
-            if (environment := named or self._default) is None:
+            if named is None and self._default is None:
                 self._queue.add(several, "")
             else:
-                self._preparations.add(environment, list(several), now)
+                self._preparations.add(named, list(several), now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""

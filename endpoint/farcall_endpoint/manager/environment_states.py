@@ -239,10 +239,11 @@ class EnvironmentStates(dict[str, EnvironmentState]):
 
     def of(self, environment: Environment) -> EnvironmentState:
         """An environment, which is new or was seen before."""
-        state = self.get(environment.key)
+        key = environment.key
+        state = self.get(key)
         if state is None:
             self._forget()
-            state = self[environment.key] = EnvironmentState(environment)
+            state = self[key] = EnvironmentState(environment)
         return state
 
     def is_ready(self, key: str, now: float) -> bool:
