@@ -110,6 +110,15 @@ def test_long_tasks_get_every_worker_and_short_ones_wait_for_a_warm_one() -> Non
     assert place(tasks_of(SCI, 20), managers, run_s=0.01) == {"a": 1}
 
 
+def test_warm_workers_without_a_slot_are_used_and_take_none_from_others() -> None:
+    managers = [load("other"), load("warm", sci=EnvironmentLoad(4, parked=4))]
+    assert place(tasks_of(SCI, 2), managers, run_s=0.01) == {"warm": 2}
+    managers = [load("m", sci=EnvironmentLoad(4, parked=4))]
+    assert place(tasks_of(None, 20), managers, run_s=0.001) == {"m": 4}
+    managers = [load("m", free=0, sci=EnvironmentLoad(1, parked=1))]
+    assert place(tasks_of(SCI, 20), managers, run_s=0.001, depth=4) == {}, "they would wait behind others"
+
+
 def test_a_fork_comes_before_a_cold_start() -> None:
     managers = [load("cold", slots=8), load("forking", sci=EnvironmentLoad(forkable=True, start_s=0.02))]
     assert place(tasks_of(SCI, 3), managers, run_s=1.0) == {"forking": 3}

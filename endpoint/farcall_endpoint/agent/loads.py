@@ -43,6 +43,7 @@ class EnvironmentLoad:
     """An environment at a manager.
 
     ``ready``: its workers there, idle or busy, and ``starting``: those that start, as the manager reported last.
+    ``parked``: those of the idle ones that have no slot; they get the next that is free, without a start.
     ``sent``: tasks that it has from the agent. ``cold``: those of them that were sent to have a worker started.
     ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are the manager's, too.
     """
@@ -54,6 +55,7 @@ class EnvironmentLoad:
     start_s: float | None = None
     sent: int = 0
     cold: int = 0
+    parked: int = 0
 
     @property
     def workers(self) -> int:

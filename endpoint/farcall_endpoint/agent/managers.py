@@ -137,6 +137,7 @@ class Managers:
         for key, status in reported.items():
             load = here.setdefault(key, EnvironmentLoad())
             load.ready, load.starting = status.warm + status.busy, status.starting
+            load.parked = status.parked
             load.forkable, load.problem, load.start_s = status.forkable, status.problem, status.start_s
             if not key:
                 load.problem = member.load.problem = "" if load.ready or load.starting else status.problem
@@ -299,4 +300,4 @@ def _has(manager: ManagerLoad, task: Task) -> bool:
     if not task.environment_key or manager.image:
         return True
     here = manager.environments.get(task.environment_key)
-    return here is not None and here.ready > 0
+    return here is not None and here.ready > here.parked

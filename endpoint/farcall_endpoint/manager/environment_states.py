@@ -219,6 +219,7 @@ class EnvironmentState:
             since=self.since,
             problem="" if self.record is None else self.record.message,
             start_s=self.last_start_s,
+            parked=sum(worker.parked for worker in alive),
         )
 
     def _fail(self, record: ErrorRecord, now: Instant) -> None:
