@@ -22,6 +22,7 @@ from farcall_common.errors import ConfigurationError, ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.demand import missing_slots
 from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
 from farcall_endpoint.agent.nodes import image_check
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
@@ -448,6 +449,62 @@ def test_tasks_that_name_no_environment_have_the_default_one() -> None:
     assert {name: len(tasks) for name, tasks in ids(turn).items()} == {"m": 4}
     assert [task.spec.options.environment for task in turn.accepted] == [None] * 6, "its manager knows it"
     assert core.core.known_environments() == [SCI]
+
+
+# -- what blocks should be enough for ----------------------------------------------------------------------------------
+
+
+def started(core: CoreDriver, name: str, environment: Environment, **status: Any) -> None:
+    row = EnvironmentStatus(environment.key, environment.label, environment.type, **status)
+    core.progress(name, Progress(workers=4, idle_workers=4, environments=(row,)))
+    core.decide(now=1.0)
+
+
+def test_free_slots_of_a_node_that_cannot_run_it_are_none_for_an_environment() -> None:
+    core = core_with()
+    manager(core, "a", types={"apptainer": "no user namespaces"})
+    manager(core, "b")
+    submit(core, SCI, 6)
+    started(core, "b", SCI, warm=1)
+    submit(core, None, 2)
+    demand = core.demand()
+    assert (demand.tasks, demand.limited) == (8, {SCI.key: 6})
+    assert {name: each.unable for name, each in demand.nodes.items()} == {"a": {SCI.key}, "b": frozenset()}
+    assert {name: each.tasks.get(SCI.key, 0) for name, each in demand.nodes.items()} == {"a": 0, "b": 1}
+    assert missing_slots(demand.tasks, demand.limited, demand.nodes.values()) == 2
+
+
+def test_a_node_where_an_environment_failed_has_no_slots_for_it_unless_it_failed_on_all() -> None:
+    core = core_with()
+    for name in "ab":
+        manager(core, name)
+    submit(core, SCI, 3)
+    started(core, "a", SCI, problem="no such image")
+    assert core.demand().nodes["a"].unable == {SCI.key}
+    started(core, "b", SCI, problem="no such image")
+    demand = core.demand()
+    assert (demand.limited, {each.unable for each in demand.nodes.values()}) == ({}, {frozenset()}), "they answer"
+
+
+@pytest.mark.parametrize("default", [None, SCI])
+def test_tasks_that_wait_for_a_first_worker_ask_for_no_block_and_keep_the_one_where_it_starts(
+    default: Environment | None,
+) -> None:
+    core = core_with(default_environment=default)
+    core.manager_registered("m", slots=4, types=WORKS)
+    submit(core, None if default else SCI, 100)
+    assert core.demand().tasks == 100
+    started(core, "m", SCI, text="converts the image")
+    demand = core.demand()
+    assert demand.tasks <= 4
+    assert demand.busy == {"m"}
+    started(core, "m", SCI, starting=1)
+    assert core.demand().tasks <= 4
+    started(core, "m", SCI, warm=1)
+    assert core.demand().tasks == 100
+    assert core.demand().nodes["m"].warm
+    started(core, "m", SCI, warm=1, starting=1)
+    assert core.demand().tasks == 100, "it has a worker"
 
 
 class Recording:

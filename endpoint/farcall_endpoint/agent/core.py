@@ -29,6 +29,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
+from farcall_endpoint.agent.demand import Demand, demand_of
 from farcall_endpoint.agent.environments import (
     EnvironmentsSeen,
     image_of,
@@ -45,7 +46,6 @@ from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import (
-    Demand,
     Kept,
     OpenedCall,
     ResultFactory,
@@ -297,10 +297,12 @@ class AgentCore:
         )
 
     def demand(self) -> Demand:
-        """Unfinished tasks, and the managers that have some."""
+        """The tasks that the blocks should be enough for."""
         unfinished = len(self._tasks) - self._held_results
         if self._image_check is None:
-            return Demand(unfinished, self._managers.busy)
+            if not (self._queue.waiting or self._managers.has_environments or self._default_environment):
+                return Demand(unfinished, self._managers.busy)
+            return demand_of(unfinished, self._queue, self._managers, self._environments.with_tasks)
         images = collections.Counter(
             task.environment_key
             for task in self._tasks.values()

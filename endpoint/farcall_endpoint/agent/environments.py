@@ -86,6 +86,11 @@ class EnvironmentsSeen:
         seen = self._seen.get(key)
         return None if seen is None else seen.environment
 
+    @property
+    def with_tasks(self) -> dict[str, Environment | None]:
+        """Those that have tasks, as far as is known, by key; the default has the empty one."""
+        return {"": self.default, **{key: seen.environment for key, seen in self._seen.items()}}
+
     def finished(self, key: str, durations_s: Sequence[float], *, now: float) -> None:
         """Tasks of an environment have finished, and ran so long."""
         seen = self._seen.get(key)

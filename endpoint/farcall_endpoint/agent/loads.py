@@ -44,8 +44,9 @@ class EnvironmentLoad:
 
     ``ready``: its workers there, idle or busy, and ``starting``: those that start, as the manager reported last.
     ``parked``: those of the idle ones that have no slot; they get the next that is free, without a start.
-    ``sent``: tasks that it has from the agent. ``cold``: those of them that were sent to have a worker started.
-    ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are the manager's, too.
+    ``preparing``: whether the node prepares it. ``sent``: tasks that it has from the agent. ``cold``: those of them
+    that were sent to have a worker started. ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are
+    the manager's, too.
     """
 
     ready: int = 0
@@ -56,6 +57,7 @@ class EnvironmentLoad:
     sent: int = 0
     cold: int = 0
     parked: int = 0
+    preparing: bool = False
 
     @property
     def workers(self) -> int:

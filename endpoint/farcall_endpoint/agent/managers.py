@@ -137,7 +137,7 @@ class Managers:
         for key, status in reported.items():
             load = here.setdefault(key, EnvironmentLoad())
             load.ready, load.starting = status.warm + status.busy, status.starting
-            load.parked = status.parked
+            load.parked, load.preparing = status.parked, bool(status.text)
             load.forkable, load.problem, load.start_s = status.forkable, status.problem, status.start_s
             if not key:
                 load.problem = member.load.problem = "" if load.ready or load.starting else status.problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -150,16 +150,6 @@ def attempt_of(task: Task) -> int:
     """The number of a task's present run, an attempt or a retry. A redelivery to the endpoint that has it does not
     raise it."""
     return max(0, task.spec.attempt - 1 + task.starts + task.retries_used)
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """Tasks that wait or run, and the managers that have some. ``images``: by the key of their environment, where a
-    block runs the image of one; empty: the endpoint's own. None where it runs all."""
-
-    tasks: int
-    busy: Collection[str]
-    images: Mapping[str, int] | None = None
 
 
 class RetryState(NamedTuple):
