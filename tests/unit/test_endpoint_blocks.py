@@ -134,6 +134,19 @@ def test_free_slots_do_not_count_for_tasks_that_cannot_run_there() -> None:
     assert scaling().scale(Monitor(9, SLOTS, coming, limited={"sci": 4})).more == 1
 
 
+def test_blocks_that_come_and_cannot_run_a_task_are_no_reason_for_ever_more() -> None:
+    site = Site(max_blocks=5)
+    started: list[str] = []
+    for _ in range(600):
+        nodes = {f"{each}-m": NodeLoad(unable=frozenset({"sci"})) for each in started}
+        orders = site.blocks.decide(tasks=1, busy=(), now=site.now, limited={"sci": 1}, nodes=nodes)
+        for block_id in orders.start:
+            started.append(block_id)
+            site.join(block_id)
+        site.now += 1.0
+    assert 6 <= len(started) <= 12, "two in two minutes"
+
+
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,10 @@ class SimpleScaling:
         if monitor.images is not None:
             return self._scale_images(monitor, monitor.images)
         have = len(monitor.blocks)
-        missing = missing_slots(monitor.tasks, monitor.limited, monitor.nodes, parallelism=self._parallelism)
+        nodes = monitor.nodes
+        if self._are_in_vain(monitor):
+            nodes = [NodeLoad(node.slots) for node in nodes]
+        missing = missing_slots(monitor.tasks, monitor.limited, nodes, parallelism=self._parallelism)
         wanted = have + max(0, math.ceil(missing / max(1, monitor.slots_per_block)))
         more = min(max(wanted, self._min_blocks), self._max_blocks) - have
         if more > 0:
@@ -117,6 +120,18 @@ class SimpleScaling:
         idle = [block for block in monitor.blocks if block.idle_s is not None and block.idle_s >= self._idle_release_s]
         idle.sort(key=lambda block: (block.is_warm, -(block.idle_s or 0.0)))
         return Scaling(release=tuple(block.block_id for block in idle[: max(0, have - self._min_blocks)]))
+
+    def _are_in_vain(self, monitor: Monitor) -> bool:
+        """Whether several blocks came lately that cannot run some tasks: others are tried when these are old."""
+        young = [
+            block
+            for block in monitor.blocks
+            if block.idle_s is not None
+            and block.age_s is not None
+            and block.age_s < self._idle_release_s
+            and any(node.unable for node in block.nodes)
+        ]
+        return len(young) >= _MOST_IN_VAIN
 
     def _scale_images(self, monitor: Monitor, tasks: Mapping[str, int]) -> Scaling:
         """Each image by its own tasks. New blocks go to the image with the fewest of them; when there are as many as
@@ -165,6 +180,7 @@ class SimpleScaling:
 
 
 _NODE: Final = NodeLoad()
+_MOST_IN_VAIN: Final = 2
 _DRAIN_AFTER_S: Final = 60.0
 """A block works for so long before it makes room for one of another image."""
 _HASTY_S: Final = 1.0

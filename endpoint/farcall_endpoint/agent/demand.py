@@ -127,8 +127,8 @@ def _place(left: dict[str, float], room: dict[frozenset[str], float]) -> None:
 def _path(
     left: Mapping[str, float], room: Mapping[frozenset[str], float], placed: Mapping[tuple[str, frozenset[str]], float]
 ) -> list[tuple[str, frozenset[str]]]:
-    """What is left of the first key goes to the first group; what makes room for it there is of the second key, and
-    goes to the second group; and so on to a group with room. Empty if there is no such path."""
+    """Steps that place a part of what is left: the first key goes to the first group, where the second key makes room
+    and goes to the second group, and so on to a group with room. Empty if there are none."""
     paths = collections.deque(
         (key, list[tuple[str, frozenset[str]]]()) for key, rest in left.items() if rest > _ROUNDING
     )
