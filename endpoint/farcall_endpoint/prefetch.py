@@ -6,6 +6,8 @@ while another worker is idle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _MEMORY = 0.1
 """Weight of the newest observation: the last ten or so count."""
 _LEAST_S, _MOST_S = 1e-6, 1e9
@@ -30,6 +32,11 @@ class PrefetchPolicy:
         duration_s = min(max(_LEAST_S, duration_s), _MOST_S)
         weight = _MEMORY if count == 1 else 1 - (1 - _MEMORY) ** count
         self._mean_s = duration_s if self._mean_s is None else self._mean_s + weight * (duration_s - self._mean_s)
+
+    def observe_all(self, durations_s: Sequence[float]) -> None:
+        """Record the durations of several tasks, in seconds, by their mean."""
+        if durations_s:
+            self.observe(sum(durations_s) / len(durations_s), count=len(durations_s))
 
     @property
     def mean_s(self) -> float | None:

@@ -170,9 +170,10 @@ class Registered(_Message, frozen=True):
 class EnvironmentStatus(_Part, frozen=True):
     """An environment on a node.
 
-    ``warm``: its idle workers, ``busy``: those with a task, ``starting``: those that start. ``forkable``: it has a
-    template. ``text``: what happens ("apptainer is converting the image"), since the epoch second ``since``.
-    ``problem``: why it cannot be started, in the runner's own words. ``start_s``: how long a start takes, as seen last.
+    ``warm``: its idle workers, ``parked``: those of them that have no slot, ``busy``: those with a task, ``starting``:
+    those that start. ``forkable``: it has a template. ``text``: what happens ("apptainer is converting the image"),
+    since the epoch second ``since``. ``problem``: why it cannot be started, in the runner's own words. ``start_s``: how
+    long a start takes, as seen last.
     """
 
     key: str
@@ -186,6 +187,7 @@ class EnvironmentStatus(_Part, frozen=True):
     since: float = 0.0
     problem: str = ""
     start_s: float | None = None
+    parked: int = 0
 
 
 class Started(_Part, frozen=True):

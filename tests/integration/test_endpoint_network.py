@@ -18,9 +18,9 @@ from farcall_common.limits import MAX_FRAME_BYTES
 from farcall_common.wire import TaskState
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
+from farcall_endpoint.agent.demand import Demand
 from farcall_endpoint.agent.fleet import Fleet, Lost
 from farcall_endpoint.agent.links import Network
-from farcall_endpoint.agent.tasks import Demand
 from farcall_endpoint.pipe import Pipe, pipe_pair
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.providers import BlockStatus, Phase

@@ -20,9 +20,10 @@ from farcall_common.wire import (
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.demand import Demand
 from farcall_endpoint.agent.reports import tasks_received
 from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import Demand, SpooledTask, Task
+from farcall_endpoint.agent.tasks import SpooledTask, Task
 from farcall_endpoint.protocol import Progress
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_endpoint.agent.blocks import BlockLoad, Blocks, Monitor, Orders, Scaling, SimpleScaling
+from farcall_endpoint.agent.demand import NodeLoad
 
 SLOTS = 4
 
@@ -74,21 +75,76 @@ def test_min_blocks_are_kept_and_longest_idle_are_released_first() -> None:
     least=st.integers(0, 4),
     span=st.integers(0, 6),
     parallelism=st.floats(0.01, 1.0),
+    unable=st.lists(st.booleans(), min_size=8, max_size=8),
+    sci=st.integers(0, 10_000),
 )
 def test_block_count_stays_within_its_bounds(
-    tasks: int, slots: list[int], idle: list[float | None], least: int, span: int, parallelism: float
+    tasks: int,
+    slots: list[int],
+    idle: list[float | None],
+    least: int,
+    span: int,
+    parallelism: float,
+    unable: list[bool],
+    sci: int,
 ) -> None:
     most = max(1, least + span)
     policy = scaling(min_blocks=least, max_blocks=most, parallelism=parallelism)
     blocks = [
-        BlockLoad(str(index), count, idle[index] if count else None) for index, count in enumerate(slots[: most + 1])
+        BlockLoad(
+            str(index),
+            count,
+            idle[index] if count else None,
+            nodes=[NodeLoad(count, unable=frozenset({"sci"} if unable[index] else ()))] if count else (),
+        )
+        for index, count in enumerate(slots[: most + 1])
     ]
-    decision = policy.scale(Monitor(tasks, SLOTS, blocks))
+    decision = policy.scale(Monitor(tasks, SLOTS, blocks, limited={"sci": min(sci, tasks)}))
     assert not (decision.more > 0 and decision.release)
     assert len(blocks) + decision.more <= max(most, len(blocks))
     assert len(blocks) - len(decision.release) >= min(least, len(blocks))
     by_id = {block.block_id: block for block in blocks}
     assert all((by_id[block_id].idle_s or 0.0) >= 120.0 for block_id in decision.release)
+
+
+@given(
+    idle=st.lists(st.floats(121, 1000), min_size=1, max_size=6),
+    warm=st.lists(st.booleans(), min_size=6, max_size=6),
+    least=st.integers(0, 6),
+)
+def test_a_block_that_is_warm_for_waiting_tasks_is_released_after_others(
+    idle: list[float], warm: list[bool], least: int
+) -> None:
+    blocks = [
+        BlockLoad(str(index), SLOTS, idle_s, nodes=[NodeLoad(SLOTS, warm=warm[index])])
+        for index, idle_s in enumerate(idle)
+    ]
+    release = scaling(min_blocks=least, max_blocks=6).scale(Monitor(1, SLOTS, blocks)).release
+    assert len(release) == max(0, len(blocks) - least)
+    kept = {index for index in range(len(blocks)) if str(index) not in release}
+    assert not kept or all(warm[index] for index in kept) or not any(warm[int(block_id)] for block_id in release)
+
+
+def test_free_slots_do_not_count_for_tasks_that_cannot_run_there() -> None:
+    unable = [BlockLoad("a", SLOTS, 10.0, nodes=[NodeLoad(SLOTS, unable=frozenset({"sci"}))])]
+    assert scaling().scale(Monitor(4, SLOTS, unable)).more == 0
+    assert scaling().scale(Monitor(4, SLOTS, unable, limited={"sci": 4})).more == 1
+    coming = [*unable, BlockLoad("b", 0)]
+    assert scaling().scale(Monitor(4, SLOTS, coming, limited={"sci": 4})) == Scaling(), "a block that comes counts"
+    assert scaling().scale(Monitor(9, SLOTS, coming, limited={"sci": 4})).more == 1
+
+
+def test_blocks_that_come_and_cannot_run_a_task_are_no_reason_for_ever_more() -> None:
+    site = Site(max_blocks=5)
+    started: list[str] = []
+    for _ in range(600):
+        nodes = {f"{each}-m": NodeLoad(unable=frozenset({"sci"})) for each in started}
+        orders = site.blocks.decide(tasks=1, busy=(), now=site.now, limited={"sci": 1}, nodes=nodes)
+        for block_id in orders.start:
+            started.append(block_id)
+            site.join(block_id)
+        site.now += 1.0
+    assert 6 <= len(started) <= 12, "two in two minutes"
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
@@ -112,6 +168,17 @@ def test_block_with_a_busy_manager_is_not_idle() -> None:
     assert site.decide(after_s=1.0).release == ()  # idle from now on
     assert site.decide(after_s=119.0).release == ()
     assert site.decide(after_s=2.0).release == ("b1",)
+
+
+def test_blocks_know_what_their_nodes_cannot_run() -> None:
+    site = Site(first=1, max_blocks=2)
+    site.decide()
+    site.join("b1", slots=2, manager_id="m1")
+    site.join("b1", slots=2, manager_id="m2")
+    able = {"b1-m1": NodeLoad(2, unable=frozenset({"sci"}))}
+    both = {**able, "b1-m2": NodeLoad(2, unable=frozenset({"sci"}))}
+    assert site.blocks.decide(tasks=2, busy=(), now=site.now, limited={"sci": 2}, nodes=able).start == ()
+    assert site.blocks.decide(tasks=2, busy=(), now=site.now, limited={"sci": 2}, nodes=both).start == ("b2",)
 
 
 def test_released_block_is_replaced_when_tasks_wait() -> None:

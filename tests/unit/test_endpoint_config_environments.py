@@ -75,6 +75,7 @@ engine:
     idle_time: 60
     memory: 4
     eviction: lru
+    extra_workers: 3
     start_limit: 30
     fork: false
     source_builds: true
@@ -90,6 +91,7 @@ engine:
         idle_s=60.0,
         memory_bytes=4 * 2**30,
         eviction="lru",
+        extra_workers=3,
         start_limit_s=30.0,
         fork=False,
         tasks_per_worker=1,

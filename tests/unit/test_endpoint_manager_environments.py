@@ -617,6 +617,52 @@ def test_warm_workers_beyond_the_slots_cost_no_start() -> None:
     assert rig.wait(1300.0) == [""], "their time is over as for any other"
 
 
+def test_warm_workers_beyond_the_slots_have_a_time_and_a_memory_as_they_are_measured() -> None:
+    rig = prepared(A, B, C, slots=1, warm=WarmPoolSettings(extra_workers=3, memory_bytes=250 * MIB))
+    for environment in (A, B, C):
+        rig.settle(tasks(environment, environment.name))
+        rig.finish(environment)
+        rig.now += 1.0
+    assert rig.settle() == ["b", "c"], "100 MiB each, until more is known"
+    rig.settle(*(EnvironmentReady(each.key, memory_bytes=10 * MIB) for each in (A, B, C)))
+    for environment in (A, B, C):
+        rig.settle(tasks(environment, f"{environment.name} again"))
+        rig.finish(environment)
+    assert {"a", "b", "c"} <= set(rig.settle())
+    rig.settle(EnvironmentReady(B.key, memory_bytes=400 * MIB))
+    assert "b" not in rig.settle(), "a measurement counts at once"
+    assert rig.wait(1300.0) == [""]
+
+
+def test_without_environments_a_worker_beyond_the_slots_has_a_time_too() -> None:
+    rig = EnvironmentRig(slots=1, warm=WarmPoolSettings(extra_workers=2))
+    rig.settle()
+    rig.settle(tasks(None, "x", submitter="x"))
+    assert [each.submitter for each in rig.launched.values()] == ["", "x"]
+    rig.finish(None)
+    rig.settle(tasks(None, "own"))
+    assert rig.finish(None) == "own"
+    assert rig.launches[""] == 2, "the owner's worker stayed"
+    assert len(rig.workers) == 1, "that of another submitter did not: its threads would run without a slot"
+    rig.settle(tasks(None, "x again", submitter="x"))
+    rig.finish(None)
+    assert len(rig.workers) == 2
+    rig.wait(700.0)
+    assert len(rig.workers) == 1
+
+
+def test_warm_workers_beyond_the_slots_save_starts_and_run_no_more_tasks() -> None:
+    """The whole experiment is ``python -m benchmarks.warm_pool_simulation``."""
+    rng = random.Random(4)
+    arrivals = azure_shaped(rng, environments=20, hours=0.5, tasks=1500)
+    start_s = [rng.choice([1.2, 5.0]) for _ in range(20)]
+    without = by_manager(arrivals, workers=6, start_s=start_s)
+    beyond = by_manager(arrivals, workers=6, start_s=start_s, extra_workers=6)
+    assert beyond.cold_starts < 0.9 * without.cold_starts
+    assert beyond.mean_wait_s < without.mean_wait_s
+    assert beyond.most_running <= 6 == without.most_running
+
+
 def test_greedy_dual_ends_first_what_is_rarely_used_and_cheap_to_start() -> None:
     costs = {"cheap": 0.1, "dear": 10.0, "": 0.3}
     pool = WarmPool(WarmPoolSettings(), start_s=costs.__getitem__, memory_of=lambda _: 100 * MIB)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.manager.core import capped
-from farcall_endpoint.manager.slots import Affinity, Node, Sharing, Slot, partition
+from farcall_endpoint.manager.slots import Affinity, Node, Sharing, Slot, extra_workers, partition
 from farcall_endpoint.manager.worker_process import worker_environment
 from farcall_endpoint.protocol import TaskOrder
 
@@ -197,3 +197,23 @@ def test_amd_visibility_is_set_once() -> None:
 def test_task_cannot_use_more_than_its_worker_share(wanted: int | None, share: int | None, limit: int | None) -> None:
     order = capped(TaskOrder("t", 1, "h", 0, TaskOptions(walltime_s=2.5, memory_bytes=wanted)), share)
     assert (order.task_id, order.options) == ("t", TaskOptions(walltime_s=2.5, memory_bytes=limit))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "by_default", "wanted"),
+    [
+        (Sharing(), 4, 7),
+        (Sharing(cores_per_worker=0.5), 8, 7),
+        (Sharing(memory_per_worker_bytes=2**30), 0, 7),
+        (Sharing(accelerators=("0", "1")), 0, 0),
+        (Sharing(cpu_affinity="block"), 0, 0),
+        (Sharing(cpu_affinity="alternating"), 0, 0),
+    ],
+)
+def test_workers_are_warm_beyond_the_slots_only_where_these_have_nothing_of_their_own(
+    sharing: Sharing, by_default: int, wanted: int
+) -> None:
+    slots = partition(Node(cores=(0, 1, 2, 3), memory_bytes=16 * 2**30, accelerators=sharing.accelerators), sharing)
+    assert extra_workers(slots, None) == by_default
+    assert extra_workers(slots, 7) == wanted
+    assert extra_workers(slots, 0) == 0

@@ -24,8 +24,10 @@ from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.demand import missing_slots
 from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
 from farcall_endpoint.agent.nodes import image_check
+from farcall_endpoint.agent.reports import REPORT_AFTER_S
 from farcall_endpoint.agent.scheduling import POLICIES, OwnPolicy, SchedulingPolicy, load_policy
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.tasks import Stage, Task
@@ -109,6 +111,15 @@ def test_long_tasks_get_every_worker_and_short_ones_wait_for_a_warm_one() -> Non
     assert place(tasks_of(SCI, 20), managers, run_s=60.0) == {"a": 4, "b": 4}
     managers = [load("a", sci=EnvironmentLoad(1, start_s=2.0)), load("b")]
     assert place(tasks_of(SCI, 20), managers, run_s=0.01) == {"a": 1}
+
+
+def test_warm_workers_without_a_slot_are_used_and_take_none_from_others() -> None:
+    managers = [load("other"), load("warm", sci=EnvironmentLoad(4, parked=4))]
+    assert place(tasks_of(SCI, 2), managers, run_s=0.01) == {"warm": 2}
+    managers = [load("m", sci=EnvironmentLoad(4, parked=4))]
+    assert place(tasks_of(None, 20), managers, run_s=0.001) == {"m": 4}
+    managers = [load("m", free=0, sci=EnvironmentLoad(1, parked=1))]
+    assert place(tasks_of(SCI, 20), managers, run_s=0.001, depth=4) == {}, "they would wait behind others"
 
 
 def test_a_fork_comes_before_a_cold_start() -> None:
@@ -346,12 +357,11 @@ def core_with(**options: Any) -> CoreDriver:
     core = CoreDriver(
         AgentCore(
             endpoint_id="e",
-            policy=WarmingAwarePolicy(random.Random(1)),
             slots_hint=1,
             prefetch=prefetch,
             window=PrefetchPolicy(horizon_s=1.0, limit=0),
             max_window=1000,
-            **options,
+            **{"policy": WarmingAwarePolicy(random.Random(1)), **options},
         )
     )
     core.opened()
@@ -365,8 +375,11 @@ def manager(core: CoreDriver, name: str, *, types: Mapping[str, str] = WORKS, im
     core.progress(name, Progress(workers=slots, idle_workers=slots))
 
 
-def submit(core: CoreDriver, environment: Environment | None, count: int, *, now: float = 0.0) -> Turn:
-    core.accept(*(task.spec for task in tasks_of(environment, count)))
+def submit(
+    core: CoreDriver, environment: Environment | None, count: int, *, now: float = 0.0, prefix: str = ""
+) -> Turn:
+    specs = [task.spec for task in tasks_of(environment, count)]
+    core.accept(*(msgspec.structs.replace(each, task_id=prefix + each.task_id) for each in specs))
     return core.decide(now=now)
 
 
@@ -438,6 +451,123 @@ def test_tasks_that_name_no_environment_have_the_default_one() -> None:
     assert {name: len(tasks) for name, tasks in ids(turn).items()} == {"m": 4}
     assert [task.spec.options.environment for task in turn.accepted] == [None] * 6, "its manager knows it"
     assert core.core.known_environments() == [SCI]
+
+
+# -- what blocks should be enough for ----------------------------------------------------------------------------------
+
+
+def started(core: CoreDriver, name: str, environment: Environment, **status: Any) -> None:
+    row = EnvironmentStatus(environment.key, environment.label, environment.type, **status)
+    core.progress(name, Progress(workers=4, idle_workers=4, environments=(row,)))
+    core.decide(now=1.0)
+
+
+def test_free_slots_of_a_node_that_cannot_run_it_are_none_for_an_environment() -> None:
+    core = core_with()
+    manager(core, "a", types={"apptainer": "no user namespaces"})
+    manager(core, "b")
+    submit(core, SCI, 6)
+    started(core, "b", SCI, warm=1)
+    submit(core, None, 2)
+    demand = core.demand()
+    assert (demand.tasks, demand.limited) == (8, {SCI.key: 6})
+    assert {name: each.unable for name, each in demand.nodes.items()} == {"a": {SCI.key}, "b": frozenset()}
+    assert {name: each.tasks.get(SCI.key, 0) for name, each in demand.nodes.items()} == {"a": 0, "b": 1}
+    assert missing_slots(demand.tasks, demand.limited, demand.nodes.values()) == 2
+
+
+def test_a_node_where_an_environment_failed_has_no_slots_for_it_unless_it_failed_on_all() -> None:
+    core = core_with()
+    for name in "ab":
+        manager(core, name)
+    submit(core, SCI, 3)
+    started(core, "a", SCI, problem="no such image")
+    assert core.demand().nodes["a"].unable == {SCI.key}
+    started(core, "b", SCI, problem="no such image")
+    demand = core.demand()
+    assert (demand.limited, {each.unable for each in demand.nodes.values()}) == ({}, {frozenset()}), "they answer"
+
+
+@pytest.mark.parametrize("default", [None, SCI])
+def test_tasks_that_wait_for_a_first_worker_ask_for_no_block_and_keep_the_one_where_it_starts(
+    default: Environment | None,
+) -> None:
+    core = core_with(default_environment=default)
+    core.manager_registered("m", slots=4, types=WORKS)
+    submit(core, None if default else SCI, 100)
+    assert core.demand().tasks == 100
+    started(core, "m", SCI, text="converts the image")
+    demand = core.demand()
+    assert demand.tasks <= 4
+    assert demand.busy == {"m"}
+    started(core, "m", SCI, starting=1)
+    assert core.demand().tasks <= 4
+    started(core, "m", SCI, warm=1)
+    assert core.demand().tasks == 100
+    assert core.demand().nodes["m"].warm
+    started(core, "m", SCI, warm=1, starting=1)
+    assert core.demand().tasks == 100, "it has a worker"
+
+
+class Recording:
+    """A policy that places nothing, and remembers what it was given of environments."""
+
+    def __init__(self) -> None:
+        self.environments: list[Mapping[str, EnvironmentDemand]] = []
+
+    def place(
+        self, tasks: Iterable[Task], managers: Sequence[ManagerLoad], *, environments: Any, **_: object
+    ) -> Placed:
+        self.environments.append(environments)
+        return []
+
+
+def test_one_environment_for_all_tasks_is_no_work_for_the_policy() -> None:
+    policy = Recording()
+    core = core_with(policy=policy, default_environment=SCI)
+    manager(core, "m")
+    warm = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=4)
+    core.progress("m", Progress(workers=4, idle_workers=4, environments=(warm,)))
+    submit(core, None, 3)
+    turn = submit(core, SCI, 3)
+    assert [task.environment_key for task in turn.accepted] == [""] * 3, "that of tasks that name it, too"
+    assert not any(policy.environments)
+    assert core.next_deadline() == REPORT_AFTER_S, "time alone does not change what is best"
+    submit(core, ML, 2, now=1.0)
+    assert {key: (each.environment, each.waiting) for key, each in policy.environments[-1].items()} == {
+        ML.key: (ML, 2),
+        "": (SCI, 6),
+    }
+
+
+def test_tasks_of_the_default_environment_fail_while_no_manager_can_run_it() -> None:
+    core = core_with(default_environment=SCI)
+    submit(core, None, 2)
+    core.manager_registered("m", slots=4, types={"apptainer": "apptainer is not installed"})
+    turn = core.decide(now=1.0)
+    assert len(turn.finished) == 2
+    assert "apptainer is not installed" in str(turn.finished[0].result)
+    manager(core, "able")
+    assert len(submit(core, None, 2, now=2.0, prefix="later-").orders["able"]) == 2
+
+
+@pytest.mark.parametrize("policy", ["random", "warming-aware"])
+def test_tasks_of_the_default_environment_avoid_a_node_where_it_fails(policy: str) -> None:
+    core = core_with(policy=load_policy(policy, random.Random(1)), default_environment=SCI)
+    for name in ("fails", "works"):
+        manager(core, name)
+    failed = EnvironmentStatus(SCI.key, "sci", "apptainer", problem="no such image")
+    other = EnvironmentStatus(ML.key, "ml", "apptainer", warm=4)
+    core.progress("fails", Progress(workers=4, idle_workers=4, environments=(failed, other)))
+    works = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=3, problem="a fifth one did not start")
+    core.progress("works", Progress(workers=3, idle_workers=3, environments=(works,)))
+    assert {name: len(tasks) for name, tasks in submit(core, None, 3).orders.items()} == {"works": 3}
+    submit(core, None, 1, prefix="waiting-")
+    [reason] = core.core.waiting_reasons(0.0)
+    assert (reason["environment"], reason["waiting_tasks"]) == ("sci", 1)
+    works = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=1)
+    core.progress("fails", Progress(workers=4, idle_workers=4, environments=(works,)))
+    assert list(core.decide(now=1.0).orders) == ["fails"], "the owner has repaired it"
 
 
 def test_the_report_has_what_is_interesting_first() -> None:

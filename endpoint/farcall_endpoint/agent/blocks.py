@@ -10,6 +10,8 @@ A scaling policy is a pure class that turns numbers into a decision. In the pape
 monitor says how many workers are busy and how many tasks wait, and a strategy turns that into a number of blocks, as
 aggressively as its ``parallelism`` says.
 
+A slot counts for tasks that its node can run: see :mod:`farcall_endpoint.agent.demand`.
+
 Where a block is a pod, it runs one image: that of the tasks of one environment, or the endpoint's own. Each image then
 has its own demand and its own blocks, within the limits of all together.
 """
@@ -18,36 +20,55 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from farcall_common.backoff import Backoff
+from farcall_endpoint.agent.demand import NodeLoad, missing_slots
+
+_NONE: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockLoad:
     """A block as a policy sees it. ``slots``: 0 while none of its managers is there. ``idle_s``: seconds without a
     task; None while it has one, or has no manager yet. ``image``: the key of its environment, or empty for its own.
-    ``age_s``: since its last manager came; None before the first."""
+    ``age_s``: since its last manager came; None before the first. ``nodes``: one for each manager that is there."""
 
     block_id: str
     slots: int
     idle_s: float | None = None
     image: str = ""
     age_s: float | None = None
+    nodes: Sequence[NodeLoad] = ()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it has workers of an environment with waiting tasks."""
+        return any(node.warm for node in self.nodes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
     """Input of a policy. ``tasks``: that wait or run. ``slots_per_block``: to expect of a block without managers.
-    ``images``: the tasks of each image, by its key; None where a block runs all tasks. ``prewarmed``: the slots that
-    images are to have also without tasks."""
+    ``images``: the tasks of each image, by its key; None where a block runs all tasks. ``limited``: of the tasks, those
+    of environments that some node cannot run, by key. ``prewarmed``: the slots that images are to have also without
+    tasks."""
 
     tasks: int
     slots_per_block: int
     blocks: Sequence[BlockLoad] = ()
     images: Mapping[str, int] | None = None
+    limited: Mapping[str, int] = dataclasses.field(default_factory=dict)
     prewarmed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def nodes(self) -> list[NodeLoad]:
+        """Those of all blocks, with what is to be expected of blocks without managers."""
+        return [
+            node for block in self.blocks for node in block.nodes or [NodeLoad(block.slots or self.slots_per_block)]
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,19 +106,34 @@ class SimpleScaling:
 
     def scale(self, monitor: Monitor) -> Scaling:
         """As :meth:`ScalingPolicy.scale`. A block that has a task, or is still starting, is never released; one that is
-        idle for long though tasks wait is useless to them: they need more time than it has left."""
+        idle for long though tasks wait is useless to them: they need more time than it has left, or another node. One
+        that is warm for them is released after others."""
         if monitor.images is not None:
             return self._scale_images(monitor, monitor.images)
         have = len(monitor.blocks)
-        slots = sum(block.slots or monitor.slots_per_block for block in monitor.blocks)
-        missing = monitor.tasks * self._parallelism - slots
+        nodes = monitor.nodes
+        if self._are_in_vain(monitor):
+            nodes = [NodeLoad(node.slots) for node in nodes]
+        missing = missing_slots(monitor.tasks, monitor.limited, nodes, parallelism=self._parallelism)
         wanted = have + max(0, math.ceil(missing / max(1, monitor.slots_per_block)))
         more = min(max(wanted, self._min_blocks), self._max_blocks) - have
         if more > 0:
             return Scaling(more=more)
         idle = [block for block in monitor.blocks if block.idle_s is not None and block.idle_s >= self._idle_release_s]
-        idle.sort(key=lambda block: -(block.idle_s or 0.0))
+        idle.sort(key=lambda block: (block.is_warm, -(block.idle_s or 0.0)))
         return Scaling(release=tuple(block.block_id for block in idle[: max(0, have - self._min_blocks)]))
+
+    def _are_in_vain(self, monitor: Monitor) -> bool:
+        """Whether several blocks came lately that cannot run some tasks: others are tried when these are old."""
+        young = [
+            block
+            for block in monitor.blocks
+            if block.idle_s is not None
+            and block.age_s is not None
+            and block.age_s < self._idle_release_s
+            and any(node.unable for node in block.nodes)
+        ]
+        return len(young) >= _MOST_IN_VAIN
 
     def _scale_images(self, monitor: Monitor, tasks: Mapping[str, int]) -> Scaling:
         """Each image by its own tasks. New blocks go to the image with the fewest of them; when there are as many as
@@ -167,6 +203,8 @@ def _prewarmed_blocks(by_image: Mapping[str, Sequence[BlockLoad]], monitor: Moni
     return kept
 
 
+_NODE: Final = NodeLoad()
+_MOST_IN_VAIN: Final = 2
 _DRAIN_AFTER_S: Final = 60.0
 """A block works for so long before it makes room for one of another image."""
 _HASTY_S: Final = 1.0
@@ -292,14 +330,16 @@ class Blocks:
         busy: Collection[str],
         now: float,
         images: Mapping[str, int] | None = None,
-        prewarmed: Mapping[str, int] | None = None,
+        limited: Mapping[str, int] = _NONE,
+        prewarmed: Mapping[str, int] = _NONE,
+        nodes: Mapping[str, NodeLoad] = _NONE,
     ) -> Orders:
         """What to do now.
 
         :param tasks: that wait or run.
-        :param busy: blocks that have a task.
+        :param busy: blocks that have a task, or start an environment that tasks wait for.
         :param images: the tasks of each image, where a block runs one.
-        :param prewarmed: see :class:`Monitor`.
+        :param limited, prewarmed, nodes: see :class:`~farcall_endpoint.agent.demand.Demand`.
         """
         for block_id, block in self._blocks.items():
             if block_id in busy:
@@ -314,10 +354,16 @@ class Blocks:
                 None if block.idle_since is None or not block.slots else now - block.idle_since,
                 block.image,
                 None if block.joined_at is None else now - block.joined_at,
+                [
+                    dataclasses.replace(nodes.get(manager_id, _NODE), slots=slots)
+                    for manager_id, slots in block.slots.items()
+                ]
+                if nodes
+                else (),
             )
             for block_id, block in standing.items()
         ]
-        scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads, images, prewarmed or {}))
+        scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads, images, limited, prewarmed))
         started: tuple[str, ...] = ()
         if now >= self._not_before:
             self._refusal = ""

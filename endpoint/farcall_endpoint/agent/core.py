@@ -29,6 +29,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
+from farcall_endpoint.agent.demand import Demand, demand_of
 from farcall_endpoint.agent.environments import (
     EnvironmentsSeen,
     image_of,
@@ -45,7 +46,6 @@ from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import (
-    Demand,
     Kept,
     OpenedCall,
     ResultFactory,
@@ -220,13 +220,13 @@ class AgentCore:
         self.weights: Mapping[str, int] = weights or {}
         self._queue = TaskQueue(self.weights)
         self._functions: set[str] = set()
-        self._managers = Managers()
         self._environments = EnvironmentsSeen(
             horizon_s=prefetch.horizon_s, limit=prefetch.limit, default=default_environment
         )
         self._image_check = image_check
         self._default_environment = default_environment
-        self._default_key = "" if default_environment is None else default_environment.key
+        self._managers = Managers("" if default_environment is None else default_environment.key)
+        self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming(image_check=image_check)
         self._look_again_at: float | None = None
         #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
@@ -297,17 +297,19 @@ class AgentCore:
         )
 
     def demand(self) -> Demand:
-        """Unfinished tasks, and the managers that have some."""
+        """The tasks that the blocks should be enough for."""
         unfinished = len(self._tasks) - self._held_results
         if self._image_check is None:
-            return Demand(unfinished, self._managers.busy)
+            if not (self._queue.waiting or self._managers.has_environments or self._default_environment):
+                return Demand(unfinished, self._managers.busy)
+            return demand_of(unfinished, self._queue, self._managers, self._environments.with_tasks)
         images = collections.Counter(
             task.environment_key
             for task in self._tasks.values()
             if task.result is None and task.environment_key and self.image_of(task.environment_key)
         )
         images[""] = unfinished - images.total()
-        return Demand(unfinished, self._managers.busy, images, self._prewarming.images())
+        return Demand(unfinished, self._managers.busy, images, prewarmed=self._prewarming.images())
 
     def image_of(self, key: str) -> str:
         """The image of an environment's pods; empty if it has none."""
@@ -318,7 +320,7 @@ class AgentCore:
         """The numbers for a heartbeat."""
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = len(self._tasks) - self._held_results
-        environments = self.environments() if self._managers.has_environments or self._without_pod() else []
+        environments = self.environments()
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
@@ -396,12 +398,12 @@ class AgentCore:
                     types=event.types if self._image_check is None else in_pods(event.types),
                     image=event.image,
                 )
-                self._prewarming.managers_changed()
+                self._on_managers_changed()
             case ev.ManagersDraining(manager_ids=manager_ids):
                 self._managers.drain(manager_ids)
             case ev.PrewarmRequested(requests=requests):
                 for each in requests:
-                    self._environments.add(each.environment, each.environment.key)
+                    self._environments.add(each.environment)
                 self._prewarming.request(requests)
             case ev.ManagerLost():
                 self._on_manager_lost(event, now)
@@ -466,8 +468,7 @@ class AgentCore:
                 self._held_results -= 1  # recorded and delivered again before the spool forgot it
                 self._turn.forgotten.append(former.seq)
             self._tasks[task.task_id] = task
-            if (environment := task.spec.options.environment or self._default_environment) is not None:
-                self._note_environment(task, environment)
+            task.environment_key = self._environment_key(task.spec)
             if task.result is not None:
                 self._held_results += 1
             elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec, now)):
@@ -580,8 +581,8 @@ class AgentCore:
         answer_key = opened.answer_key if opened else b""
         task = Task(next(self._next_seq), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
         self._tasks[spec.task_id] = task
-        if (environment := spec.options.environment or self._default_environment) is not None:
-            self._note_environment(task, environment)
+        if spec.options.environment is not None:
+            task.environment_key = self._environment_key(spec)
         turn.accepted.append(task)
         turn.acknowledged.append(task)
         if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
@@ -593,10 +594,10 @@ class AgentCore:
             turn.fetches.append(task)
         self._transitions.monitor(task, now)
 
-    def _note_environment(self, task: Task, environment: Environment) -> None:
-        """Remember the environment of a task; its manager gives it the default one, if it names none."""
-        task.environment_key = self._default_key if environment is self._default_environment else environment.key
-        self._environments.add(environment, task.environment_key)
+    def _environment_key(self, spec: TaskSpec) -> str:
+        """The key of a task's environment, which is remembered; empty for the default, which the managers know."""
+        environment = spec.options.environment
+        return "" if environment is None else self._environments.add(environment)
 
     def _check_signature(self, function: FunctionSpec, now: float) -> bool:
         """Whether the function has a signature that counts, at an endpoint that asks for one."""
@@ -735,12 +736,13 @@ class AgentCore:
             self._managers.note_environments(manager_id, progress.environments)
             self._prewarming.managers_changed()
         bodies = event.results.bodies
+        durations: dict[str, list[float]] = collections.defaultdict(list)
         for finished in progress.finished:
             task = self._release(manager_id, finished.task_id)
             if task is None:
                 continue
             if task.environment_key:
-                self._environments.finished(task.environment_key, _duration_s(finished), now=now)
+                durations[task.environment_key] += _duration_s(finished)
             if finished.printed is not None and finished.output is not None:
                 self._keep_output(task, finished.printed, bodies[finished.output])
             if finished.is_retried and may_retry(task, manager_id):
@@ -748,6 +750,8 @@ class AgentCore:
             else:
                 self._finish(task, self._results.finished(task, finished, bodies))
         self._observe(progress.finished)
+        for key, durations_s in durations.items():
+            self._environments.finished(key, durations_s, now=now)
         for died in progress.died:
             self._on_death(manager_id, died, now)
         for started in progress.started:
@@ -757,13 +761,18 @@ class AgentCore:
 
     def _on_manager_lost(self, event: ev.ManagerLost, now: float) -> None:
         manager = self._managers.remove(event.manager_id)
-        self._prewarming.managers_changed()
+        self._on_managers_changed()
         if manager is not None:
             suspects = 0 if event.expected or event.unstarted else manager.slots
             for task in manager.outstanding.values():
                 self._queue.done(task)
             tasks = list(manager.outstanding.values())
             self._reconsider(tasks, suspects, event.reason, now, unstarted=event.unstarted)
+
+    def _on_managers_changed(self) -> None:
+        self._prewarming.managers_changed()
+        if self._default_environment is not None:
+            self._default_refusal = self._managers.refusal(self._default_environment)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -777,6 +786,8 @@ class AgentCore:
             return
         queue, managers, turn = self._queue, self._managers, self._turn
         environments = NO_ENVIRONMENTS
+        if self._default_refusal:
+            self._refuse_default()
         if queue.waiting or managers.has_environments:
             self._refuse_unsupported()
             environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
@@ -804,6 +815,14 @@ class AgentCore:
                 for task in sorted(self._queue.waiting[key], key=lambda each: each.seq):
                     self._finish(task, self._results.failed(task, record))
 
+    def _refuse_default(self) -> None:
+        """Tasks fail that name no environment, while no present manager can run the default one."""
+        assert self._default_environment is not None
+        record = outcomes.environment_unsupported(self._default_environment.label, self._default_refusal)
+        for task in list(self._tasks.values()):
+            if task.stage is Stage.QUEUED and not task.environment_key:
+                self._finish(task, self._results.failed(task, record))
+
     def _retry(self, task: Task, finished: Finished, now: float) -> None:
         """The function raised, and its task runs again after a while."""
         self._retries.take_up(task, finished, now)
@@ -830,10 +849,8 @@ class AgentCore:
     def _observe(self, finished: Sequence[Finished]) -> None:
         """Learn the duration of tasks."""
         durations = [f.ended_at - f.started_at for f in finished if f.started_at is not None and f.ended_at is not None]
-        if durations:
-            mean_s = sum(durations) / len(durations)
-            self._prefetch.observe(mean_s, count=len(durations))
-            self._window.observe(mean_s, count=len(durations))
+        self._prefetch.observe_all(durations)
+        self._window.observe_all(durations)
 
     def _on_death(self, manager_id: str, died: Died, now: float) -> None:
         task = self._release(manager_id, died.task_id)
@@ -920,10 +937,11 @@ class AgentCore:
             self._turn.results.append(task)
 
 
-def _duration_s(finished: Finished) -> float | None:
+def _duration_s(finished: Finished) -> tuple[float, ...]:
+    """How long a task ran, if that is known."""
     if finished.started_at is None or finished.ended_at is None:
-        return None
-    return finished.ended_at - finished.started_at
+        return ()
+    return (finished.ended_at - finished.started_at,)
 
 
 def _refused(opened: OpenedCall | None) -> ErrorRecord | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.environments import Environment
@@ -47,17 +47,25 @@ class EnvironmentsSeen:
         self._horizon_s = horizon_s
         self._limit = limit
         self._seen: dict[str, _Seen] = {}
-        self._default = default
-        self._latest: Environment | None = None
+        self.default = default
+        self._default_key = "" if default is None else default.key
+        self._latest = default
+        self._latest_key = ""
 
     def __bool__(self) -> bool:
         return bool(self._seen)
 
-    def add(self, environment: Environment, key: str) -> None:
-        """A task in an environment has come; of many, those without tasks for longest are forgotten."""
-        if environment is self._latest:
-            return
-        self._latest = environment
+    def add(self, environment: Environment) -> str:
+        """A task in an environment has come; of many, those without tasks for longest are forgotten.
+
+        :return: its key, empty for the default environment.
+        """
+        if environment == self._latest:  # each task has a copy, and to compare is quicker than to compute a key
+            return self._latest_key
+        key = environment.key
+        if key == self._default_key:
+            return ""
+        self._latest, self._latest_key = environment, key
         seen = self._seen.pop(key, None)
         if seen is None:
             seen = _Seen(environment, PrefetchPolicy(horizon_s=self._horizon_s, limit=self._limit))
@@ -68,17 +76,23 @@ class EnvironmentsSeen:
             idle = next((each for each, other in self._seen.items() if other.since is None), None)
             if idle is not None and idle != key:
                 del self._seen[idle]
+        return key
 
     def known(self) -> list[Environment]:
         """All that are known, the latest first."""
         found = [seen.environment for seen in reversed(self._seen.values())]
-        default = [] if self._default is None else [self._default]
+        default = [] if self.default is None else [self.default]
         return [*default, *(each for each in found if each not in default)]
 
     def get(self, key: str) -> Environment | None:
         """An environment by its key."""
         seen = self._seen.get(key)
         return None if seen is None else seen.environment
+
+    @property
+    def with_tasks(self) -> dict[str, Environment | None]:
+        """Those that have tasks, as far as is known, by key; the default has the empty one."""
+        return {"": self.default, **{key: seen.environment for key, seen in self._seen.items()}}
 
     def without_pod(self, key: str) -> EnvironmentStatus | None:
         """The state of an environment whose tasks wait for a first pod of its image."""
@@ -88,40 +102,39 @@ class EnvironmentsSeen:
         environment = seen.environment
         return EnvironmentStatus(key, environment.label, environment.type, text=_NO_POD, since=seen.since or 0.0)
 
-    def finished(self, key: str, duration_s: float | None, *, now: float) -> None:
-        """A task of an environment has finished."""
+    def finished(self, key: str, durations_s: Sequence[float], *, now: float) -> None:
+        """Tasks of an environment have finished, and ran so long."""
         seen = self._seen.get(key)
         if seen is not None:
-            if duration_s is not None:
-                seen.durations.observe(duration_s)
+            seen.durations.observe_all(durations_s)
             if seen.running_since is not None:
                 seen.running_since = now
 
     def demand(
         self, queue: TaskQueue, managers: Managers, *, own: PrefetchPolicy, now: float
     ) -> dict[str, EnvironmentDemand]:
-        """The tasks by environment; empty while all tasks and workers belong to the endpoint's own Python.
+        """The tasks by environment; empty while no task and no worker has another than the endpoint's default.
 
         :param own: knows the durations of the others.
         """
         if not (queue.waiting or managers.has_environments):
             return {}
         demands: dict[str, EnvironmentDemand] = {}
-        waiting = sent = 0
+        sent = 0
         for key, seen in self._seen.items():
             waits, has = len(queue.waiting.get(key, ())), managers.sent.get(key, 0)
             if not (waits or has):
                 seen.since = seen.running_since = None
                 continue
-            waiting, sent = waiting + waits, sent + has
+            sent += has
             seen.since = now if seen.since is None else seen.since
             self._note_running(key, seen, managers, has=has, now=now)
             demands[key] = EnvironmentDemand(
                 seen.environment, waits, has, seen.since, _run_s(seen, now), seen.durations.depth
             )
-        others = max(0, len(queue) - waiting), managers.outstanding - sent
+        others = queue.others, managers.outstanding - sent
         if any(others):
-            demands[""] = EnvironmentDemand(None, *others, run_s=own.mean_s, depth=own.depth)
+            demands[""] = EnvironmentDemand(self.default, *others, run_s=own.mean_s, depth=own.depth)
         return demands
 
     def _note_running(self, key: str, seen: _Seen, managers: Managers, *, has: int, now: float) -> None:
@@ -217,13 +230,13 @@ def waiting_reasons(
 ) -> Iterator[dict[str, object]]:
     """Why tasks of environments wait, one sentence for each environment. ``without_pod``: see
     :func:`report_environments`."""
-    for key, tasks in queue.waiting.items():
-        environment = seen.get(key)
-        if environment is None:
+    waiting = [(seen.get(key), len(tasks)) for key, tasks in queue.waiting.items()]
+    for environment, count in [(seen.default, queue.others), *waiting]:
+        if environment is None or not count:
             continue
-        label = without_secrets(environment.label)
+        key, label = environment.key, without_secrets(environment.label)
         why = "waits for a pod of its image" if key in without_pod else _why(key, label, managers, seen, now)
-        yield {"environment": label, "waiting_tasks": len(tasks), "why": why}
+        yield {"environment": label, "waiting_tasks": count, "why": why}
 
 
 def _why(key: str, label: str, managers: Managers, seen: EnvironmentsSeen, now: float) -> str:

@@ -15,8 +15,9 @@ from farcall_common.environments import Environment
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks
+from farcall_endpoint.agent.demand import Demand
 from farcall_endpoint.agent.links import Gap, Links, Malformed, Network
-from farcall_endpoint.agent.tasks import Demand, Task
+from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.providers import Block, Phase, Provider
 from farcall_endpoint.shared_memory import Bytes, Frame
@@ -113,7 +114,7 @@ class Fleet:
     :param batching: whether many tasks may share a message; for measurements.
     :param function_body: gives the body of a function by its hash.
     :param payload: gives the arguments of a task.
-    :param demand: returns how many tasks there are, and which managers are busy.
+    :param demand: returns what the blocks should be enough for.
     :param image_of: returns the image of an environment, by its key, where blocks have images.
     """
 
@@ -339,7 +340,13 @@ class Fleet:
         demand, here = self._demand(), self._managers
         busy = {here[manager_id].registered.block_id for manager_id in demand.busy if manager_id in here}
         orders = self._blocks.decide(
-            tasks=demand.tasks, busy=busy, now=now, images=demand.images, prewarmed=demand.prewarmed
+            tasks=demand.tasks,
+            busy=busy,
+            now=now,
+            images=demand.images,
+            limited=demand.limited,
+            prewarmed=demand.prewarmed,
+            nodes=demand.nodes,
         )
         self._draining = orders.drain
         for block_id in orders.start:

@@ -43,8 +43,10 @@ class EnvironmentLoad:
     """An environment at a manager.
 
     ``ready``: its workers there, idle or busy, and ``starting``: those that start, as the manager reported last.
-    ``sent``: tasks that it has from the agent. ``cold``: those of them that were sent to have a worker started.
-    ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are the manager's, too.
+    ``parked``: those of the idle ones that have no slot; they get the next that is free, without a start.
+    ``preparing``: whether the node prepares it. ``sent``: tasks that it has from the agent. ``cold``: those of them
+    that were sent to have a worker started. ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are
+    the manager's, too.
     """
 
     ready: int = 0
@@ -54,6 +56,8 @@ class EnvironmentLoad:
     start_s: float | None = None
     sent: int = 0
     cold: int = 0
+    parked: int = 0
+    preparing: bool = False
 
     @property
     def workers(self) -> int:
@@ -68,8 +72,8 @@ class ManagerLoad:
     ``slots``: its workers, of any environment. ``free``: slots without a task; below 0 by as many tasks as wait behind
     others. ``lifetime``: None if there is no limit, or it is unknown. ``types``: the technologies that it was asked
     for, each with why it does not work there, empty if it does. ``image``: the key of the only environment that it
-    runs, empty if it is no such node. ``environments``: by key, those that it knows or has tasks of; the endpoint's own
-    Python, whose key is empty, may be missing.
+    runs, empty if it is no such node. ``environments``: by key, those that it knows or has tasks of; that of tasks that
+    name none, whose key is empty, may be missing. ``problem``: why those cannot run here now, empty if they can.
     """
 
     manager_id: str
@@ -79,6 +83,7 @@ class ManagerLoad:
     types: Mapping[str, str] = dataclasses.field(default_factory=dict)
     image: str = ""
     environments: dict[str, EnvironmentLoad] = dataclasses.field(default_factory=dict)
+    problem: str = ""
 
     def room(self, depth: int) -> int:
         """What it takes, if so many tasks may wait behind each running one."""
@@ -97,13 +102,15 @@ class ManagerLoad:
     def takes(self, task: Task, *, now: float) -> bool:
         """Whether a task can run, and end, here. While its environment has a problem, it cannot."""
         key = task.environment_key
-        if (key or self.image) and not self._runs(key, task.spec.options.environment):
+        if (key or self.image or self.problem) and not self._runs(key, task.spec.options.environment):
             return False
         return self.lifetime is None or self.lifetime.fits(task.spec.options.walltime_s, now=now)
 
     def _runs(self, key: str, environment: Environment | None) -> bool:
         if self.image:
             return key == self.image
+        if not key:
+            return not self.problem
         here = self.environments.get(key)
         return not self.refusal(environment) and (here is None or not here.problem)
 
@@ -112,7 +119,7 @@ class ManagerLoad:
 class EnvironmentDemand:
     """The tasks of an environment.
 
-    :param environment: None: the endpoint's own Python.
+    :param environment: of tasks that name none, the endpoint's default; None: its own Python.
     :param waiting: that wait here.
     :param sent: that managers have.
     :param since: epoch second since when there are such tasks.

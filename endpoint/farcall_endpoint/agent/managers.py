@@ -31,15 +31,20 @@ class ManagerEntry:
 
 
 class Managers:
-    """All managers of an agent."""
+    """All managers of an agent.
 
-    def __init__(self) -> None:
+    :param default_key: of the environment of tasks that name none; empty: the endpoint's own Python. Its load is kept
+        under the empty key, so that one environment for all tasks costs no more than none.
+    """
+
+    def __init__(self, default_key: str = "") -> None:
+        self._default_key = default_key
         self._members: dict[str, ManagerEntry] = {}
         self._problems: dict[str, str] = {}
         self._draining: frozenset[str] = frozenset()
-        #: Tasks that managers have, by the key of their environment; none of the endpoint's own Python.
+        #: Tasks that managers have, by the key of their environment; none of those that name no environment.
         self.sent: dict[str, int] = {}
-        #: Whether a manager has other workers than those of the endpoint's own Python, or had.
+        #: Whether a manager has other workers than those for tasks that name no environment, or had.
         self.has_environments = False
         #: Sums over all managers.
         self.slots = self.workers = self.idle_workers = self.outstanding = 0
@@ -122,8 +127,9 @@ class Managers:
         if member is None:
             return
         member.environments = environments
+        member.load.problem = ""
         here = member.load.environments
-        reported = {each.key: each for each in environments}
+        reported = {"" if each.key == self._default_key else each.key: each for each in environments}
         for key in here.keys() - reported.keys():
             load = here[key] = EnvironmentLoad(sent=here[key].sent, cold=here[key].cold)
             if not load.sent:
@@ -131,7 +137,10 @@ class Managers:
         for key, status in reported.items():
             load = here.setdefault(key, EnvironmentLoad())
             load.ready, load.starting = status.warm + status.busy, status.starting
+            load.parked, load.preparing = status.parked, bool(status.text)
             load.forkable, load.problem, load.start_s = status.forkable, status.problem, status.start_s
+            if not key:
+                load.problem = member.load.problem = "" if load.ready or load.starting else status.problem
             if load.ready + load.starting >= load.cold:
                 load.cold = 0
             self.has_environments = self.has_environments or bool(key)
@@ -140,11 +149,6 @@ class Managers:
         """Why no present manager can ever run tasks of an environment; empty if one can, or there is none."""
         refusals = [member.load.refusal(environment) for member in self._members.values()]
         return min(refusals, default="")
-
-    def problem_of(self, key: str) -> str:
-        """Why an environment cannot be started on a node, if all that know it say so."""
-        known = [load for member in self._members.values() if (load := member.load.environments.get(key)) is not None]
-        return next((load.problem for load in known), "") if all(load.problem for load in known) else ""
 
     def _count_sent(self, key: str, change: int) -> None:
         if left := self.sent.get(key, 0) + change:
@@ -189,7 +193,7 @@ class TaskQueue:
 
     def __init__(self, weights: Mapping[str, int] | None = None) -> None:
         self._tasks: FairQueue[Task] = FairQueue(weights)
-        #: Those that wait for another environment than the endpoint's own Python, by its key.
+        #: Those that wait for another environment than the endpoint's default, by its key.
         self.waiting: dict[str, set[Task]] = {}
 
     def __len__(self) -> int:
@@ -223,6 +227,11 @@ class TaskQueue:
             waiting.discard(task)
             if not waiting:
                 del self.waiting[task.environment_key]
+
+    @property
+    def others(self) -> int:
+        """How many wait for the endpoint's default, as :meth:`__len__` counts."""
+        return max(0, len(self) - sum(map(len, self.waiting.values())))
 
     def done(self, task: Task) -> None:
         """A manager does not have a task any more that it got from here."""
@@ -291,4 +300,4 @@ def _has(manager: ManagerLoad, task: Task) -> bool:
     if not task.environment_key or manager.image:
         return True
     here = manager.environments.get(task.environment_key)
-    return here is not None and here.ready > 0
+    return here is not None and here.ready > here.parked

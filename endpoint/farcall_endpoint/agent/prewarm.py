@@ -33,7 +33,7 @@ def spread(request: PrewarmRequest, managers: Mapping[str, ManagerEntry]) -> dic
     healthy = {
         manager_id: member
         for manager_id, member in able.items()
-        if (here := member.load.environments.get(key)) is None or not here.problem
+        if not any(status.key == key and status.problem for status in member.environments)
     }
     room = {manager_id: member.slots for manager_id, member in (healthy or able).items()}
     counts = dict.fromkeys(room, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -94,7 +94,7 @@ class Task:
     out. The next one waits until ``retry_at`` (epoch seconds). It has not started while there are only the
     ``starts_at_retry`` starts of other reasons. Those runs took ``earlier_run_s`` seconds together.
 
-    ``environment_key`` is that of its environment, or of the endpoint's default; empty for the endpoint's own Python.
+    ``environment_key`` is that of its environment; empty if that is the endpoint's default, or its own Python.
     """
 
     seq: int
@@ -150,18 +150,6 @@ def attempt_of(task: Task) -> int:
     """The number of a task's present run, an attempt or a retry. A redelivery to the endpoint that has it does not
     raise it."""
     return max(0, task.spec.attempt - 1 + task.starts + task.retries_used)
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """Tasks that wait or run, and the managers that have some. ``images``: by the key of their environment, where a
-    block runs the image of one; empty: the endpoint's own. None where it runs all. ``prewarmed``: workers that images
-    are to have also without tasks."""
-
-    tasks: int
-    busy: Collection[str]
-    images: Mapping[str, int] | None = None
-    prewarmed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class RetryState(NamedTuple):

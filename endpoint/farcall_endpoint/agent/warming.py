@@ -61,7 +61,8 @@ class WarmingAwarePolicy:
 
 @dataclasses.dataclass(slots=True)
 class _Seats:
-    """An environment at a manager: its workers, and its tasks there with those that are planned."""
+    """An environment at a manager: its workers, those of them that have a slot, and its tasks there with those that are
+    planned."""
 
     load: EnvironmentLoad
     workers: int
@@ -139,14 +140,15 @@ class _Plan:
         for manager in managers:
             here = manager.environments
             workers_of: dict[str, int] = {}
-            starting = sent = running = 0
+            starting = sent = running = parked = 0
             for key, each in here.items():
                 count = workers_of[key] = each.workers
                 starting += each.starting
                 if key:
                     sent += each.sent
+                    parked += each.parked
                     running += min(each.sent, count)
-            workers = sum(workers_of.values()) - workers_of.get("", 0)
+            workers = sum(workers_of.values()) - workers_of.get("", 0) - parked
             capacity = manager.slots + starting
             own_sent = max(0, manager.slots - manager.free - sent)
             own_workers = max(0, capacity - workers) if "" not in here else max(workers_of[""], min(1, own_sent))
@@ -160,7 +162,7 @@ class _Plan:
                 elif manager.refusal(need.demand.environment):
                     continue
                 elif key:
-                    seats = _Seats(load, workers_of.get(key, 0), load.ready, load.sent)
+                    seats = _Seats(load, workers_of.get(key, 0), load.ready - load.parked, load.sent)
                 else:
                     seats = _Seats(load, own_workers, own_workers, own_sent)
                 if load.problem:
@@ -194,7 +196,7 @@ class _Plan:
             if not need.left:
                 continue
             usable = sum(max(0, seats.workers - seats.sent) for _, seats in need.seats) - given.get(need.key, 0)
-            for node, seats in sorted(need.seats, key=lambda each: each[1].sent - each[1].ready):
+            for node, seats in sorted(need.seats, key=lambda each: each[1].sent - each[1].ready - each[1].load.parked):
                 count = min(seats.workers - seats.sent, node.places, need.left, usable)
                 if count > 0:
                     need.places += [(node.manager, False, False)] * count

@@ -101,6 +101,13 @@ class EnvironmentsConfig(Section, frozen=True, kw_only=True):
             "used."
         ),
     ] = "greedy-dual"
+    extra_workers: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=4096)] | None,
+        msgspec.Meta(
+            description="Warm workers of a node beyond its slots, for environments that take turns; default: as many "
+            "as slots, but none with mem_per_worker. With accelerators or cpu_affinity there are none."
+        ),
+    ] = None
     start_limit: Annotated[
         float,
         msgspec.Meta(

@@ -324,6 +324,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             idle_s=chosen.idle_time,
             memory_bytes=None if chosen.memory is None else int(chosen.memory * BYTES_PER_GB),
             eviction=chosen.eviction,
+            extra_workers=chosen.extra_workers,
             start_limit_s=chosen.start_limit,
             fork=chosen.fork,
             tasks_per_worker=self.max_tasks_per_worker or 0,

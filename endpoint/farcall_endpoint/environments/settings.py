@@ -24,6 +24,7 @@ class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     :param idle_s: a warm worker without a task is ended after so long.
     :param memory_bytes: of warm workers without a task, together; None: a half of the node's.
     :param eviction: which idle worker is ended first: by frequency, cost of a start and memory, or the oldest.
+    :param extra_workers: warm workers of a node beyond its slots; None: as many as slots, where that is safe.
     :param start_limit_s: longest start of an environment, with the conversion of its image.
     :param fork: whether workers are forks of a template.
     :param tasks_per_worker: a worker ends after so many tasks; 0: no limit.
@@ -42,6 +43,7 @@ class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     idle_s: float = 600.0
     memory_bytes: int | None = None
     eviction: Literal["greedy-dual", "lru"] = "greedy-dual"
+    extra_workers: int | None = None
     start_limit_s: float = 600.0
     fork: bool = True
     tasks_per_worker: int = 0

@@ -28,7 +28,7 @@ from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
-from farcall_endpoint.manager.slots import Sharing, partition
+from farcall_endpoint.manager.slots import Sharing, extra_workers, partition
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
 from farcall_endpoint.manager.worker_process import Confinement, Workplace
 from farcall_endpoint.pipe import Pipe
@@ -160,6 +160,7 @@ def main() -> None:
                 idle_s=environments.idle_s,
                 memory_bytes=node.memory_bytes // 2 if environments.memory_bytes is None else environments.memory_bytes,
                 eviction=environments.eviction,
+                extra_workers=extra_workers(slots, environments.extra_workers),
             ),
             tasks_per_worker=environments.tasks_per_worker,
         ),

@@ -140,6 +140,7 @@ class ManagerCore:
         self._free_slots = collections.deque((slot, OWN) for slot in range(slots))
         self._queue = TaskQueue(shared=shared_workers, default_key=self._default_key)
         self._workers: dict[int, Worker] = {}
+        self._parked: dict[int, Worker] = {}  # those of them that have no place
         self._next_worker_id = 0
         self._environments = EnvironmentStates()
         self._expiry_at = 0.0  # when the time of an idle worker is over
@@ -206,7 +207,9 @@ class ManagerCore:
             if self._free_slots:
                 deadline = min(deadline, self._placement.idle_launch_at(self._launch_at))
             if self._environments:
-                deadline = min(deadline, self._preparations.due_at, self._expiry_at)
+                deadline = min(deadline, self._preparations.due_at)
+            if self._environments or self._parked:
+                deadline = min(deadline, self._expiry_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
         due = [
@@ -294,10 +297,10 @@ class ManagerCore:
             else:
                 accepted.append(job)
         for named, several in itertools.groupby(accepted, _ENVIRONMENT_OF):
-            if (environment := named or self._default) is None:
+            if named is None and self._default is None:
                 self._queue.add(several, "")
             else:
-                self._preparations.add(environment, list(several), now)
+                self._preparations.add(named, list(several), now)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
@@ -391,7 +394,7 @@ class ManagerCore:
         return None if state is None else state.memory_bytes
 
     def _idle_workers(self) -> list[Worker]:
-        """The workers of environments that have nothing to do, and all without a place."""
+        """The workers of environments that have nothing to do, and those of any that have no place."""
         kept = self._idle_pair
         return [
             worker
@@ -417,17 +420,22 @@ class ManagerCore:
         self._kill(worker)
 
     def _vacate(self, worker: Worker) -> None:
-        """Free the place of an idle worker: it stays warm without one if it may, else it is ended."""
+        """Free the place of an idle worker: it stays warm without one if it may, else it is ended.
+
+        Threads that a task left behind run on: those of other submitters than the owner never do without a place.
+        """
         place = worker.place
-        if not self._warm.extra_workers or worker.tasks_left is not None:
+        if not self._warm.extra_workers or worker.tasks_left is not None or worker.pair.submitter:
             self._evict(worker)
             return
         worker.yields_to, worker.parked = None, True
+        self._parked[worker.worker_id] = worker
+        self._expiry_at = 0.0
         self._free_slots.append((worker.slot, place))
 
     def _trim_parked(self) -> None:
         """End the least valuable workers without a place, beyond the number that there may be."""
-        parked = [worker for worker in self._workers.values() if worker.parked and not worker.killed]
+        parked = [worker for worker in self._parked.values() if not worker.killed]
         if (excess := len(parked) - self._warm.extra_workers) > 0:
             protected = self._placement.protected()
             in_order = self._pool.in_order(parked)
@@ -468,7 +476,7 @@ class ManagerCore:
             for action in self._actions
             if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
         ]
-        if not worker.parked:
+        if self._parked.pop(worker.worker_id, None) is None:
             self._free_slots.append((worker.slot, worker.place))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
@@ -564,12 +572,12 @@ class ManagerCore:
             if self._free_slots:
                 self._launch(now.mono)
             self._assign(now.mono)
-            if self._warm.extra_workers:
-                if self._free_slots:  # of workers that stay warm without a place
+            if self._parked:
+                if self._free_slots:  # theirs
                     self._launch(now.mono)
                     self._assign(now.mono)
                 self._trim_parked()
-            if self._environments:  # now that those that are ready have got what waits for them
+            if self._environments or self._parked:  # now that those that are ready have got what waits for them
                 self._end_idle_workers(now.mono)
 
     def _check_worker(self, worker: Worker, now: Instant) -> None:
@@ -625,9 +633,11 @@ class ManagerCore:
                 continue
             if self._queue:
                 self._queue.got_place(pair)
-            parked = [each for each in self._workers.values() if each.parked and each.is_idle and each.pair == pair]
-            if parked:
-                parked[0].parked, parked[0].slot, parked[0].turn_began = False, slot, now
+            parked = next((each for each in self._parked.values() if each.is_idle and each.pair == pair), None)
+            if parked is not None:
+                del self._parked[parked.worker_id]
+                parked.parked, parked.slot, parked.turn_began = False, slot, now
+                self._reports.changed = True
                 continue
             state = self._environments.get(pair.key)
             environment = None if state is None else state.environment

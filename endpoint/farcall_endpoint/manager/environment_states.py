@@ -219,6 +219,7 @@ class EnvironmentState:
             since=self.since,
             problem="" if self.record is None else self.record.message,
             start_s=self.last_start_s,
+            parked=sum(worker.parked for worker in alive),
         )
 
     def _fail(self, record: ErrorRecord, now: Instant) -> None:
@@ -239,10 +240,11 @@ class EnvironmentStates(dict[str, EnvironmentState]):
 
     def of(self, environment: Environment) -> EnvironmentState:
         """An environment, which is new or was seen before."""
-        state = self.get(environment.key)
+        key = environment.key
+        state = self.get(key)
         if state is None:
             self._forget()
-            state = self[environment.key] = EnvironmentState(environment)
+            state = self[key] = EnvironmentState(environment)
         return state
 
     def is_ready(self, key: str, now: float) -> bool:

@@ -76,9 +76,14 @@ class Preparations:
         self.due_at = 0.0
         self.has_prewarmed = False
 
-    def add(self, environment: Environment, jobs: Sequence[Job], now: Instant) -> None:
-        """Let tasks wait for a worker in an environment, or for the environment itself."""
-        state = self._states.of(environment)
+    def add(self, environment: Environment | None, jobs: Sequence[Job], now: Instant) -> None:
+        """Let tasks wait for a worker in an environment (None: the default, which there is), or for the environment
+        itself."""
+        if environment is None:
+            assert self._default is not None
+            state = self._default
+        else:
+            state = self._states.of(environment)
         if (record := state.needed(now)) is not None:
             for job in jobs:
                 self._reports.finish(job, TaskState.FAILED, _for_task(record, state, job).to_json())

@@ -129,6 +129,19 @@ def partition(node: Node, sharing: Sharing) -> tuple[Slot, ...]:
     )
 
 
+def extra_workers(slots: Sequence[Slot], wanted: int | None) -> int:
+    """How many workers may stay warm without a slot: as many as there are slots, unless the owner wants another number.
+
+    None where slots have cores or accelerators: a worker keeps those that it was started with, and gets its next slot
+    where one is free. None by default where they have memory, as it is shared out among them.
+    """
+    if any(slot.cores or slot.accelerators for slot in slots):
+        return 0
+    if wanted is None:
+        return 0 if any(slot.memory_bytes for slot in slots) else len(slots)
+    return wanted
+
+
 def _limits(node: Node, sharing: Sharing) -> list[int]:
     """How many workers each of the resources allows; all above 0."""
     cores, memory_bytes = sharing.cores_per_worker, sharing.memory_per_worker_bytes

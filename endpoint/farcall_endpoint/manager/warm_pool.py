@@ -31,8 +31,8 @@ class WarmPoolSettings:
     :param idle_s: most seconds.
     :param memory_bytes: most memory of all that are idle; None: no limit.
     :param eviction: which one is ended first: the least valuable, or the one that was used last longest ago.
-    :param extra_workers: so many may be warm without a place, beyond the slots. None where slots are bound to cores or
-        accelerators: a worker without a place has none of these, and gets its next place where one is free.
+    :param extra_workers: so many may be warm without a place, beyond the slots; see
+        :func:`~farcall_endpoint.manager.slots.extra_workers`.
     """
 
     idle_s: float = 600.0
