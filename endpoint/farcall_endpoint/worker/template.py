@@ -287,7 +287,7 @@ class _Template:
 
     def _kill_orphans(self) -> None:
         """Kill what ended children left running, and what this process has adopted."""
-        orphans = _children() - set(self._children.values())
+        orphans = process_reaper.own_children() - set(self._children.values())
         process_reaper.kill_trees(orphans)
         for pid in orphans:
             with contextlib.suppress(ChildProcessError):
@@ -542,16 +542,6 @@ class TrustedPlaces:
 def _resident_bytes() -> int:
     with open("/proc/self/statm", encoding="utf-8") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * resource.getpagesize()
-
-
-def _children() -> set[int]:
-    """The children of this process."""
-    pid = os.getpid()
-    try:
-        with open(f"/proc/self/task/{pid}/children", encoding="utf-8") as file:  # noqa: PTH123
-            return set(map(int, file.read().split()))
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        return process_reaper.children_of(pid, process_reaper.read_processes())
 
 
 if __name__ == "__main__":
