@@ -18,9 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
-from farcall_endpoint.environments.templates import Template, TemplateFailed
+from farcall_endpoint.environments import templates
+from farcall_endpoint.environments.templates import ForkedProcess, Template, TemplateFailed, TemplateSuspected
 from farcall_endpoint.process_reaper import descendants, read_processes
 from farcall_endpoint.worker import namespaces
+from farcall_endpoint.worker.boot import Boot, Descriptors
+from farcall_endpoint.worker.channel import channel_pair
 from farcall_endpoint.worker.fork_protocol import (
     Forked,
     FromTemplate,
@@ -35,6 +38,14 @@ from tests.support.templates import ORDINARY_USER, fork_worker, running_template
 from tests.waiting import WAIT_S, wait_until
 
 USERS = [None, pytest.param(ORDINARY_USER, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can"))]
+
+
+@contextlib.contextmanager
+def fork_once(template: Template, **variables: str) -> Iterator[ForkedProcess]:
+    """A fork, in the time that a manager has for it."""
+    channel, end, claims = channel_pair()
+    with contextlib.closing(channel), contextlib.closing(end), contextlib.closing(claims):
+        yield template.fork(Boot(variables, "/"), Descriptors(end.fileno(), claims.fileno(), 1, 2))
 
 
 def namespaced() -> None:
@@ -502,7 +513,7 @@ def test_a_template_of_a_hostile_image_is_ended(packets: list[FromTemplate]) -> 
         assert process.wait(WAIT_S) == -signal.SIGKILL
 
 
-def test_the_manager_does_not_wait_for_each_worker_of_a_template_that_a_task_has_stopped() -> None:
+def test_a_template_that_a_task_has_stopped_is_suspected_until_it_answers() -> None:
     def stop() -> None:
         import os
         import signal
@@ -512,18 +523,42 @@ def test_the_manager_does_not_wait_for_each_worker_of_a_template_that_a_task_has
     def leave() -> None:
         import os
 
-        os._exit(0)
+        os._exit(3)
+
+    def color() -> str:
+        import os
+
+        return os.environ["COLOR"]
 
     with running_template() as template:
         workers = [fork_worker(template).ready() for _ in range(3)]
         workers[0].run(stop)
-        for worker in workers:
-            worker.send(leave)
-        began_at = time.monotonic()
-        for worker in workers:
-            worker.ended()
-        assert time.monotonic() - began_at < 9.0
-        assert "did not report" in template.problem
+        for reason in ("did not fork in time", "does not answer"):  # at once, the second time
+            with pytest.raises(TemplateSuspected, match=reason), fork_once(template, COLOR="red") as process:
+                pytest.fail(f"process {process.pid}")
+        workers[0].send(leave)
+        assert workers[0].ended() == 3  # as the kernel says
+        assert workers[1].run(lambda: 7) == 7
+        assert not template.is_over
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGCONT)
+        worker = fork_worker(template, variables={"COLOR": "blue"}).ready()
+        assert worker.run(color) == "blue"  # the child that came late has not got what another worker became
+        assert [each.end() for each in (*workers[1:], worker)] == [-signal.SIGKILL] * 3
+        wait_for(template, lambda: not template._spares or template._spares[0].pid)
+
+
+def test_a_template_that_is_suspected_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_SUSPECTED_LIMIT_S", 0.5)
+    with running_template() as template:
+        worker = fork_worker(template).ready()
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGSTOP)
+        with pytest.raises(TemplateSuspected), fork_once(template):
+            pytest.fail("it is stopped")
+        wait_for(template, lambda: template.is_over)
+        assert template.problem == "it has not answered for 0.5 s"
+        assert worker.ended() == -signal.SIGKILL
 
 
 def test_a_storm_of_forks() -> None:

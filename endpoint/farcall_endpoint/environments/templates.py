@@ -1,7 +1,9 @@
 """Templates, on the side of the manager: forks that are workers within milliseconds.
 
 A launcher starts the template's program in an environment and gives the connection to a :class:`Template`. Nothing here
-waits for a template but :meth:`Template.fork`, for as long as the kernel takes to fork a process.
+waits for a template but :meth:`Template.fork` and :meth:`Template.wait_for`: as long as the kernel takes to fork a
+process, which is milliseconds, and never more than :data:`ANSWER_S`. A template that has not answered by then, because
+the machine is slow or a task has stopped it, is *suspected*: until it answers, workers are started without it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Final
 import msgspec
 
 from farcall_endpoint import process_reaper
-from farcall_endpoint.worker.boot import Boot, Descriptors, send_boot
+from farcall_endpoint.worker.boot import MOST_DESCRIPTORS, Boot, Descriptors, send_boot
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
     Exited,
@@ -62,14 +64,18 @@ _is_read: Final = re.compile("|".join(map(fnmatch.translate, READ_AT_IMPORT))).m
 _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
-_FORK_LIMIT_S: Final = 5.0
-"""A fork takes milliseconds. A template that has not forked after so long is broken, or stopped by a task: all wait."""
-_EXIT_LIMIT_S: Final = 5.0
+ANSWER_S: Final = 0.25
+"""So long the manager's loop stands for a template at most. To suspect one wrongly costs a start without it."""
+_SUSPECTED_LIMIT_S: Final = 60.0
+"""A template that has been suspected for so long is killed, with its workers: nothing can be seen of their ends."""
 _MOST_PACKETS: Final = 200
 """In one turn: a hostile image sends without end."""
 _FILL_AFTER_S: Final = 0.005
 """A spare child is replaced when the worker that it became has begun."""
 _CREDENTIALS: Final = struct.Struct("3i")
+_DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * MOST_DESCRIPTORS)
+_EXIT_CODE: Final = 49
+"""Its place in ``/proc/PID/stat``, counted behind the name of the program."""
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
@@ -91,6 +97,10 @@ class TemplateFailed(OSError):
     """A template cannot fork: it ended, or refuses."""
 
 
+class TemplateSuspected(TemplateFailed):
+    """A template has not answered in time. It can fork again when it does."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TemplateImports:
     """What a template has imported. ``cost``: seconds and bytes by module; ``skipped``: reasons by module."""
@@ -106,7 +116,9 @@ class ForkedProcess:
     ``pidfd`` belongs to the caller of :meth:`Template.fork`.
     """
 
-    def __init__(self, template: Template, number: int, connection: socket.socket, *, asked: Fork) -> None:
+    def __init__(
+        self, template: Template, number: int, connection: socket.socket, end: socket.socket, *, asked: Fork
+    ) -> None:
         self.pid = 0
         self.pidfd = -1
         self.number = number
@@ -114,7 +126,33 @@ class ForkedProcess:
         self.problem = ""
         self.code: int | None = None
         self.connection = connection
+        self._end = end  # a copy of the child's
         self._template = template
+
+    def is_answered(self) -> bool:
+        """Whether it is known what became of the request."""
+        return bool(self.pid or self.problem)
+
+    def take_back(self) -> bool:
+        """Take back the boot message, which the child has not read yet; False if it has."""
+        try:
+            _, ancillary, *_ = self._end.recvmsg(1, _DESCRIPTORS_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        for _, _, data in ancillary:
+            for descriptor in memoryview(data).cast("i"):
+                os.close(descriptor)
+        return True
+
+    def forked(self, pid: int, pidfd: int) -> None:
+        """Its process exists."""
+        self.pid, self.pidfd = pid, pidfd
+        self._end.close()
+
+    def close(self) -> None:
+        """Close the connection to the child, which ends by itself if it has not got its boot message."""
+        self.connection.close()
+        self._end.close()
 
     def wait(self) -> int:
         """Wait for its end; the exit code, or the negative number of the signal that killed it."""
@@ -166,6 +204,7 @@ class Template:
         self._spares: deque[ForkedProcess] = deque()
         self._next_number = 1
         self._fill_at = float("inf")
+        self._suspected_at: float | None = None
         self._is_over = False
         self._closing = False
         #: The template's process as this process sees it; None before its first packet.
@@ -199,6 +238,8 @@ class Template:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
         if self._is_over:
             return float("inf")
+        if self._suspected_at is not None:
+            return self._suspected_at + _SUSPECTED_LIMIT_S
         if self.is_serving:
             return self._fill_at
         return self._importing_since + self._import_limit_s
@@ -212,18 +253,23 @@ class Template:
             self.problem_module = self._importing
             what = f"the import of {self._importing}" if self._importing else "its start"
             self._end(f"{what} took longer than {self._import_limit_s:g} s")
+        if self._suspected_at is not None and time.monotonic() > self.next_deadline():
+            self._end(f"it has not answered for {_SUSPECTED_LIMIT_S:g} s")
         if time.monotonic() >= self._fill_at:
             self._fill()
 
     def fork(self, boot: Boot, descriptors: Descriptors) -> ForkedProcess:
         """A worker. The descriptors stay open here.
 
+        :raises TemplateSuspected: if it does not answer.
         :raises TemplateFailed: if there is none; ``problem`` says why if the template is over.
         """
         if not self.is_serving or self._closing or self._is_over:
             raise TemplateFailed(self.problem or "the template does not serve yet")
         if boot.namespaces and self.namespaces_missing:
             raise TemplateFailed(self.namespaces_missing)
+        if self._suspected_at is not None:
+            raise TemplateSuspected("the template does not answer")
         fork = self._take_spare(namespaces=boot.namespaces)
         if fork is None:
             fork = self._request(namespaces=boot.namespaces)
@@ -231,15 +277,21 @@ class Template:
             send_boot(fork.connection, boot, descriptors)
         except OSError as error:
             self._discard(fork)
+            fork.close()
             raise TemplateFailed(f"the child is gone: {error}") from error
-        finally:
-            fork.connection.close()
-        deadline = time.monotonic() + _FORK_LIMIT_S
-        while fork.pid == 0 and not fork.problem:
-            if not self._wait(deadline):
-                self._end("it did not fork in time")
-                raise TemplateFailed(self.problem)
+        deadline = time.monotonic() + ANSWER_S
+        while not fork.is_answered() and self._wait(deadline):
             self._read()
+        if not fork.is_answered():
+            self._suspect()
+            if fork.take_back():
+                self._spares.append(fork)  # when the template answers
+                raise TemplateSuspected("the template did not fork in time")
+            while not fork.is_answered() and self._read():  # the child says that it exists before it reads
+                pass
+            if not fork.is_answered():
+                self._end("a child began without a word")
+        fork.close()
         if fork.problem:
             self._forks.pop(fork.number, None)
             raise TemplateFailed(fork.problem)
@@ -251,7 +303,7 @@ class Template:
         """Fork no more: the template ends with its last child. Keep on calling :meth:`serve` until :attr:`is_over`."""
         self._closing = True
         for spare in self._spares:
-            spare.connection.close()  # it ends by itself
+            spare.close()
         if not self._forks:
             self._end("closed")
 
@@ -272,11 +324,12 @@ class Template:
         """Wait for the end of a child; its exit code, or the negative number of a signal."""
         if fork.code is None:
             _wait_readable(fork.pidfd, None)
-        deadline = time.monotonic() + _EXIT_LIMIT_S
+        deadline = time.monotonic() + (ANSWER_S if self._suspected_at is None else 0.0)
         while fork.code is None and self._wait(deadline):
             self._read()
-        if fork.code is None:
-            self._end("it did not report the end of a child in time")
+        if fork.code is None and not self._is_over:
+            self._suspect()
+            fork.code = _exit_code_of(fork.pid)  # a zombie, as the template has not reaped it
         self._discard(fork)
         # The kernel kills the children of a template with it.
         return -int(signal.SIGKILL) if fork.code is None else fork.code
@@ -297,6 +350,7 @@ class Template:
             self.problem_module = self._importing
             self._end(f"it ended in the import of {self._importing}" if self._importing else "it ended")
             return False
+        self._suspected_at = None
         sender = _pid_of(ancillary)
         if self.pid is None:
             self.pid = sender
@@ -362,20 +416,19 @@ class Template:
             self._end("it ended")
             fork.problem = self.problem
             return
-        fork.pid, fork.pidfd = pid, pidfd
+        fork.forked(pid, pidfd)
 
     def _request(self, *, namespaces: bool) -> ForkedProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = self._next_number
         self._next_number += 1
         asked = Fork(number, namespaces, self._network if namespaces else True)
-        fork = ForkedProcess(self, number, ours, asked=asked)
+        fork = ForkedProcess(self, number, ours, theirs, asked=asked)
         self._forks[number] = fork
-        with theirs:
-            if not self._send(asked, theirs.fileno()):
-                self._forks.pop(number)
-                ours.close()
-                raise TemplateFailed(self.problem)
+        if not self._send(asked, theirs.fileno()):
+            self._forks.pop(number)
+            fork.close()
+            raise TemplateFailed(self.problem)
         return fork
 
     def _send(self, packet: FromManager, *descriptors: int) -> bool:
@@ -396,6 +449,10 @@ class Template:
         left_s = deadline - time.monotonic()
         return left_s > 0 and _wait_readable(self._connection.fileno(), left_s)
 
+    def _suspect(self) -> None:
+        if self._suspected_at is None:
+            self._suspected_at = time.monotonic()
+
     def _end(self, problem: str) -> None:
         """It is over: nothing more is sent or read. What is left of it, and its children, ends with its socket."""
         if self._is_over:
@@ -410,7 +467,7 @@ class Template:
             self._pidfd = -1
         self._connection.close()
         for fork in (*self._spares, *self._forks.values()):
-            fork.connection.close()
+            fork.close()
             fork.problem += "" if fork.problem else problem
         for spare in self._spares:
             if spare.pidfd >= 0:
@@ -421,7 +478,7 @@ class Template:
 
     def _fill(self) -> None:
         self._fill_at = float("inf")
-        if not self.is_serving or self._closing:
+        if not self.is_serving or self._closing or self._suspected_at is not None:
             return
         isolated = self._namespaces_wanted and not self.namespaces_missing
         while len(self._spares) < self._spares_wanted and not self._is_over:
@@ -441,7 +498,7 @@ class Template:
         if fork not in self._spares:
             return False
         self._spares.remove(fork)
-        fork.connection.close()
+        fork.close()
         if fork.pidfd >= 0:
             os.close(fork.pidfd)
         return True
@@ -490,6 +547,16 @@ def _pid_of(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
             pid, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
             return int(pid)
     return 0
+
+
+def _exit_code_of(pid: int) -> int | None:
+    """The exit code of a zombie that another process has to reap; None if there is none. 0 for one whose code the
+    kernel does not show to this user."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            return os.waitstatus_to_exitcode(int(file.read().rpartition(b")")[2].split()[_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:
