@@ -31,6 +31,7 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.worker.boot import MOST_DESCRIPTORS, Boot, Descriptors, send_boot
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
+    Branch,
     Exited,
     Fork,
     Forked,
@@ -117,14 +118,15 @@ class ForkedProcess:
     """
 
     def __init__(
-        self, template: Template, number: int, connection: socket.socket, end: socket.socket, *, asked: Fork
+        self, template: Template, connection: socket.socket, end: socket.socket, *, asked: Fork | Branch
     ) -> None:
         self.pid = 0
         self.pidfd = -1
-        self.number = number
+        self.number = asked.number
         self.asked = asked
         self.problem = ""
         self.code: int | None = None
+        self.is_released = False  # of a branch: its template is over
         self.connection = connection
         self._end = end  # a copy of the child's
         self._template = template
@@ -148,6 +150,17 @@ class ForkedProcess:
         """Its process exists."""
         self.pid, self.pidfd = pid, pidfd
         self._end.close()
+
+    def close_pidfd(self) -> None:
+        """The process is of no interest any more, and no caller of :meth:`Template.fork` has it."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def detach(self) -> socket.socket:
+        """The connection, which is another one's from now on."""
+        self._end.close()
+        return socket.socket(fileno=self.connection.detach())
 
     def close(self) -> None:
         """Close the connection to the child, which ends by itself if it has not got its boot message."""
@@ -214,6 +227,8 @@ class Template:
         self.is_serving = False
         #: Why children cannot have namespaces; empty if they can. Known when it serves.
         self.namespaces_missing = ""
+        #: Memory that it shared with no other process when it began to serve, as it says itself; 0 if it cannot.
+        self.private_bytes = 0
         #: Why it ended, or cannot be a template; empty while that is not the case.
         self.problem = ""
         #: The module that led to the problem; empty if none did.
@@ -229,6 +244,11 @@ class Template:
     def is_over(self) -> bool:
         """Whether the template has ended, or must not be used any more."""
         return self._is_over
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has neither workers nor branches."""
+        return len(self._forks) == len(self._spares)
 
     def fileno(self) -> int:
         """Readable when :meth:`serve` has something to do; -1 when the template is over and closed."""
@@ -299,13 +319,36 @@ class Template:
             self._fill_at = time.monotonic() + _FILL_AFTER_S
         return fork
 
+    def branch(self) -> tuple[ForkedProcess, socket.socket]:
+        """A further template: what this one has imported is loaded in it. Its process, for :meth:`end_branch`, and the
+        connection for a :class:`Template` of its own. Does not wait; if the fork fails, that connection ends.
+
+        This template lives as long as its branches.
+
+        :raises TemplateFailed: as :meth:`fork`.
+        """
+        if not self.is_serving or self._closing or self._is_over:
+            raise TemplateFailed(self.problem or "the template does not serve yet")
+        if self._suspected_at is not None:
+            raise TemplateSuspected("the template does not answer")
+        branch = self._ask(Branch(self._next_number))
+        return branch, branch.detach()
+
+    def end_branch(self, branch: ForkedProcess) -> None:
+        """A branch is over: kill what is left of it, without waiting. Its process id stays its own until then."""
+        branch.is_released = True
+        if branch.code is not None:
+            self._discard(branch)
+        elif branch.number in self._forks and self._send(Kill(branch.number)) and branch.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(branch.pidfd, signal.SIGKILL)
+
     def close(self) -> None:
         """Fork no more: the template ends with its last child. Keep on calling :meth:`serve` until :attr:`is_over`."""
         self._closing = True
         for spare in self._spares:
             spare.close()
-        if not self._forks:
-            self._end("closed")
+        self._end_if_closed()
 
     def kill_all(self) -> None:
         """Kill the template; the kernel kills its children."""
@@ -381,8 +424,9 @@ class Template:
             case Refused(module=module, reason=reason):
                 self.problem_module = module
                 self._end(reason)
-            case Serving(namespaces=missing):
+            case Serving(namespaces=missing, private_bytes=private_bytes):
                 self._importing = ""
+                self.private_bytes = private_bytes
                 self.namespaces_missing = missing
                 self.is_serving = True
                 self._fill_at = 0.0
@@ -394,12 +438,17 @@ class Template:
                 fork = self._forks.pop(number)
                 fork.problem = reason
                 self._drop_spare(fork)
+                self._end_if_closed()
             case Exited(number=number, code=code):
                 if (ended := self._forks.get(number)) is not None:
                     ended.code = code
                     if self._drop_spare(ended):
                         self._discard(ended)
                         self._fill_at = time.monotonic() + _FILL_AFTER_S
+                    elif isinstance(ended.asked, Branch):
+                        ended.close_pidfd()
+                        if ended.is_released:
+                            self._discard(ended)
 
     def _forked(self, fork: ForkedProcess, pid: int) -> None:
         if pid <= 0:
@@ -419,14 +468,15 @@ class Template:
         fork.forked(pid, pidfd)
 
     def _request(self, *, namespaces: bool) -> ForkedProcess:
+        return self._ask(Fork(self._next_number, namespaces, self._network if namespaces else True))
+
+    def _ask(self, asked: Fork | Branch) -> ForkedProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        number = self._next_number
         self._next_number += 1
-        asked = Fork(number, namespaces, self._network if namespaces else True)
-        fork = ForkedProcess(self, number, ours, theirs, asked=asked)
-        self._forks[number] = fork
+        fork = ForkedProcess(self, ours, theirs, asked=asked)
+        self._forks[fork.number] = fork
         if not self._send(asked, theirs.fileno()):
-            self._forks.pop(number)
+            self._forks.pop(fork.number)
             fork.close()
             raise TemplateFailed(self.problem)
         return fork
@@ -469,9 +519,8 @@ class Template:
         for fork in (*self._spares, *self._forks.values()):
             fork.close()
             fork.problem += "" if fork.problem else problem
-        for spare in self._spares:
-            if spare.pidfd >= 0:
-                os.close(spare.pidfd)
+            if fork in self._spares or isinstance(fork.asked, Branch):
+                fork.close_pidfd()
         self._spares.clear()
 
     # -- spare children ------------------------------------------------------------------------------------------------
@@ -489,7 +538,7 @@ class Template:
 
     def _take_spare(self, *, namespaces: bool) -> ForkedProcess | None:
         for spare in self._spares:
-            if spare.asked.namespaces == namespaces and spare.code is None:
+            if isinstance(spare.asked, Fork) and spare.asked.namespaces == namespaces and spare.code is None:
                 self._spares.remove(spare)
                 return spare
         return None
@@ -499,14 +548,16 @@ class Template:
             return False
         self._spares.remove(fork)
         fork.close()
-        if fork.pidfd >= 0:
-            os.close(fork.pidfd)
+        fork.close_pidfd()
         return True
 
     def _discard(self, fork: ForkedProcess) -> None:
         """The manager needs the id of this child no more."""
         if self._forks.pop(fork.number, None) is not None:
             self._send(Reap(fork.number))
+        self._end_if_closed()
+
+    def _end_if_closed(self) -> None:
         if self._closing and not self._forks:
             self._end("closed")
 
