@@ -494,7 +494,7 @@ class EnvironmentLauncher:
         :raises EnvironmentLost: if it must be prepared again.
         :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
         """
-        key = _template_key(environment.key, wanted)
+        key = key_of_template(environment.key, wanted)
         if (
             wanted.fork
             and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors, now=time.monotonic())) is not None
@@ -694,7 +694,7 @@ class EnvironmentLauncher:
             return ""
         place = msgspec.structs.replace(environment, name="", preload=None).key
         image = (prepared.image, prepared.python, prepared.bundle)
-        return _template_key("\0".join((place, *image)), wanted)
+        return key_of_template("\0".join((place, *image)), wanted)
 
     def _template_failed(self, template: Container) -> None:
         """The process of a template has ended; one that has connected is the pool's matter."""
@@ -863,8 +863,11 @@ def first_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in _FIRST if name in variables}
 
 
-def _template_key(place: str, wanted: ContainerStart) -> str:
-    """What a template is known by: where it runs, for which workers, with which accelerators, and its variables."""
+def key_of_template(place: str, wanted: ContainerStart) -> str:
+    """What a template is known by: where it runs, for which workers, with which accelerators, and its variables.
+
+    In a container that has no other accelerators than its worker's, these variables are the same for all workers.
+    """
     return template_key("-".join((place, wanted.group, *wanted.accelerators)), wanted.boot.variables)
 
 
