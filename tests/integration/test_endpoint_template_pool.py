@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import signal
@@ -66,7 +67,7 @@ class Pool:
                 environment_key,
                 connection,
                 modules,
-                root=TemplateRoot(name=self.root, places=(str(self.directory),), import_limit_s=5.0),
+                root=TemplateRoot(name=self.root, places=(str(self.directory),)),
                 stop=process.kill,
                 now=self.now,
                 statistics_key="e",
@@ -305,6 +306,9 @@ def test_an_unfit_branch_harms_itself_alone(pool: Pool, text: str) -> None:
     pool.learn("one")
     pool.start()
     pid, worker = pool.pid(), pool.forked()
+    if "pause" in text:
+        entry = pool.pool._serving["k"]
+        entry.root = dataclasses.replace(entry.root, import_limit_s=3.0)
     pool.learn("one", "bad", "two")
     pool.now = 60.0
     assert pool.start() == ("one", "bad", "two")

@@ -157,6 +157,35 @@ def test_a_template_ends_without_its_manager() -> None:
         wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
+_MANAGER = """
+import os, signal
+from farcall_endpoint.environments.templates import Template
+from tests.support.templates import fork_worker, start_template, wait_for
+
+process, connection = start_template(variables=dict(os.environ))
+template = Template(connection, spares=1)
+wait_for(template, lambda: template.is_serving)
+branch = Template(template.branch()[1], modules=["colorsys"], spares=1)
+wait_for(branch, lambda: branch.is_serving)
+worker = fork_worker(branch).ready()
+print(template.pid, branch.pid, worker.process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_template_and_its_branch_end_without_their_manager() -> None:
+    done = subprocess.run([sys.executable, "-c", _MANAGER], stdout=subprocess.PIPE, text=True, timeout=WAIT_S)
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 3
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def test_random_numbers_of_forks_differ() -> None:
     def numbers() -> list[Any]:
         import multiprocessing

@@ -123,7 +123,7 @@ class TemplatePool:
     :param spares: children that each template forks in advance.
     :param idle_s: a template of no environment ends when it has not been used for so long; those of environments end
         with them (see :meth:`release`).
-    :param memory_bytes: of all templates together; None: no limit.
+    :param memory_bytes: of all templates together, if there is more than one; None: no limit.
     """
 
     def __init__(
@@ -308,13 +308,12 @@ class TemplatePool:
     @property
     def pids(self) -> set[int]:
         """The processes of templates."""
-        entries = (*self._serving.values(), *self._starting.values(), *self._leaving)
-        return {entry.template.pid for entry in entries if entry.template.pid}
+        return {entry.template.pid for entry in self._all() if entry.template.pid}
 
     @property
     def held_bytes(self) -> int:
         """Memory of the templates, as far as it is known."""
-        return sum(entry.size_bytes for entry in (*self._serving.values(), *self._starting.values(), *self._leaving))
+        return sum(entry.size_bytes for entry in self._all())
 
     def learn(self, statistics_key: str, names: Sequence[str], *, now: float) -> None:
         """A worker has reported what its tasks imported."""
@@ -374,9 +373,9 @@ class TemplatePool:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _excess_bytes(self, needed_bytes: int = 0) -> int:
-        if self._memory_bytes is None:
-            return 0
-        return self.held_bytes + needed_bytes - self._memory_bytes
+        """What templates have beyond the budget; a single one may have more."""
+        sizes = [*filter(None, (entry.size_bytes for entry in self._all())), *filter(None, (needed_bytes,))]
+        return 0 if self._memory_bytes is None or len(sizes) < 2 else sum(sizes) - self._memory_bytes
 
     def _make_room(self, needed_bytes: int, *, now: float) -> bool:
         """End templates that were not used for a while, if that makes room for one of so much memory; whether it
@@ -426,7 +425,7 @@ class TemplatePool:
 
     def close(self) -> None:
         """End all templates, and what is left of their workers."""
-        for entry in (*self._serving.values(), *self._starting.values(), *self._leaving):
+        for entry in self._all():
             entry.template.close()
             entry.template.kill_all()
             entry.stop()
@@ -435,6 +434,9 @@ class TemplatePool:
         self._leaving.clear()
         self._store.close()
         self._epoll.close()
+
+    def _all(self) -> list[_Entry]:
+        return [*self._serving.values(), *self._starting.values(), *self._leaving]
 
     def _unused_at(self, entry: _Entry) -> float:
         return float("inf") if entry.environment_key else entry.used_at + self._idle_s

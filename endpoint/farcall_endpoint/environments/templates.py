@@ -152,7 +152,7 @@ class ForkedProcess:
         self._end.close()
 
     def close_pidfd(self) -> None:
-        """The process is of no interest any more, and no caller of :meth:`Template.fork` has it."""
+        """Watch the process no more. That of a worker belongs to the caller of :meth:`Template.fork`."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
