@@ -180,6 +180,26 @@ def test_a_template_and_its_branch_end_without_their_manager() -> None:
     wait_until(lambda: not any(map(is_running, pids)))
 
 
+@pytest.mark.parametrize("user", USERS)
+def test_isolated_workers_of_a_branch_end_with_it(user: int | None) -> None:
+    namespaced()
+    with running_template(namespaces=True, user=user) as template:
+        process, connection = template.branch()
+        branch = Template(connection, namespaces=True, spares=1)
+        wait_for(branch, lambda: branch.is_serving)
+        of_template = fork_worker(template, namespaces=True).ready()
+        workers = [fork_worker(branch, namespaces=True).ready() for _ in range(2)]
+        assert [worker.run(os.getpid) for worker in (of_template, *workers)] == [1] * 3
+        assert branch.pid is not None
+        os.kill(branch.pid, signal.SIGKILL)
+        wait_for(branch, lambda: branch.is_over)
+        assert [worker.ended() for worker in workers] == [-signal.SIGKILL] * 2
+        template.end_branch(process)
+        wait_for(template, lambda: process.code == -signal.SIGKILL)
+        assert of_template.run(os.getpid) == 1
+        of_template.end()
+
+
 def is_running(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
