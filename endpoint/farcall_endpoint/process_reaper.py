@@ -74,6 +74,15 @@ def children_of(pid: int, processes: Mapping[int, Process]) -> set[int]:
     return {child for child, process in processes.items() if process.parent == pid}
 
 
+def own_children() -> set[int]:
+    """The children of this process, zombies included.
+
+    The kernel's list lacks none: only this process takes one off it, by reaping it.
+    """
+    pid = os.getpid()
+    return _listed_children(pid) if _LISTS_CHILDREN else children_of(pid, read_processes())
+
+
 def descendants(roots: Collection[int], processes: Mapping[int, Process]) -> set[int]:
     """All descendants of any of these, without the roots."""
     lines = ((pid, ancestry(pid, processes)) for pid in processes if pid not in roots)
@@ -176,8 +185,7 @@ def _zombie_children() -> set[int]:
             return set()
     except ChildProcessError:  # no children
         return set()
-    processes = read_processes()
-    return {pid for pid in children_of(os.getpid(), processes) if processes[pid].is_zombie}
+    return {pid for pid in own_children() if (process := read_process(pid)) is not None and process.is_zombie}
 
 
 def _start_of(pid: int) -> int | None:
@@ -215,7 +223,7 @@ def supervise(command: list[str]) -> int:
         pid, status = os.wait()
         if pid == main:
             break
-    while left := children_of(os.getpid(), read_processes()):
+    while left := own_children():
         kill_trees(left)
         for child in left:
             with contextlib.suppress(ChildProcessError):

@@ -18,9 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
-from farcall_endpoint.environments.templates import Template, TemplateFailed
+from farcall_endpoint.environments import templates
+from farcall_endpoint.environments.templates import ForkedProcess, Template, TemplateFailed, TemplateSuspected
 from farcall_endpoint.process_reaper import descendants, read_processes
 from farcall_endpoint.worker import namespaces
+from farcall_endpoint.worker.boot import Boot, Descriptors
+from farcall_endpoint.worker.channel import channel_pair
 from farcall_endpoint.worker.fork_protocol import (
     Forked,
     FromTemplate,
@@ -35,6 +38,14 @@ from tests.support.templates import ORDINARY_USER, fork_worker, running_template
 from tests.waiting import WAIT_S, wait_until
 
 USERS = [None, pytest.param(ORDINARY_USER, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can"))]
+
+
+@contextlib.contextmanager
+def fork_once(template: Template, **variables: str) -> Iterator[ForkedProcess]:
+    """A fork, in the time that a manager has for it."""
+    channel, end, claims = channel_pair()
+    with contextlib.closing(channel), contextlib.closing(end), contextlib.closing(claims):
+        yield template.fork(Boot(variables, "/"), Descriptors(end.fileno(), claims.fileno(), 1, 2))
 
 
 def namespaced() -> None:
@@ -144,6 +155,55 @@ def test_a_template_ends_without_its_manager() -> None:
         worker.channel.close()
         worker.ended()
         wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+_MANAGER = """
+import os, signal
+from farcall_endpoint.environments.templates import Template
+from tests.support.templates import fork_worker, start_template, wait_for
+
+process, connection = start_template(variables=dict(os.environ))
+template = Template(connection, spares=1)
+wait_for(template, lambda: template.is_serving)
+branch = Template(template.branch()[1], modules=["colorsys"], spares=1)
+wait_for(branch, lambda: branch.is_serving)
+worker = fork_worker(branch).ready()
+print(template.pid, branch.pid, worker.process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_template_and_its_branch_end_without_their_manager() -> None:
+    done = subprocess.run([sys.executable, "-c", _MANAGER], stdout=subprocess.PIPE, text=True, timeout=WAIT_S)
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 3
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_isolated_workers_of_a_branch_end_with_it(user: int | None) -> None:
+    namespaced()
+    with running_template(namespaces=True, user=user) as template:
+        process, connection = template.branch()
+        branch = Template(connection, namespaces=True, spares=1)
+        wait_for(branch, lambda: branch.is_serving)
+        of_template = fork_worker(template, namespaces=True).ready()
+        workers = [fork_worker(branch, namespaces=True).ready() for _ in range(2)]
+        assert [worker.run(os.getpid) for worker in (of_template, *workers)] == [1] * 3
+        assert branch.pid is not None
+        os.kill(branch.pid, signal.SIGKILL)
+        wait_for(branch, lambda: branch.is_over)
+        assert [worker.ended() for worker in workers] == [-signal.SIGKILL] * 2
+        template.end_branch(process)
+        wait_for(template, lambda: process.code == -signal.SIGKILL)
+        assert of_template.run(os.getpid) == 1
+        of_template.end()
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_random_numbers_of_forks_differ() -> None:
@@ -502,7 +562,7 @@ def test_a_template_of_a_hostile_image_is_ended(packets: list[FromTemplate]) -> 
         assert process.wait(WAIT_S) == -signal.SIGKILL
 
 
-def test_the_manager_does_not_wait_for_each_worker_of_a_template_that_a_task_has_stopped() -> None:
+def test_a_template_that_a_task_has_stopped_is_suspected_until_it_answers() -> None:
     def stop() -> None:
         import os
         import signal
@@ -512,18 +572,42 @@ def test_the_manager_does_not_wait_for_each_worker_of_a_template_that_a_task_has
     def leave() -> None:
         import os
 
-        os._exit(0)
+        os._exit(3)
+
+    def color() -> str:
+        import os
+
+        return os.environ["COLOR"]
 
     with running_template() as template:
         workers = [fork_worker(template).ready() for _ in range(3)]
         workers[0].run(stop)
-        for worker in workers:
-            worker.send(leave)
-        began_at = time.monotonic()
-        for worker in workers:
-            worker.ended()
-        assert time.monotonic() - began_at < 9.0
-        assert "did not report" in template.problem
+        for reason in ("did not fork in time", "does not answer"):  # at once, the second time
+            with pytest.raises(TemplateSuspected, match=reason), fork_once(template, COLOR="red") as process:
+                pytest.fail(f"process {process.pid}")
+        workers[0].send(leave)
+        assert workers[0].ended() == 3  # as the kernel says
+        assert workers[1].run(lambda: 7) == 7
+        assert not template.is_over
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGCONT)
+        worker = fork_worker(template, variables={"COLOR": "blue"}).ready()
+        assert worker.run(color) == "blue"  # the child that came late has not got what another worker became
+        assert [each.end() for each in (*workers[1:], worker)] == [-signal.SIGKILL] * 3
+        wait_for(template, lambda: not template._spares or template._spares[0].pid)
+
+
+def test_a_template_that_is_suspected_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_SUSPECTED_LIMIT_S", 0.5)
+    with running_template() as template:
+        worker = fork_worker(template).ready()
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGSTOP)
+        with pytest.raises(TemplateSuspected), fork_once(template):
+            pytest.fail("it is stopped")
+        wait_for(template, lambda: template.is_over)
+        assert template.problem == "it has not answered for 0.5 s"
+        assert worker.ended() == -signal.SIGKILL
 
 
 def test_a_storm_of_forks() -> None:

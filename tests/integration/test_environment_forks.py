@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -227,6 +228,23 @@ def test_an_unfit_template_leaves_workers_fresh(node: Node, venv: Path) -> None:
     modules = node.run(fork, about)["modules"]
     assert "slow_module" in modules
     assert "threaded" not in modules
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_environments_that_differ_in_what_they_preload_share_a_container(node: Node, venv: Path, index: int) -> None:
+    complete = environments(venv)[index]
+    basic = msgspec.structs.replace(complete, preload=("colorsys",))
+    complete = msgspec.structs.replace(complete, preload=(*(complete.preload or ()), "colorsys"))
+    launcher = node.launcher._in_environments()._launcher
+    forked(node, basic)
+    assert set(complete.preload or ()) <= set(node.run(forked(node, complete), about)["modules"])
+    assert len(launcher._templates) == 1
+    assert len(launcher._pool.pids) == 2
+    forked(node, complete, submitter=SUBMITTER)  # another one's is a tree of its own
+    assert len(launcher._templates) == 2
+    node.launcher.release(basic.key)
+    forked(node, complete)
+    assert len(launcher._templates) == 2
 
 
 def test_without_forks_every_worker_is_fresh(tmp_path: Path, venv: Path) -> None:

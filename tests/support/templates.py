@@ -18,7 +18,7 @@ from typing import Any
 
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.environments.templates import ForkedProcess, Template, start_template
+from farcall_endpoint.environments.templates import ForkedProcess, Template, TemplateSuspected, start_template
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import Channel, Done, NewModules, Order, Packet, Ready, Run, channel_pair
 from tests.waiting import WAIT_S
@@ -103,12 +103,12 @@ class ForkedWorker:
 
 
 def fork_worker(template: Template, *, variables: Mapping[str, str] | None = None, **boot: Any) -> ForkedWorker:
-    """A worker. Variables are those of this process unless they are given."""
+    """A worker, however slow this machine is. Variables are those of this process unless they are given."""
     channel, end, claims = channel_pair()
     output = (unnamed_file(), unnamed_file())
     try:
         what = Boot(variables=dict(os.environ if variables is None else variables), **{"directory": "/", **boot})
-        process = template.fork(what, Descriptors(end.fileno(), claims.fileno(), *output))
+        process = _fork(template, what, Descriptors(end.fileno(), claims.fileno(), *output))
     except BaseException:
         channel.close()
         for descriptor in output:
@@ -118,6 +118,17 @@ def fork_worker(template: Template, *, variables: Mapping[str, str] | None = Non
         end.close()
         claims.close()
     return ForkedWorker(process, channel, output)
+
+
+def _fork(template: Template, boot: Boot, descriptors: Descriptors) -> ForkedProcess:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return template.fork(boot, descriptors)
+        except TemplateSuspected:
+            assert time.monotonic() < deadline
+            select.select([template], [], [], 1.0)
+            template.serve()
 
 
 @contextlib.contextmanager

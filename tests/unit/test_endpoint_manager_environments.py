@@ -741,6 +741,9 @@ def test_environments_are_reported_when_they_change() -> None:
     rig.finish(A)
     rig.wait(0.5)
     assert (rig.statuses["a"].warm, rig.statuses["a"].busy) == (1, 0)
+    rig.settle(EnvironmentReady(A.key, forkable=False))  # its template was ended
+    rig.wait(0.5)
+    assert (rig.statuses["a"].warm, rig.statuses["a"].forkable) == (1, False)
     rig.reports.clear()
     rig.wait(5.0)
     assert rig.reports, "heartbeats"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.waiting import WAIT_S
 
@@ -62,3 +65,34 @@ def test_orphans_are_killed_and_reaped() -> None:
 
 def test_a_process_with_earlier_children_adopts_none() -> None:
     assert "children from before its start" in run(HAS_CHILDREN).stderr
+
+
+READS = """
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import time
+from pathlib import Path
+from farcall_endpoint.manager.processes import Orphans
+
+orphans = Orphans()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+opened = []
+sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
+orphans.kill(known=(), now=0.0)
+print(sum(path.startswith("/proc/") and path.endswith("/stat") for path in opened), orphans.due_at is not None)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="not listed here")
+def test_processes_of_others_are_not_read() -> None:
+    """A large node has thousands."""
+    done = subprocess.run([sys.executable, "-c", READS], capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.stdout, done.stderr) == ("0 True\n", "")

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.launcher import StartLog, first_variables, mounts_of
+from farcall_endpoint.environments.launcher import ContainerStart, StartLog, first_variables, key_of_template, mounts_of
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.isolation.environment import for_image
 from farcall_endpoint.manager.environment_workers import renumbered
+from farcall_endpoint.worker.boot import Boot, Descriptors
 
 
 def test_binds() -> None:
@@ -52,6 +53,18 @@ def test_accelerators_have_other_numbers_where_a_container_has_no_others(
 ) -> None:
     found = renumbered(accelerators)
     assert found.get("CUDA_VISIBLE_DEVICES") == found.get("FARCALL_WORKER_ACCELERATORS") == numbers
+
+
+def test_workers_with_different_accelerators_are_forks_of_different_templates() -> None:
+    """A fork is in the container of its template."""
+
+    def start(accelerators: tuple[str, ...], **variables: str) -> ContainerStart:
+        boot, descriptors = Boot({**renumbered(accelerators), **variables}, "/"), Descriptors(0, 0, 1, 2)
+        return ContainerStart(boot, descriptors, int, (), {}, group="ada", accelerators=accelerators)
+
+    starts = [start(("1",)), start(("2",)), start(("1",), OMP_SCHEDULE="static"), start(())]
+    assert len({key_of_template("e", each) for each in starts}) == 4
+    assert key_of_template("e", start(("1",), COLOR="red")) == key_of_template("e", starts[0])
 
 
 def test_a_start_log_is_bounded(tmp_path: Path) -> None:

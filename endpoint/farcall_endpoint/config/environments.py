@@ -91,7 +91,8 @@ class EnvironmentsConfig(Section, frozen=True, kw_only=True):
     memory: Annotated[
         _Gigabytes | None,
         msgspec.Meta(
-            description="Memory of a node for warm workers without a task, in GB; default: half of the node's."
+            description="Memory of a node for warm workers without a task, in GB; templates may have half as much; "
+            "default: half of the node's."
         ),
     ] = None
     eviction: Annotated[

@@ -49,7 +49,7 @@ MODULES: Final = (
     *("farcall_endpoint.worker.environment", "farcall_endpoint.worker.fork_hazards"),
     *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.namespaces"),
     *("farcall_endpoint.worker.template", "farcall_endpoint.worker.mpi", "farcall_endpoint.worker.runner"),
-    *("farcall_endpoint.worker.settings", "farcall_endpoint.worker.usage"),
+    *("farcall_endpoint.worker.settings", "farcall_endpoint.worker.trusted_places", "farcall_endpoint.worker.usage"),
 )
 """Our own modules that a worker imports."""
 PACKAGES: Final = ("cloudpickle", "dill", "landlockpy", "typing_extensions")

@@ -45,7 +45,7 @@ from farcall_endpoint.environments.preparation import (
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
-from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool
+from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool, TemplateRoot
 from farcall_endpoint.environments.templates import (
     ForkedProcess,
     start_template,
@@ -289,7 +289,11 @@ class EnvironmentLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._root: Path | None = None
-        self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS), idle_s=settings.idle_s)
+        self._pool = TemplatePool(
+            PreloadStore(cache_directory(settings) / _IMPORTS),
+            idle_s=settings.idle_s,
+            memory_bytes=None if settings.memory_bytes is None else settings.memory_bytes // 2,
+        )
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
         self._templates: set[Container] = set()
         self._own: dict[str, subprocess.Popen[bytes]] = {}
@@ -506,7 +510,7 @@ class EnvironmentLauncher:
         :raises EnvironmentLost: if it must be prepared again.
         :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
         """
-        key = template_key(f"{environment.key}-{wanted.group}", wanted.boot.variables)
+        key = key_of_template(environment.key, wanted)
         if (
             wanted.fork
             and (fork := self._pool.fork(key, wanted.boot, wanted.descriptors, now=time.monotonic())) is not None
@@ -626,7 +630,9 @@ class EnvironmentLauncher:
         """
         statistics = statistics_key("", submitter)
         modules = self._pool.wanted(key, statistics, None, now=time.monotonic())
-        if modules is None:
+        if modules is None or self._pool.branch(
+            key, "", modules, root=key, now=time.monotonic(), statistics_key=statistics
+        ):
             return
         try:
             process, connection = start_template(command, variables=variables)
@@ -641,6 +647,7 @@ class EnvironmentLauncher:
             "",
             connection,
             modules,
+            root=TemplateRoot(name=key),
             stop=lambda: self._end_own(name),
             now=time.monotonic(),
             statistics_key=statistics,
@@ -659,7 +666,12 @@ class EnvironmentLauncher:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
         statistics = statistics_key(environment.key, wanted.group)
         modules = self._pool.wanted(key, statistics, environment, now=time.monotonic())
-        if modules is None:
+        if modules is None or self._pool.branch(
+            *(key, environment.key, modules),
+            root=self._root_of(environment, wanted),
+            now=time.monotonic(),
+            statistics_key=statistics,
+        ):
             return
         try:
             template = self._start(environment, wanted, TEMPLATE)
@@ -682,17 +694,30 @@ class EnvironmentLauncher:
         assert template.origin is not None
         assert template.modules is not None
         connection, template.connection = template.connection, None
+        environment, wanted = template.origin
         self._pool.add(
             template.template_key,
-            template.origin[0].key,
+            environment.key,
             connection,
             template.modules,
+            root=TemplateRoot(
+                name=self._root_of(environment, wanted),
+                network=self.settings.network,
+                private=(wanted.boot.directory, *(mount.target for mount in wanted.mounts)),
+            ),
             stop=lambda: self._end_template(template),
             now=time.monotonic(),
-            network=self.settings.network,
-            statistics_key=statistics_key(template.origin[0].key, template.origin[1].group),
-            private=[template.origin[1].boot.directory, *(mount.target for mount in template.origin[1].mounts)],
+            statistics_key=statistics_key(environment.key, wanted.group),
         )
+
+    def _root_of(self, environment: Environment, wanted: ContainerStart) -> str:
+        """The name of the root of a template: equal where environments differ in what they preload only."""
+        prepared = self._prepared.get(environment.key)
+        if prepared is None:
+            return ""
+        place = msgspec.structs.replace(environment, name="", preload=None).key
+        image = (prepared.image, prepared.python, prepared.bundle)
+        return key_of_template("\0".join((place, *image)), wanted)
 
     def _template_failed(self, template: Container) -> None:
         """The process of a template has ended; one that has connected is the pool's matter."""
@@ -859,6 +884,14 @@ def first_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """What a container's program gets before it boots: only what is no secret, as other users of the node can read the
     command line of a runner."""
     return {name: variables[name] for name in _FIRST if name in variables}
+
+
+def key_of_template(place: str, wanted: ContainerStart) -> str:
+    """What a template is known by: where it runs, for which workers, with which accelerators, and its variables.
+
+    In a container that has no other accelerators than its worker's, these variables are the same for all workers.
+    """
+    return template_key("-".join((place, wanted.group, *wanted.accelerators)), wanted.boot.variables)
 
 
 def _retryable(record: ErrorRecord) -> ErrorRecord:

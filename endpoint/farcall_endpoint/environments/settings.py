@@ -22,7 +22,8 @@ class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     :param cache_dir: directory on the node's disk for what was prepared: images, packages, the worker's own code.
     :param cache_bytes: most bytes in it; the least recently used go first.
     :param idle_s: a warm worker without a task is ended after so long.
-    :param memory_bytes: of warm workers without a task, together; None: a half of the node's.
+    :param memory_bytes: of warm workers without a task, together; templates may have half as much. None: a half of the
+        node's.
     :param eviction: which idle worker is ended first: by frequency, cost of a start and memory, or the oldest.
     :param extra_workers: warm workers of a node beyond its slots; None: as many as slots, where that is safe.
     :param start_limit_s: longest start of an environment, with the conversion of its image.

@@ -1,17 +1,24 @@
 """Pool of templates: one for each kind of worker, replaced when tasks import something new.
 
-The pool starts no process itself: a launcher asks :meth:`TemplatePool.wanted` when it starts a worker afresh, starts a
-template in the same way as that worker, in an environment or not, and gives its connection to :meth:`TemplatePool.add`.
+A launcher asks :meth:`TemplatePool.wanted` when it starts a worker afresh. The template is a branch of one that runs in
+the same root, where there is one (:meth:`TemplatePool.branch`); else the launcher starts it in the same way as that
+worker, in an environment or not, and gives its connection to :meth:`TemplatePool.add`.
 A template that is unfit costs no task anything: workers are started afresh, as without templates.
+
+Templates have a memory budget. One without workers and branches makes room for another one if it was not used for a
+while, the one that was used last longest ago first; a template that finds no room is not started. So two that alternate
+and have room for one do not take turns: that would cost a start for each worker.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import resource
 import select
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from farcall_common.environments import Environment
@@ -22,7 +29,8 @@ from farcall_endpoint.worker.boot import Boot, Descriptors
 _logger = logging.getLogger(__name__)
 
 _LEAST_AGE_S: Final = 30.0
-"""So long a template is used before one with more modules replaces it, unless it has none."""
+"""So long a template is used before one with more modules replaces it, unless it has none; and so long it must not have
+been used before another one gets its memory."""
 _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
 """Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
@@ -31,18 +39,61 @@ _PAUSE_S: Final = 60.0
 and the manager waits for that for seconds."""
 _LONGEST_PAUSE_S: Final = 3600.0
 _MOST_FAILED: Final = 1000
-"""Templates whose failures are remembered."""
+"""Templates whose failures, and whose sizes, are remembered."""
+_MOST_LEVELS: Final = 3
+"""Of branches of branches. Each level is a process that stays while it has branches, though nothing else needs it."""
+_UNKNOWN_BYTES: Final = 100 * 2**20
+"""Memory of a template that was not measured yet."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TemplateRoot:
+    """Where a template runs, and what its imports must not read.
+
+    :param name: equal for templates that see the same files and variables, and whose workers may share memory; empty
+        for one that has no branches.
+    :param namespaces, network, places, private, import_limit_s: as of :class:`Template`.
+    """
+
+    name: str = ""
+    namespaces: bool = False
+    network: bool = True
+    places: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    import_limit_s: float = 60.0
+
+
+@dataclasses.dataclass(eq=False)
 class _Entry:
+    """``parent``: the template that it is a branch of. ``size_bytes``: what it occupies beyond that."""
+
     environment_key: str
     statistics_key: str
+    root: TemplateRoot
     template: Template
     modules: tuple[str, ...]
     stop: Callable[[], object]
     check_at: float
     used_at: float
+    size_bytes: int
+    parent: _Entry | None = None
+    total_bytes: int = 0
+    serving_since: float = 0.0
+
+    @property
+    def level(self) -> int:
+        return 0 if self.parent is None else self.parent.level + 1
+
+    @property
+    def loaded(self) -> set[str]:
+        return set(self.modules).difference(self.template.imports.skipped)
+
+    def measure(self) -> None:
+        """A branch shares what its parent had loaded. What a template says is no less than what can be seen of it."""
+        if self.template.pid:
+            self.total_bytes = _anonymous_bytes(self.template.pid)
+            shared_bytes = 0 if self.parent is None else self.parent.total_bytes
+            self.size_bytes = max(self.template.private_bytes, self.total_bytes - shared_bytes)
 
 
 @dataclasses.dataclass
@@ -55,11 +106,13 @@ class _Failures:
 
 @dataclasses.dataclass(frozen=True)
 class TemplateChange:
-    """A template serves now, or is over: ``problem`` says why it cannot fork, empty if it can."""
+    """A template serves now, or is over: ``problem`` says why it cannot fork, empty if it can. ``is_forkable``: whether
+    the environment has one that can."""
 
     key: str
     environment_key: str
     problem: str = ""
+    is_forkable: bool = True
 
 
 class TemplatePool:
@@ -70,15 +123,25 @@ class TemplatePool:
     :param spares: children that each template forks in advance.
     :param idle_s: a template of no environment ends when it has not been used for so long; those of environments end
         with them (see :meth:`release`).
+    :param memory_bytes: of all templates together, if there is more than one; None: no limit.
     """
 
     def __init__(
-        self, store: PreloadStore, *, budget_bytes: int = 512 * 2**20, spares: int = 1, idle_s: float = float("inf")
+        self,
+        store: PreloadStore,
+        *,
+        budget_bytes: int = 512 * 2**20,
+        spares: int = 1,
+        idle_s: float = float("inf"),
+        memory_bytes: int | None = None,
     ) -> None:
         self._store = store
         self._budget_bytes = budget_bytes
         self._spares = spares
         self._idle_s = idle_s
+        self._memory_bytes = memory_bytes
+        self._sizes: dict[str, int] = {}  # of templates, as they were measured last
+        self._changes: list[TemplateChange] = []  # to be reported by the next call of serve
         self._serving: dict[str, _Entry] = {}
         self._starting: dict[str, _Entry] = {}
         self._leaving: list[_Entry] = []
@@ -95,7 +158,7 @@ class TemplatePool:
     ) -> tuple[str, ...] | None:
         """The modules of a template that should be started now; None if none should.
 
-        After an answer that is not None, call :meth:`add` or :meth:`not_started`.
+        After an answer that is not None, call :meth:`branch`; if that is false, :meth:`add` or :meth:`not_started`.
         """
         if key in self._reserved or key in self._starting or now < self._failures.get(key, _Failures()).until:
             return None
@@ -104,6 +167,8 @@ class TemplatePool:
             if now < running.check_at:
                 return None
             running.check_at = now + _CHECK_PERIOD_S
+        elif not self._make_room(self._sizes.get(key, _UNKNOWN_BYTES), now=now):
+            return None
         modules = chosen(self._store.of(statistics_key), environment, budget_bytes=self._budget_bytes)
         if running is not None and set(modules) <= set(running.modules):
             return None
@@ -115,6 +180,52 @@ class TemplatePool:
         self._reserved.discard(key)
         self._failed(key, reason, "", now=now)
 
+    def branch(
+        self,
+        key: str,
+        environment_key: str,
+        modules: tuple[str, ...],
+        *,
+        root: str,
+        now: float,
+        statistics_key: str | None = None,
+    ) -> bool:
+        """Fork a template from one in the same root that has imported a part of the modules; false if there is none.
+
+        :param root: the name of the :class:`TemplateRoot`.
+        :param statistics_key: as of :meth:`add`.
+        """
+        parent = self._parent_for(root, modules)
+        if parent is None:
+            return False
+        try:
+            process, connection = parent.template.branch()
+        except TemplateFailed as error:
+            _logger.info("a template is started afresh: %s", error)
+            return False
+        self._begin(
+            key,
+            environment_key,
+            connection,
+            modules,
+            parent.root,
+            stop=lambda: parent.template.end_branch(process),
+            now=now,
+            statistics_key=statistics_key,
+            parent=parent,
+        )
+        return True
+
+    def _parent_for(self, root: str, modules: Sequence[str]) -> _Entry | None:
+        """The template to branch from: the one with the most modules, all of which are wanted."""
+        wanted = set(modules)
+        found = [
+            entry
+            for entry in self._serving.values()
+            if root and entry.root.name == root and entry.level < _MOST_LEVELS and entry.loaded <= wanted
+        ]
+        return max(found, key=lambda entry: len(entry.loaded), default=None)
+
     def add(
         self,
         key: str,
@@ -122,37 +233,56 @@ class TemplatePool:
         connection: socket.socket,
         modules: tuple[str, ...],
         *,
+        root: TemplateRoot,
         stop: Callable[[], object],
         now: float,
-        namespaces: bool = False,
-        network: bool = True,
-        places: Sequence[str] = (),
-        private: Sequence[str] = (),
-        import_limit_s: float = 60.0,
         statistics_key: str | None = None,
     ) -> None:
-        """A template has connected. Arguments are those of :class:`Template`.
+        """A template has connected.
 
         :param statistics_key: None: that of the owner's tasks.
         :param stop: ends what was started for it, when it is over.
         """
+        self._begin(key, environment_key, connection, modules, root, stop=stop, now=now, statistics_key=statistics_key)
+
+    def _begin(
+        self,
+        key: str,
+        environment_key: str,
+        connection: socket.socket,
+        modules: tuple[str, ...],
+        root: TemplateRoot,
+        *,
+        stop: Callable[[], object],
+        now: float,
+        statistics_key: str | None,
+        parent: _Entry | None = None,
+    ) -> None:
         self._reserved.discard(key)
         template = Template(
             connection,
             modules=modules,
-            places=places,
-            private=private,
-            namespaces=namespaces,
+            places=root.places,
+            private=root.private,
+            namespaces=root.namespaces,
             spares=self._spares,
-            network=network,
-            start_limit_s=import_limit_s,
+            network=root.network,
+            start_limit_s=root.import_limit_s,
         )
-        statistics_key = environment_key if statistics_key is None else statistics_key
-        check_at = now + _LEAST_AGE_S if modules else now
-        entry = _Entry(environment_key, statistics_key, template, modules, stop, check_at, used_at=now)
         if not template.is_over:
             self._epoll.register(template.fileno(), select.EPOLLIN)
-        self._starting[key] = entry
+        self._starting[key] = _Entry(
+            environment_key,
+            environment_key if statistics_key is None else statistics_key,
+            root,
+            template,
+            modules,
+            stop,
+            check_at=now + _LEAST_AGE_S if modules else now,
+            used_at=now,
+            size_bytes=self._sizes.get(key, _UNKNOWN_BYTES),
+            parent=parent,
+        )
 
     def fork(self, key: str, boot: Boot, descriptors: Descriptors, *, now: float) -> ForkedProcess | None:
         """A worker; None if it must be started afresh."""
@@ -178,8 +308,12 @@ class TemplatePool:
     @property
     def pids(self) -> set[int]:
         """The processes of templates."""
-        entries = (*self._serving.values(), *self._starting.values(), *self._leaving)
-        return {entry.template.pid for entry in entries if entry.template.pid}
+        return {entry.template.pid for entry in self._all() if entry.template.pid}
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the templates, as far as it is known."""
+        return sum(entry.size_bytes for entry in self._all())
 
     def learn(self, statistics_key: str, names: Sequence[str], *, now: float) -> None:
         """A worker has reported what its tasks imported."""
@@ -187,14 +321,18 @@ class TemplatePool:
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case."""
+        if self._changes:
+            return 0.0
         entries = (*self._starting.values(), *self._serving.values())
         deadlines = [entry.template.next_deadline() for entry in entries]
         deadlines += [self._unused_at(entry) for entry in self._serving.values()]
+        if self._excess_bytes() > 0:
+            deadlines += [entry.serving_since + _LEAST_AGE_S for entry in self._serving.values() if _is_idle(entry)]
         return min(deadlines, default=float("inf"))
 
     def serve(self, *, now: float) -> list[TemplateChange]:
         """Take what templates have sent, without waiting; what has changed."""
-        changes: list[TemplateChange] = []
+        changes, self._changes = self._changes, []
         for key, entry in list(self._starting.items()):
             entry.template.serve()
             if entry.template.is_over:
@@ -203,12 +341,18 @@ class TemplatePool:
             elif entry.template.is_serving:
                 del self._starting[key]
                 self._learn_cost(entry, now=now)
+                entry.measure()
+                entry.used_at = entry.serving_since = now
+                self._sizes.pop(key, None)
+                self._sizes[key] = entry.size_bytes
+                if len(self._sizes) > _MOST_FAILED:
+                    del self._sizes[next(iter(self._sizes))]
                 if (former := self._serving.pop(key, None)) is not None:
                     self._leave(former)
                 self._serving[key] = entry
                 if (failures := self._failures.get(key)) is not None:
                     failures.reason, failures.count = "", 0
-                changes.append(TemplateChange(key, entry.environment_key))
+                changes.append(self._change(key, entry))
         for key, entry in list(self._serving.items()):
             entry.template.serve()
             if entry.template.is_over:
@@ -221,17 +365,67 @@ class TemplatePool:
             if entry.template.is_over:
                 self._leaving.remove(entry)
                 entry.stop()
+        self._shrink(now=now)
+        changes += self._changes
+        self._changes = []
         return changes
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _excess_bytes(self, needed_bytes: int = 0) -> int:
+        """What templates have beyond the budget; a single one may have more."""
+        sizes = [*filter(None, (entry.size_bytes for entry in self._all())), *filter(None, (needed_bytes,))]
+        return 0 if self._memory_bytes is None or len(sizes) < 2 else sum(sizes) - self._memory_bytes
+
+    def _make_room(self, needed_bytes: int, *, now: float) -> bool:
+        """End templates that were not used for a while, if that makes room for one of so much memory; whether it
+        has room."""
+        excess_bytes = self._excess_bytes(needed_bytes)
+        ended: list[str] = []
+        for key, entry in self._idle():
+            if excess_bytes <= 0 or now < entry.used_at + _LEAST_AGE_S:
+                break
+            excess_bytes -= entry.size_bytes
+            ended.append(key)
+        if excess_bytes > 0:
+            return False
+        for key in ended:
+            self._evict(key)
+        return True
+
+    def _shrink(self, *, now: float) -> None:
+        """End templates while they are larger together than was expected, but none that has just begun to serve."""
+        for key, entry in self._idle():
+            if self._excess_bytes() <= 0:
+                break
+            if now >= entry.serving_since + _LEAST_AGE_S:
+                self._evict(key)
+
+    def _idle(self) -> list[tuple[str, _Entry]]:
+        """Templates that have neither workers nor branches, the one first that was used last longest ago."""
+        idle = [(key, entry) for key, entry in self._serving.items() if _is_idle(entry)]
+        return sorted(idle, key=lambda each: each[1].used_at)
+
+    def _evict(self, key: str) -> None:
+        entry = self._serving.pop(key)
+        self._leave(entry)
+        entry.size_bytes = 0  # it ends
+        self._changes.append(self._change(key, entry, "it was not used, and others need its memory"))
+
+    def _change(self, key: str, entry: _Entry, problem: str = "") -> TemplateChange:
+        is_forkable = any(each.environment_key == entry.environment_key for each in self._serving.values())
+        return TemplateChange(key, entry.environment_key, problem, is_forkable=is_forkable)
 
     def release(self, environment_key: str) -> None:
         """End the templates of an environment, each with its last worker."""
+        self._changes = [change for change in self._changes if change.environment_key != environment_key]
         for entries in (self._serving, self._starting):
             for key in [key for key, entry in entries.items() if entry.environment_key == environment_key]:
                 self._leave(entries.pop(key))
 
     def close(self) -> None:
         """End all templates, and what is left of their workers."""
-        for entry in (*self._serving.values(), *self._starting.values(), *self._leaving):
+        for entry in self._all():
             entry.template.close()
             entry.template.kill_all()
             entry.stop()
@@ -240,6 +434,9 @@ class TemplatePool:
         self._leaving.clear()
         self._store.close()
         self._epoll.close()
+
+    def _all(self) -> list[_Entry]:
+        return [*self._serving.values(), *self._starting.values(), *self._leaving]
 
     def _unused_at(self, entry: _Entry) -> float:
         return float("inf") if entry.environment_key else entry.used_at + self._idle_s
@@ -265,7 +462,7 @@ class TemplatePool:
             self._store.put(entry.statistics_key, statistics, now=now, at_once=True)
         _logger.warning("the template of %s cannot fork: %s", key, template.problem)
         entry.stop()
-        return TemplateChange(key, entry.environment_key, template.problem)
+        return self._change(key, entry, template.problem)
 
     def _failed(self, key: str, reason: str, module: str, *, now: float) -> None:
         while len(self._failures) >= _MOST_FAILED and key not in self._failures:
@@ -277,3 +474,17 @@ class TemplatePool:
             failures.until = now + min(_PAUSE_S * 2**failures.pauses, _LONGEST_PAUSE_S)
             failures.pauses = min(failures.pauses + 1, 10)
             failures.count = 0
+
+
+def _is_idle(entry: _Entry) -> bool:
+    return entry.template.is_idle
+
+
+def _anonymous_bytes(pid: int) -> int:
+    """Resident memory of a process that is no file's; 0 if it has ended. Every user may read that."""
+    try:
+        text = Path(f"/proc/{pid}/statm").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    _, resident, shared, *_ = map(int, text.split())
+    return (resident - shared) * resource.getpagesize()

@@ -1,7 +1,9 @@
 """Templates, on the side of the manager: forks that are workers within milliseconds.
 
 A launcher starts the template's program in an environment and gives the connection to a :class:`Template`. Nothing here
-waits for a template but :meth:`Template.fork`, for as long as the kernel takes to fork a process.
+waits for a template but :meth:`Template.fork` and :meth:`Template.wait_for`: as long as the kernel takes to fork a
+process, which is milliseconds, and never more than :data:`ANSWER_S`. A template that has not answered by then, because
+the machine is slow or a task has stopped it, is *suspected*: until it answers, workers are started without it.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from typing import Final
 import msgspec
 
 from farcall_endpoint import process_reaper
-from farcall_endpoint.worker.boot import Boot, Descriptors, send_boot
+from farcall_endpoint.worker.boot import MOST_DESCRIPTORS, Boot, Descriptors, send_boot
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
+    Branch,
     Exited,
     Fork,
     Forked,
@@ -62,14 +65,18 @@ _is_read: Final = re.compile("|".join(map(fnmatch.translate, READ_AT_IMPORT))).m
 _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
-_FORK_LIMIT_S: Final = 5.0
-"""A fork takes milliseconds. A template that has not forked after so long is broken, or stopped by a task: all wait."""
-_EXIT_LIMIT_S: Final = 5.0
+ANSWER_S: Final = 0.25
+"""So long the manager's loop stands for a template at most. To suspect one wrongly costs a start without it."""
+_SUSPECTED_LIMIT_S: Final = 60.0
+"""A template that has been suspected for so long is killed, with its workers: nothing can be seen of their ends."""
 _MOST_PACKETS: Final = 200
 """In one turn: a hostile image sends without end."""
 _FILL_AFTER_S: Final = 0.005
 """A spare child is replaced when the worker that it became has begun."""
 _CREDENTIALS: Final = struct.Struct("3i")
+_DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * MOST_DESCRIPTORS)
+_EXIT_CODE: Final = 49
+"""Its place in ``/proc/PID/stat``, counted behind the name of the program."""
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
@@ -91,6 +98,10 @@ class TemplateFailed(OSError):
     """A template cannot fork: it ended, or refuses."""
 
 
+class TemplateSuspected(TemplateFailed):
+    """A template has not answered in time. It can fork again when it does."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TemplateImports:
     """What a template has imported. ``cost``: seconds and bytes by module; ``skipped``: reasons by module."""
@@ -106,15 +117,55 @@ class ForkedProcess:
     ``pidfd`` belongs to the caller of :meth:`Template.fork`.
     """
 
-    def __init__(self, template: Template, number: int, connection: socket.socket, *, asked: Fork) -> None:
+    def __init__(
+        self, template: Template, connection: socket.socket, end: socket.socket, *, asked: Fork | Branch
+    ) -> None:
         self.pid = 0
         self.pidfd = -1
-        self.number = number
+        self.number = asked.number
         self.asked = asked
         self.problem = ""
         self.code: int | None = None
+        self.is_released = False  # of a branch: its template is over
         self.connection = connection
+        self._end = end  # a copy of the child's
         self._template = template
+
+    def is_answered(self) -> bool:
+        """Whether it is known what became of the request."""
+        return bool(self.pid or self.problem)
+
+    def take_back(self) -> bool:
+        """Take back the boot message, which the child has not read yet; False if it has."""
+        try:
+            _, ancillary, *_ = self._end.recvmsg(1, _DESCRIPTORS_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        for _, _, data in ancillary:
+            for descriptor in memoryview(data).cast("i"):
+                os.close(descriptor)
+        return True
+
+    def forked(self, pid: int, pidfd: int) -> None:
+        """Its process exists."""
+        self.pid, self.pidfd = pid, pidfd
+        self._end.close()
+
+    def close_pidfd(self) -> None:
+        """Watch the process no more. That of a worker belongs to the caller of :meth:`Template.fork`."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def detach(self) -> socket.socket:
+        """The connection, which is another one's from now on."""
+        self._end.close()
+        return socket.socket(fileno=self.connection.detach())
+
+    def close(self) -> None:
+        """Close the connection to the child, which ends by itself if it has not got its boot message."""
+        self.connection.close()
+        self._end.close()
 
     def wait(self) -> int:
         """Wait for its end; the exit code, or the negative number of the signal that killed it."""
@@ -166,6 +217,7 @@ class Template:
         self._spares: deque[ForkedProcess] = deque()
         self._next_number = 1
         self._fill_at = float("inf")
+        self._suspected_at: float | None = None
         self._is_over = False
         self._closing = False
         #: The template's process as this process sees it; None before its first packet.
@@ -175,6 +227,8 @@ class Template:
         self.is_serving = False
         #: Why children cannot have namespaces; empty if they can. Known when it serves.
         self.namespaces_missing = ""
+        #: Memory that it shared with no other process when it began to serve, as it says itself; 0 if it cannot.
+        self.private_bytes = 0
         #: Why it ended, or cannot be a template; empty while that is not the case.
         self.problem = ""
         #: The module that led to the problem; empty if none did.
@@ -191,6 +245,11 @@ class Template:
         """Whether the template has ended, or must not be used any more."""
         return self._is_over
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has neither workers nor branches."""
+        return len(self._forks) == len(self._spares)
+
     def fileno(self) -> int:
         """Readable when :meth:`serve` has something to do; -1 when the template is over and closed."""
         return self._connection.fileno()
@@ -199,6 +258,8 @@ class Template:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
         if self._is_over:
             return float("inf")
+        if self._suspected_at is not None:
+            return self._suspected_at + _SUSPECTED_LIMIT_S
         if self.is_serving:
             return self._fill_at
         return self._importing_since + self._import_limit_s
@@ -212,18 +273,23 @@ class Template:
             self.problem_module = self._importing
             what = f"the import of {self._importing}" if self._importing else "its start"
             self._end(f"{what} took longer than {self._import_limit_s:g} s")
+        if self._suspected_at is not None and time.monotonic() > self.next_deadline():
+            self._end(f"it has not answered for {_SUSPECTED_LIMIT_S:g} s")
         if time.monotonic() >= self._fill_at:
             self._fill()
 
     def fork(self, boot: Boot, descriptors: Descriptors) -> ForkedProcess:
         """A worker. The descriptors stay open here.
 
+        :raises TemplateSuspected: if it does not answer.
         :raises TemplateFailed: if there is none; ``problem`` says why if the template is over.
         """
         if not self.is_serving or self._closing or self._is_over:
             raise TemplateFailed(self.problem or "the template does not serve yet")
         if boot.namespaces and self.namespaces_missing:
             raise TemplateFailed(self.namespaces_missing)
+        if self._suspected_at is not None:
+            raise TemplateSuspected("the template does not answer")
         fork = self._take_spare(namespaces=boot.namespaces)
         if fork is None:
             fork = self._request(namespaces=boot.namespaces)
@@ -231,15 +297,21 @@ class Template:
             send_boot(fork.connection, boot, descriptors)
         except OSError as error:
             self._discard(fork)
+            fork.close()
             raise TemplateFailed(f"the child is gone: {error}") from error
-        finally:
-            fork.connection.close()
-        deadline = time.monotonic() + _FORK_LIMIT_S
-        while fork.pid == 0 and not fork.problem:
-            if not self._wait(deadline):
-                self._end("it did not fork in time")
-                raise TemplateFailed(self.problem)
+        deadline = time.monotonic() + ANSWER_S
+        while not fork.is_answered() and self._wait(deadline):
             self._read()
+        if not fork.is_answered():
+            self._suspect()
+            if fork.take_back():
+                self._spares.append(fork)  # when the template answers
+                raise TemplateSuspected("the template did not fork in time")
+            while not fork.is_answered() and self._read():  # the child says that it exists before it reads
+                pass
+            if not fork.is_answered():
+                self._end("a child began without a word")
+        fork.close()
         if fork.problem:
             self._forks.pop(fork.number, None)
             raise TemplateFailed(fork.problem)
@@ -247,13 +319,36 @@ class Template:
             self._fill_at = time.monotonic() + _FILL_AFTER_S
         return fork
 
+    def branch(self) -> tuple[ForkedProcess, socket.socket]:
+        """A further template: what this one has imported is loaded in it. Its process, for :meth:`end_branch`, and the
+        connection for a :class:`Template` of its own. Does not wait; if the fork fails, that connection ends.
+
+        This template lives as long as its branches.
+
+        :raises TemplateFailed: as :meth:`fork`.
+        """
+        if not self.is_serving or self._closing or self._is_over:
+            raise TemplateFailed(self.problem or "the template does not serve yet")
+        if self._suspected_at is not None:
+            raise TemplateSuspected("the template does not answer")
+        branch = self._ask(Branch(self._next_number))
+        return branch, branch.detach()
+
+    def end_branch(self, branch: ForkedProcess) -> None:
+        """A branch is over: kill what is left of it, without waiting. Its process id stays its own until then."""
+        branch.is_released = True
+        if branch.code is not None:
+            self._discard(branch)
+        elif branch.number in self._forks and self._send(Kill(branch.number)) and branch.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(branch.pidfd, signal.SIGKILL)
+
     def close(self) -> None:
         """Fork no more: the template ends with its last child. Keep on calling :meth:`serve` until :attr:`is_over`."""
         self._closing = True
         for spare in self._spares:
-            spare.connection.close()  # it ends by itself
-        if not self._forks:
-            self._end("closed")
+            spare.close()
+        self._end_if_closed()
 
     def kill_all(self) -> None:
         """Kill the template; the kernel kills its children."""
@@ -272,11 +367,12 @@ class Template:
         """Wait for the end of a child; its exit code, or the negative number of a signal."""
         if fork.code is None:
             _wait_readable(fork.pidfd, None)
-        deadline = time.monotonic() + _EXIT_LIMIT_S
+        deadline = time.monotonic() + (ANSWER_S if self._suspected_at is None else 0.0)
         while fork.code is None and self._wait(deadline):
             self._read()
-        if fork.code is None:
-            self._end("it did not report the end of a child in time")
+        if fork.code is None and not self._is_over:
+            self._suspect()
+            fork.code = _exit_code_of(fork.pid)  # a zombie, as the template has not reaped it
         self._discard(fork)
         # The kernel kills the children of a template with it.
         return -int(signal.SIGKILL) if fork.code is None else fork.code
@@ -297,6 +393,7 @@ class Template:
             self.problem_module = self._importing
             self._end(f"it ended in the import of {self._importing}" if self._importing else "it ended")
             return False
+        self._suspected_at = None
         sender = _pid_of(ancillary)
         if self.pid is None:
             self.pid = sender
@@ -327,8 +424,9 @@ class Template:
             case Refused(module=module, reason=reason):
                 self.problem_module = module
                 self._end(reason)
-            case Serving(namespaces=missing):
+            case Serving(namespaces=missing, private_bytes=private_bytes):
                 self._importing = ""
+                self.private_bytes = private_bytes
                 self.namespaces_missing = missing
                 self.is_serving = True
                 self._fill_at = 0.0
@@ -340,12 +438,17 @@ class Template:
                 fork = self._forks.pop(number)
                 fork.problem = reason
                 self._drop_spare(fork)
+                self._end_if_closed()
             case Exited(number=number, code=code):
                 if (ended := self._forks.get(number)) is not None:
                     ended.code = code
                     if self._drop_spare(ended):
                         self._discard(ended)
                         self._fill_at = time.monotonic() + _FILL_AFTER_S
+                    elif isinstance(ended.asked, Branch):
+                        ended.close_pidfd()
+                        if ended.is_released:
+                            self._discard(ended)
 
     def _forked(self, fork: ForkedProcess, pid: int) -> None:
         if pid <= 0:
@@ -362,20 +465,20 @@ class Template:
             self._end("it ended")
             fork.problem = self.problem
             return
-        fork.pid, fork.pidfd = pid, pidfd
+        fork.forked(pid, pidfd)
 
     def _request(self, *, namespaces: bool) -> ForkedProcess:
+        return self._ask(Fork(self._next_number, namespaces, self._network if namespaces else True))
+
+    def _ask(self, asked: Fork | Branch) -> ForkedProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        number = self._next_number
         self._next_number += 1
-        asked = Fork(number, namespaces, self._network if namespaces else True)
-        fork = ForkedProcess(self, number, ours, asked=asked)
-        self._forks[number] = fork
-        with theirs:
-            if not self._send(asked, theirs.fileno()):
-                self._forks.pop(number)
-                ours.close()
-                raise TemplateFailed(self.problem)
+        fork = ForkedProcess(self, ours, theirs, asked=asked)
+        self._forks[fork.number] = fork
+        if not self._send(asked, theirs.fileno()):
+            self._forks.pop(fork.number)
+            fork.close()
+            raise TemplateFailed(self.problem)
         return fork
 
     def _send(self, packet: FromManager, *descriptors: int) -> bool:
@@ -396,6 +499,10 @@ class Template:
         left_s = deadline - time.monotonic()
         return left_s > 0 and _wait_readable(self._connection.fileno(), left_s)
 
+    def _suspect(self) -> None:
+        if self._suspected_at is None:
+            self._suspected_at = time.monotonic()
+
     def _end(self, problem: str) -> None:
         """It is over: nothing more is sent or read. What is left of it, and its children, ends with its socket."""
         if self._is_over:
@@ -410,18 +517,17 @@ class Template:
             self._pidfd = -1
         self._connection.close()
         for fork in (*self._spares, *self._forks.values()):
-            fork.connection.close()
+            fork.close()
             fork.problem += "" if fork.problem else problem
-        for spare in self._spares:
-            if spare.pidfd >= 0:
-                os.close(spare.pidfd)
+            if fork in self._spares or isinstance(fork.asked, Branch):
+                fork.close_pidfd()
         self._spares.clear()
 
     # -- spare children ------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         self._fill_at = float("inf")
-        if not self.is_serving or self._closing:
+        if not self.is_serving or self._closing or self._suspected_at is not None:
             return
         isolated = self._namespaces_wanted and not self.namespaces_missing
         while len(self._spares) < self._spares_wanted and not self._is_over:
@@ -432,7 +538,7 @@ class Template:
 
     def _take_spare(self, *, namespaces: bool) -> ForkedProcess | None:
         for spare in self._spares:
-            if spare.asked.namespaces == namespaces and spare.code is None:
+            if isinstance(spare.asked, Fork) and spare.asked.namespaces == namespaces and spare.code is None:
                 self._spares.remove(spare)
                 return spare
         return None
@@ -441,15 +547,17 @@ class Template:
         if fork not in self._spares:
             return False
         self._spares.remove(fork)
-        fork.connection.close()
-        if fork.pidfd >= 0:
-            os.close(fork.pidfd)
+        fork.close()
+        fork.close_pidfd()
         return True
 
     def _discard(self, fork: ForkedProcess) -> None:
         """The manager needs the id of this child no more."""
         if self._forks.pop(fork.number, None) is not None:
             self._send(Reap(fork.number))
+        self._end_if_closed()
+
+    def _end_if_closed(self) -> None:
         if self._closing and not self._forks:
             self._end("closed")
 
@@ -490,6 +598,16 @@ def _pid_of(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
             pid, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
             return int(pid)
     return 0
+
+
+def _exit_code_of(pid: int) -> int | None:
+    """The exit code of a zombie that another process has to reap; None if there is none. 0 for one whose code the
+    kernel does not show to this user."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            return os.waitstatus_to_exitcode(int(file.read().rpartition(b")")[2].split()[_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:

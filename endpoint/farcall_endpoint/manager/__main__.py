@@ -144,6 +144,8 @@ def main() -> None:
     environments = EnvironmentSettings()
     if options.environments is not None:
         environments = msgspec.json.decode(options.environments, type=EnvironmentSettings)
+    if environments.memory_bytes is None:
+        environments = msgspec.structs.replace(environments, memory_bytes=node.memory_bytes // 2)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -158,7 +160,7 @@ def main() -> None:
             environment_start_limit_s=environments.start_limit_s,
             warm=WarmPoolSettings(
                 idle_s=environments.idle_s,
-                memory_bytes=node.memory_bytes // 2 if environments.memory_bytes is None else environments.memory_bytes,
+                memory_bytes=environments.memory_bytes,
                 eviction=environments.eviction,
                 extra_workers=extra_workers(slots, environments.extra_workers),
             ),

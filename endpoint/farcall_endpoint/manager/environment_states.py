@@ -142,8 +142,8 @@ class EnvironmentState:
 
     def ready(self, now: Instant, *, forkable: bool, memory_bytes: int | None) -> None:
         """It can be started."""
-        if forkable and not self.forkable:
-            self.start_s = None  # of a start without the template
+        if forkable != self.forkable:
+            self.start_s = None  # of a start without the template, or with it
         self.forkable = forkable
         self.memory_bytes = memory_bytes or self.memory_bytes
         if self.state is not State.READY:

@@ -270,8 +270,8 @@ class EnvironmentWorkers:
 
 def _event(report: PreparationReport | TemplateChange) -> Event:
     match report:
-        case TemplateChange(environment_key=key, problem=problem):
-            return EnvironmentReady(key, forkable=not problem)
+        case TemplateChange(environment_key=key, is_forkable=is_forkable):
+            return EnvironmentReady(key, forkable=is_forkable)
         case Progressed(key=key, text=text):
             return EnvironmentProgress(key, text)
         case Failed(key=key, record=record):

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from farcall_endpoint.process_reaper import adopt_orphans, ancestry, children_of, kill_trees, read_processes
+from farcall_endpoint.process_reaper import adopt_orphans, ancestry, kill_trees, own_children, read_processes
 
 _logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 0.2
-"""Shortest time between two readings of all processes. Killed processes take a moment to die, and are reaped then."""
+"""Shortest time between two readings of processes. Killed processes take a moment to die, and are reaped then."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Orphans:
         self.due_at: float | None = None
         self._checked_at = 0.0
         self._adopts = False
-        if children_of(os.getpid(), read_processes()):
+        if own_children():
             _logger.warning("this process has children from before its start; orphans of workers are not adopted")
             return
         try:
@@ -135,4 +135,4 @@ class Orphans:
         self.due_at = now + _PERIOD_S if orphans else None
 
     def _find(self, known: Collection[int]) -> set[int]:
-        return children_of(os.getpid(), read_processes()).difference(known) if self._adopts else set()
+        return own_children().difference(known) if self._adopts else set()

@@ -35,9 +35,8 @@ def main(descriptor: int, claims: int, *, find_packages: Callable[[], object] | 
     try:
         _serve(descriptor, claims, find_packages)
     finally:
-        if _has_children():  # to read all processes takes as long as to start a fork of a template
-            children = process_reaper.children_of(os.getpid(), process_reaper.read_processes())
-            process_reaper.kill_trees(children)
+        if _has_children():  # where the kernel lists none, to read all processes takes as long as to fork a template
+            process_reaper.kill_trees(process_reaper.own_children())
 
 
 def _has_children() -> bool:

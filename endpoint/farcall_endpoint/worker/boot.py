@@ -22,7 +22,8 @@ _MOST_BYTES: Final = 2**20
 """Longest message; variables and paths of a worker take a few kilobytes."""
 _CONNECT_LIMIT_S: Final = 600.0
 """A manager that does not answer for so long is gone, or does not want the worker."""
-_COUNT: Final = 4
+MOST_DESCRIPTORS: Final = 4
+"""Of a message."""
 
 
 class Descriptors(NamedTuple):
@@ -103,11 +104,11 @@ def receive_boot(connection: socket.socket) -> tuple[Boot, Descriptors] | None:
 
     :raises ValueError: for bytes that are none.
     """
-    data, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, _COUNT)
+    data, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, MOST_DESCRIPTORS)
     if not data:
         return None
-    if len(descriptors) != _COUNT:
-        raise ValueError(f"{len(descriptors)} descriptors instead of {_COUNT}")
+    if len(descriptors) != MOST_DESCRIPTORS:
+        raise ValueError(f"{len(descriptors)} descriptors instead of {MOST_DESCRIPTORS}")
     return _decode(data), Descriptors(*descriptors)
 
 

@@ -64,10 +64,12 @@ class Refused(_Packet, frozen=True):
 
 
 class Serving(_Packet, frozen=True):
-    """Ready for forks. ``namespaces``: why children cannot have namespaces of their own; empty if they can."""
+    """Ready for forks. ``namespaces``: why children cannot have namespaces of their own; empty if they can.
+    ``private_bytes``: memory that it shares with no other process; 0 where the kernel does not say."""
 
     python: str
     namespaces: str = ""
+    private_bytes: int = 0
 
 
 class Fork(_Packet, frozen=True):
@@ -76,6 +78,14 @@ class Fork(_Packet, frozen=True):
     number: int
     namespaces: bool = False
     network: bool = True
+
+
+class Branch(_Packet, frozen=True):
+    """Fork a further template, which has the same modules. Its number is one as of a child, and it answers with
+    :class:`Forked`, too; the descriptor that comes along is its own connection to the manager, which sends
+    :class:`Preload` there: what is not loaded yet is imported."""
+
+    number: int
 
 
 class Forked(_Packet, frozen=True):
@@ -110,7 +120,7 @@ class Kill(_Packet, frozen=True):
     number: int
 
 
-FromManager = Preload | Fork | Reap | Kill
+FromManager = Preload | Fork | Branch | Reap | Kill
 FromTemplate = Importing | Imported | Skipped | Refused | Serving | Forked | NotForked | Exited
 
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -4,6 +4,9 @@ It runs inside an environment, so all that it imports is the environment's. It s
 (:mod:`farcall_endpoint.worker.fork_protocol`), runs no code of submitters, and imports only from Python's own
 directories: each of its children may belong to another submitter.
 
+A fork can also be a further template, a *branch*: it has what this one has imported, imports more itself, and serves
+the manager through a connection of its own. It shares the memory of this one, and what goes wrong in it harms it alone.
+
 When the connection to the manager ends, it serves no more forks, and ends with its last child. When it is killed, its
 children are killed by the kernel.
 """
@@ -25,8 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
-from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from farcall_common.payload import Serializer
@@ -40,6 +41,7 @@ from farcall_endpoint.worker.channel import Channel, Order, Run, channel_pair
 from farcall_endpoint.worker.environment import set_all
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
+    Branch,
     Exited,
     Fork,
     Forked,
@@ -58,6 +60,7 @@ from farcall_endpoint.worker.fork_protocol import (
 )
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
+from farcall_endpoint.worker.trusted_places import TrustedPlaces
 
 #: What libraries of numerics read when they are loaded: their number of threads, which is one in a template.
 THREAD_VARIABLES: Final = (
@@ -97,10 +100,7 @@ def main(control: int) -> NoReturn:
     connection.setblocking(True)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    packet = decode_from_manager(connection.recv(MAX_PACKET) or encode(Reap(0)))
-    if not isinstance(packet, Preload):
-        os._exit(0)  # the manager is gone
-    os._exit(_Template(connection, packet).run())
+    os._exit(_Template(connection).run())
 
 
 def boot(path: str, find_packages: Callable[[], object]) -> NoReturn:
@@ -111,13 +111,14 @@ def boot(path: str, find_packages: Callable[[], object]) -> NoReturn:
 
 
 class _Template:
-    def __init__(self, connection: socket.socket, preload: Preload) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._preload = preload
+        self._preload = Preload()
         self._children: dict[int, int] = {}  # process id by number
         self._ended: set[int] = set()  # numbers, reported but not reaped
         self._reaped: set[int] = set()  # numbers, to be reaped when they end
         self._pid = 0
+        self._namespaces_missing = "none are wanted"
         self._own_namespace: int | None = None
         self._drops = False
         self._descriptors: set[int] = set()
@@ -128,14 +129,21 @@ class _Template:
 
     def run(self) -> int:
         """The exit code."""
-        missing = "none are wanted"
-        if self._preload.namespaces:
-            missing = namespaces.missing()
-            if not missing:
+        packet = decode_from_manager(self._connection.recv(MAX_PACKET) or encode(Reap(0)))
+        if not isinstance(packet, Preload):
+            return 0  # the manager is gone
+        self._preload = packet
+        if packet.namespaces:
+            self._namespaces_missing = namespaces.missing()
+            if not self._namespaces_missing:
                 self._drops = not (namespaces.is_privileged() and namespaces.is_outermost())
                 self._own_namespace = namespaces.enter()
-        self._pid = os.getpid()
         namespaces.set_dumpable(False)  # or a child could change what all later ones run
+        return self._begin()
+
+    def _begin(self) -> int:
+        """Import, and serve; the exit code."""
+        self._pid = os.getpid()
         with contextlib.suppress(OSError):
             process_reaper.adopt_orphans()
         awake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -155,23 +163,27 @@ class _Template:
                 del os.environ[name]
             self._setters = _thread_setters()
             self._numpy_state = _numpy_state()
-            with contextlib.suppress(Exception):  # it only saves time
-                rehearsal = Rehearsal()
-                _reseed(self._numpy_state)
-                for _ in range(_REHEARSALS):
-                    rehearsal.run()
-                namespaces.keep_only(namespaces.open_descriptors())
-                self._rehearsal = rehearsal
-            self._kept = fork_hazards.kept_files(self._descriptors)
+            if self._rehearsal is None:
+                self._rehearse()
+            self._kept |= fork_hazards.kept_files(self._descriptors)
             imports.remember()
             gc.collect()
             gc.freeze()
             _return_free_memory()
-            self._send(Serving(sys.version.split()[0], missing))
+            self._send(Serving(sys.version.split()[0], self._namespaces_missing, _private_bytes()))
             self._serve(awake)
         except OSError:  # the manager is gone
             pass
         return self._outlive()
+
+    def _rehearse(self) -> None:
+        with contextlib.suppress(Exception):  # it only saves time
+            rehearsal = Rehearsal()
+            _reseed(self._numpy_state)
+            for _ in range(_REHEARSALS):
+                rehearsal.run()
+            namespaces.keep_only(namespaces.open_descriptors())
+            self._rehearsal = rehearsal
 
     # -- imports -------------------------------------------------------------------------------------------------------
 
@@ -235,7 +247,7 @@ class _Template:
         if not data:
             return False
         match decode_from_manager(data):
-            case Fork() as fork:
+            case Fork() | Branch() as fork:
                 self._fork(fork, descriptors[0])
                 os.close(descriptors[0])
             case Reap(number=number):
@@ -247,15 +259,16 @@ class _Template:
                     process_reaper.kill_trees({self._children[number]})
         return True
 
-    def _fork(self, fork: Fork, end: int) -> None:
+    def _fork(self, fork: Fork | Branch, end: int) -> None:
         if fork_hazards.thread_count() != 1:
             self._send(NotForked(fork.number, "the template has a second thread"))
             return
-        if fork.namespaces and self._own_namespace is None:
+        apart = isinstance(fork, Fork) and fork.namespaces
+        if apart and self._own_namespace is None:
             self._send(NotForked(fork.number, "there are no namespaces for children here"))
             return
         try:
-            if fork.namespaces:
+            if apart:
                 assert self._own_namespace is not None
                 pid = namespaces.fork_apart(self._own_namespace)
             else:
@@ -264,7 +277,9 @@ class _Template:
             self._send(NotForked(fork.number, str(error)))
             return
         if pid == 0:
-            self._be_child(fork, end)
+            if isinstance(fork, Fork):
+                self._be_child(fork, end)
+            self._be_branch(fork, end)
         self._children[fork.number] = pid
 
     def _report_ended(self) -> None:
@@ -288,7 +303,7 @@ class _Template:
 
     def _kill_orphans(self) -> None:
         """Kill what ended children left running, and what this process has adopted."""
-        orphans = _children() - set(self._children.values())
+        orphans = process_reaper.own_children() - set(self._children.values())
         process_reaper.kill_trees(orphans)
         for pid in orphans:
             with contextlib.suppress(ChildProcessError):
@@ -306,6 +321,31 @@ class _Template:
 
     def _send(self, packet: FromTemplate) -> None:
         self._connection.send(encode(packet))
+
+    # -- a branch ------------------------------------------------------------------------------------------------------
+
+    def _be_branch(self, branch: Branch, end: int) -> NoReturn:
+        """Serve another connection as a template, with all that this one has imported."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            self._send(Forked(branch.number))
+            namespaces.die_with_parent()
+            if os.getppid() != self._pid:
+                os._exit(1)  # it had ended before that
+            own = set() if self._own_namespace is None else {self._own_namespace}
+            namespaces.keep_only({0, 1, 2, end} | self._kept | own)
+            self._connection.detach()
+            self._connection = socket.socket(fileno=end)
+            self._children, self._ended, self._reaped = {}, set(), set()
+            packet = decode_from_manager(self._connection.recv(MAX_PACKET) or encode(Reap(0)))
+            if isinstance(packet, Preload):
+                self._preload = packet
+                code = self._begin()
+        except BaseException:  # noqa: BLE001 - the end of a process
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
 
     # -- a child -------------------------------------------------------------------------------------------------------
 
@@ -497,49 +537,6 @@ def _restore_threads(setters: Collection[tuple[str, Callable[[int], Any]]], envi
             function(int(wanted))
 
 
-class TrustedPlaces:
-    """Directories whose modules may be imported in a template: Python's own, and further ones.
-
-    :param places: the further ones.
-    :param private: exceptions, where tasks write.
-    """
-
-    def __init__(self, places: Collection[str], private: Collection[str]) -> None:
-        prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}
-        own = {*prefixes, str(Path(os.__file__).parent), *places}
-        self._places = [Path(each).resolve() for each in own]
-        user_base = getattr(sys.modules.get("site"), "USER_BASE", None)  # in a home, also if that is in a prefix
-        self._private = [Path(each).resolve() for each in (*private, *([user_base] if user_base else []))]
-
-    def holds(self, path: str) -> bool:
-        """Whether a file or directory is in them. A link is where it leads to: there others may write."""
-        found = Path(path)
-        if not found.is_absolute():
-            return False
-        around = (found := found.resolve(), *found.parents)
-        return any(each in around for each in self._places) and not any(each in around for each in self._private)
-
-    def import_module(self, module: str) -> str:
-        """Import a module and its packages; why that is refused, or empty."""
-        path: list[str] | None = None
-        parts = module.split(".")
-        for count in range(1, len(parts) + 1):
-            name = ".".join(parts[:count])
-            if name not in sys.modules:
-                if name not in sys.builtin_module_names:
-                    spec = PathFinder.find_spec(name, path)
-                    if spec is None:
-                        return "it is not among the environment's own modules"
-                    origin = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-                    if not self.holds(origin):
-                        return f"{origin} is not in the environment's own directories"
-                importlib.import_module(name)
-            path = list(getattr(sys.modules[name], "__path__", ())) or None
-            if path is None and count < len(parts):
-                return f"{name} is not a package"
-        return ""
-
-
 def _return_free_memory() -> None:
     """Give free memory in the middle of the heap back to the system, where the C library can: a fork copies its page
     tables, and children that write there would copy its pages."""
@@ -553,14 +550,12 @@ def _resident_bytes() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def _children() -> set[int]:
-    """The children of this process."""
-    pid = os.getpid()
+def _private_bytes() -> int:
     try:
-        with open(f"/proc/self/task/{pid}/children", encoding="utf-8") as file:  # noqa: PTH123
-            return set(map(int, file.read().split()))
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        return process_reaper.children_of(pid, process_reaper.read_processes())
+        with open("/proc/self/smaps_rollup", encoding="utf-8") as file:  # noqa: PTH123
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_"))
+    except OSError:
+        return 0
 
 
 if __name__ == "__main__":
