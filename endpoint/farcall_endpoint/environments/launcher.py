@@ -250,6 +250,7 @@ class EnvironmentLauncher:
     """Prepares environments, and starts containers in them. Not for use in several threads.
 
     :param log_dir: of start logs; None: none are kept.
+    :param spares: children that each template forks in advance.
     :param confined, readable, passed: as of :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
     """
 
@@ -262,6 +263,7 @@ class EnvironmentLauncher:
         readable: Callable[[], Sequence[str]] = tuple,
         passed: Collection[str] = (),
         runners: Mapping[str, Runner] = RUNNERS,
+        spares: int = 1,
     ) -> None:
         self.settings = settings
         self._passed = tuple(passed)
@@ -282,7 +284,8 @@ class EnvironmentLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._root: Path | None = None
-        self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS), idle_s=settings.idle_s)
+        store = PreloadStore(cache_directory(settings) / _IMPORTS)
+        self._pool = TemplatePool(store, spares=spares, idle_s=settings.idle_s)
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
         self._templates: set[Container] = set()
         self._own: dict[str, subprocess.Popen[bytes]] = {}

@@ -51,6 +51,7 @@ class EnvironmentWorkers:
 
     :param settings: of environments.
     :param log_dir: of start logs; None: none are kept.
+    :param spares: children that each template forks in advance.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class EnvironmentWorkers:
         *,
         settings: EnvironmentSettings,
         log_dir: Path | None = None,
+        spares: int = 1,
     ) -> None:
         self._place = place
         self._directories = directories
@@ -69,6 +71,7 @@ class EnvironmentWorkers:
             confined=place.confinement is not None and place.confinement.bubblewrap,
             readable=lambda: place.readable(place.environment),
             passed=place.passed,
+            spares=spares,
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
         self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it
