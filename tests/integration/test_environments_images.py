@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,18 +33,6 @@ def user(request: pytest.FixtureRequest) -> Iterator[tuple[str, ContainerUser]]:
         yield request.param, user
 
 
-def libraries(directory: Path) -> Path:
-    """A directory with what this Python's modules need of the system: the user's may be another one."""
-    target = directory / "libraries"
-    target.mkdir()
-    modules = map(str, Path(sysconfig.get_paths()["stdlib"]).glob("lib-dynload/*.so"))
-    found = subprocess.run(["ldd", *modules], capture_output=True, text=True, check=True).stdout
-    for path in {line.split()[2] for line in found.splitlines() if "=> /" in line}:
-        if not Path(path).name.startswith(("libc.", "libm.", "libpthread.", "libdl.")):
-            shutil.copy(path, target)
-    return target
-
-
 def test_fresh_workers_and_forks(user: tuple[str, ContainerUser], archive: Path) -> None:
     type_, of = user
     shutil.copy(archive, of.directory / "small.tar")
@@ -55,9 +41,7 @@ def test_fresh_workers_and_forks(user: tuple[str, ContainerUser], archive: Path)
         location = str(of.images / DEBIAN)
     directory = of.directory_of("node")
     command = [of.python, "-P", "-m", "tests.support.environment_trial", type_, location, str(directory)]
-    paths = ("repository/endpoint", "repository/common", "repository/sdk", "repository", "packages")
-    variables = {"PYTHONPATH": os.pathsep.join(str(of.directory / path) for path in paths)}
-    done = of.run(command, {**variables, "LD_LIBRARY_PATH": f"{of.directory}/python/lib:{libraries(of.directory)}"})
+    done = of.run(command, of.variables_of_project())
     assert done.returncode == 0, done.stdout
     [answers, deaths] = json.loads(done.stdout.splitlines()[-1])
     assert answers == [["/usr/bin/python3", f"{directory}/work", variable]] * 2

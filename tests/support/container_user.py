@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -141,13 +142,19 @@ class ContainerUser:
         return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", f"--wdns={self.directory}"]
 
     def start(
-        self, command: Sequence[str], *, stdout: int = subprocess.DEVNULL, stderr: int = subprocess.DEVNULL
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.DEVNULL,
+        stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         """Start a command as the user."""
         return subprocess.Popen(
             self.command(command),
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
+            env={**self._environment, **(variables or {})},
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
@@ -166,6 +173,17 @@ class ContainerUser:
             text=True,
             check=False,
         )
+
+    def variables_of_project(self) -> dict[str, str]:
+        """For programs of the whole project in :attr:`python`, whose system may lack what its modules need."""
+        target = self.directory / "libraries"
+        if not target.is_dir():
+            _copy_libraries(target)
+        paths = ("repository/endpoint", "repository/common", "repository/sdk", "repository", "packages")
+        return {
+            "PYTHONPATH": os.pathsep.join(str(self.directory / path) for path in paths),
+            "LD_LIBRARY_PATH": f"{self.directory}/python/lib:{target}",
+        }
 
     def directory_of(self, name: str) -> Path:
         """A new directory of the user."""
@@ -230,6 +248,16 @@ class ContainerUser:
             self._holder.wait()
 
 
+def _copy_libraries(target: Path) -> None:
+    """What this Python's modules need of the system, but for the C library."""
+    target.mkdir()
+    modules = map(str, Path(sysconfig.get_paths()["stdlib"]).glob("lib-dynload/*.so"))
+    found = subprocess.run(["ldd", *modules], capture_output=True, text=True, check=True).stdout
+    for path in {line.split()[2] for line in found.splitlines() if "=> /" in line}:
+        if not Path(path).name.startswith(("libc.", "libm.", "libpthread.", "libdl.")):
+            shutil.copy(path, target)
+
+
 @contextlib.contextmanager
 def _user(root: Path | None) -> Iterator[ContainerUser]:
     if os.geteuid() != 0:
@@ -244,12 +272,17 @@ def _user(root: Path | None) -> Iterator[ContainerUser]:
         shutil.rmtree(directory)
 
 
+def ordinary_user() -> contextlib.AbstractContextManager[ContainerUser]:
+    """A user on this node."""
+    return _user(None)
+
+
 def podman_user() -> contextlib.AbstractContextManager[ContainerUser]:
     """A user of rootless Podman on this node."""
     for program in ("podman", "crun", "newuidmap", "nsenter", "setpriv"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed: sudo make setup-system")
-    return _user(None)
+    return ordinary_user()
 
 
 def apptainer_user() -> contextlib.AbstractContextManager[ContainerUser]:

@@ -254,6 +254,7 @@ class EnvironmentLauncher:
     :param isolated: whether other submitters than the owner may read ``readable`` only.
     :param confined, readable, writable, passed: as of
         :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
+    :param spares: children that each template forks in advance.
     """
 
     def __init__(
@@ -267,6 +268,7 @@ class EnvironmentLauncher:
         writable: Sequence[str] = (),
         passed: Collection[str] = (),
         runners: Mapping[str, Runner] = RUNNERS,
+        spares: int = 1,
     ) -> None:
         self.settings = settings
         self._passed = tuple(passed)
@@ -291,6 +293,7 @@ class EnvironmentLauncher:
         self._root: Path | None = None
         self._pool = TemplatePool(
             PreloadStore(cache_directory(settings) / _IMPORTS),
+            spares=spares,
             idle_s=settings.idle_s,
             memory_bytes=None if settings.memory_bytes is None else settings.memory_bytes // 2,
         )

@@ -46,6 +46,7 @@ class EnvironmentWorkers:
 
     :param settings: of environments.
     :param log_dir: of start logs; None: none are kept.
+    :param spares: children that each template forks in advance.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class EnvironmentWorkers:
         *,
         settings: EnvironmentSettings,
         log_dir: Path | None = None,
+        spares: int = 1,
     ) -> None:
         self._place = place
         self._directories = directories
@@ -66,6 +68,7 @@ class EnvironmentWorkers:
             readable=lambda: place.readable(place.environment),
             writable=(str(place.working_dir),),
             passed=place.passed,
+            spares=spares,
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
         self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it

@@ -83,12 +83,19 @@ class FreshProcessLauncher:
 
     :param environments: settings of those.
     :param log_dir: of their start logs; None: none are kept.
+    :param spares: children that each template forks in advance.
     """
 
     def __init__(
-        self, place: Workplace, *, environments: EnvironmentSettings | None = None, log_dir: Path | None = None
+        self,
+        place: Workplace,
+        *,
+        environments: EnvironmentSettings | None = None,
+        log_dir: Path | None = None,
+        spares: int = 1,
     ) -> None:
         self._place = place
+        self._spares = spares
         self._environment_settings = EnvironmentSettings() if environments is None else environments
         self._log_dir = log_dir
         self._directories = SubmitterDirectories(place.working_dir)
@@ -207,7 +214,11 @@ class FreshProcessLauncher:
             from farcall_endpoint.manager.environment_workers import EnvironmentWorkers
 
             self._environments = EnvironmentWorkers(
-                self._place, self._directories, settings=self._environment_settings, log_dir=self._log_dir
+                self._place,
+                self._directories,
+                settings=self._environment_settings,
+                log_dir=self._log_dir,
+                spares=self._spares,
             )
             self._epoll.register(self._environments.fileno(), select.EPOLLIN)
         return self._environments

@@ -1,0 +1,1 @@
+"""Benchmark of starts of workers: ``python -m benchmarks.warm_starts``."""
