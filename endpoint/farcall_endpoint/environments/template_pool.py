@@ -21,8 +21,9 @@ from farcall_endpoint.worker.boot import Boot, Descriptors
 
 _logger = logging.getLogger(__name__)
 
-_LEAST_AGE_S: Final = 30.0
-"""So long a template is used before one with more modules replaces it, unless it has none."""
+_KEPT_STARTS: Final = 4.0
+"""A template is used for so many times what its start took before one with more modules replaces it, unless it has
+none: until then, each worker of tasks that import more does so itself."""
 _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
 """Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
@@ -41,8 +42,9 @@ class _Entry:
     template: Template
     modules: tuple[str, ...]
     stop: Callable[[], object]
-    check_at: float
+    started_at: float
     used_at: float
+    check_at: float = 0.0
 
 
 @dataclasses.dataclass
@@ -148,8 +150,7 @@ class TemplatePool:
             start_limit_s=import_limit_s,
         )
         statistics_key = environment_key if statistics_key is None else statistics_key
-        check_at = now + _LEAST_AGE_S if modules else now
-        entry = _Entry(environment_key, statistics_key, template, modules, stop, check_at, used_at=now)
+        entry = _Entry(environment_key, statistics_key, template, modules, stop, started_at=now, used_at=now)
         if not template.is_over:
             self._epoll.register(template.fileno(), select.EPOLLIN)
         self._starting[key] = entry
@@ -203,6 +204,8 @@ class TemplatePool:
             elif entry.template.is_serving:
                 del self._starting[key]
                 self._learn_cost(entry, now=now)
+                if entry.modules:
+                    entry.check_at = now + max(_CHECK_PERIOD_S, _KEPT_STARTS * (now - entry.started_at))
                 if (former := self._serving.pop(key, None)) is not None:
                     self._leave(former)
                 self._serving[key] = entry
