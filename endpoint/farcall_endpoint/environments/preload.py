@@ -101,9 +101,7 @@ def excluded(statistics: Statistics, module: str, reason: str) -> Statistics:
     for oldest in list(reasons)[: max(0, len(reasons) - _MOST_EXCLUDED)]:
         del reasons[oldest]
     below = f"{module}."
-    modules = {
-        name: each for name, each in statistics.modules.items() if name != module and not name.startswith(below)
-    }
+    modules = {name: each for name, each in statistics.modules.items() if name != module and not name.startswith(below)}
     return Statistics(statistics.reports, modules, reasons)
 
 
