@@ -41,6 +41,7 @@ class Pool:
         self.now = 0.0
         self.processes: list[subprocess.Popen[bytes]] = []
         self.changes: list[TemplateChange] = []
+        self.start_s = 0.0  # how long starts take by the test's clock
 
     def learn(self, *names: str) -> None:
         self.pool.learn("e", names, now=self.now)
@@ -72,6 +73,7 @@ class Pool:
                 now=self.now,
                 statistics_key="e",
             )
+        self.now += self.start_s
         if waits:
             self.serve_until(lambda: any(change.key == key for change in self.changes[count:]))
         return modules
@@ -154,6 +156,18 @@ def test_a_template_is_replaced_when_tasks_import_more(pool: Pool) -> None:
     pool.serve_until(lambda: len(pool.pool.pids) == 1)
     pool.now = 120.0
     assert pool.start() is None
+
+
+def test_a_template_is_kept_for_four_times_its_start(pool: Pool) -> None:
+    """No longer: until another one replaces it, each task of a new kind imports its modules itself."""
+    pool.start_s = 2.0
+    pool.learn("colorsys")
+    assert pool.start() == ("colorsys",)  # ready at 2.0
+    pool.learn("colorsys", "wave")
+    pool.now = 9.9
+    assert pool.start() is None
+    pool.now = 10.0
+    assert pool.start() == ("colorsys", "wave")
 
 
 def test_modules_that_make_a_template_unfit_are_left_out(pool: Pool) -> None:

@@ -445,7 +445,7 @@ def test_an_unfit_template_is_refused(name: str, tmp_path: Path) -> None:
         assert template.problem_module == f"unfit_{name}"
 
 
-@pytest.mark.parametrize("library", ["polars", "pyarrow", "grpc", "jax", "tensorflow", "duckdb"])
+@pytest.mark.parametrize("library", ["polars", "grpc", "jax", "tensorflow", "duckdb"])
 def test_a_forbidden_library_is_not_imported(library: str, tmp_path: Path) -> None:
     """Neither by its name, nor by a module that imports it."""
     (tmp_path / f"{library}.py").write_text("")
@@ -457,6 +457,19 @@ def test_a_forbidden_library_is_not_imported(library: str, tmp_path: Path) -> No
     with running_template(modules=["uses_it"], serves=False, **options) as template:
         assert f"{library} is loaded: " in template.problem
         assert template.problem_module == "uses_it"
+
+
+def test_the_thread_of_an_allocator_makes_no_template_unfit(tmp_path: Path) -> None:
+    """As that of pyarrow, which jemalloc starts when the library is loaded."""
+    (tmp_path / "allocator.py").write_text(
+        f"{HAZARDS['c_thread'][0]}\nlibc.pthread_setname_np(state, b'jemalloc_bg_thd')"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with running_template(modules=["allocator"], variables=variables, places=[str(tmp_path)], spares=1) as template:
+        assert "allocator" in template.imports.cost
+        worker = fork_worker(template).ready()
+        assert worker.run(lambda: len(__import__("os").listdir("/proc/self/task"))) == 1
+        worker.end()
 
 
 def test_a_module_that_hangs_is_named(tmp_path: Path) -> None:

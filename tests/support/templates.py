@@ -74,6 +74,10 @@ class ForkedWorker:
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a task."""
         self.send(function, *args)
+        return self.result()
+
+    def result(self) -> Any:
+        """The result of the task that was sent."""
         while True:
             received = self._receive()
             assert received is not None, self.stderr()

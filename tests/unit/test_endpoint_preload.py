@@ -60,6 +60,16 @@ def test_what_was_excluded_is_not_learned_again() -> None:
     assert chosen(learned(skipped, ["glad"]), None, budget_bytes=_MIB) == ()
 
 
+def test_with_a_package_its_modules_are_excluded() -> None:
+    """Each would make the next template unfit by importing the package."""
+    statistics = excluded(after(["sad", "sad.part", "sadder"]), "sad", "it has 2 threads")
+    assert chosen(learned(statistics, ["sad.other.part"]), None, budget_bytes=_MIB) == ("sadder",)
+    environment = Environment.of({"type": "venv", "location": "/opt/venv", "preload": ["sad.part", "scipy"]})
+    assert chosen(statistics, environment, budget_bytes=0) == ("scipy",)
+    parts = excluded(after(["sad", "sad.part"]), "sad.part", "it crashed")
+    assert chosen(parts, None, budget_bytes=_MIB) == ("sad",)
+
+
 def test_old_reports_lose_their_weight() -> None:
     statistics = after(*[["old"]] * 900, *[["new"]] * 5000)
     assert chosen(statistics, None, budget_bytes=_MIB) == ("new",)

@@ -65,7 +65,7 @@ def learned(statistics: Statistics, names: Sequence[str]) -> Statistics:
     for place, name in enumerate(dict.fromkeys(names)):
         if place >= _MOST_MODULES:
             break
-        if len(name) > 200 or not _NAME.fullmatch(name) or name in statistics.excluded or is_forbidden(name):
+        if len(name) > 200 or not _NAME.fullmatch(name) or _is_excluded(name, statistics) or is_forbidden(name):
             continue
         known = modules.get(name)
         modules[name] = (
@@ -96,12 +96,18 @@ def measured(
 
 
 def excluded(statistics: Statistics, module: str, reason: str) -> Statistics:
-    """Without a module, from now on."""
-    modules = {name: each for name, each in statistics.modules.items() if name != module}
+    """Without a module, from now on, and without the modules of that package: to import them is to import it."""
     reasons = {**statistics.excluded, module: reason[:_MOST_REASON]}
     for oldest in list(reasons)[: max(0, len(reasons) - _MOST_EXCLUDED)]:
         del reasons[oldest]
+    below = f"{module}."
+    modules = {name: each for name, each in statistics.modules.items() if name != module and not name.startswith(below)}
     return Statistics(statistics.reports, modules, reasons)
+
+
+def _is_excluded(module: str, statistics: Statistics) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[:count]) in statistics.excluded for count in range(1, len(parts) + 1))
 
 
 def chosen(statistics: Statistics, environment: Environment | None, *, budget_bytes: int) -> tuple[str, ...]:
@@ -113,7 +119,7 @@ def chosen(statistics: Statistics, environment: Environment | None, *, budget_by
     :param budget_bytes: of memory for learned modules.
     """
     if environment is not None and environment.preload is not None:
-        return tuple(name for name in environment.preload if name not in statistics.excluded)
+        return tuple(name for name in environment.preload if not _is_excluded(name, statistics))
     found: list[tuple[float, str]] = []
     for name, module in statistics.modules.items():
         share = min(1.0, module.reports / max(1.0, statistics.reports))

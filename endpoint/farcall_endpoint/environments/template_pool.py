@@ -29,8 +29,10 @@ from farcall_endpoint.worker.boot import Boot, Descriptors
 _logger = logging.getLogger(__name__)
 
 _LEAST_AGE_S: Final = 30.0
-"""So long a template is used before one with more modules replaces it, unless it has none; and so long it must not have
-been used before another one gets its memory."""
+"""So long a template must not have been used before another one gets its memory."""
+_KEPT_STARTS: Final = 4.0
+"""A template is used for so many times what its start took before one with more modules replaces it, unless it has
+none: until then, each worker of tasks that import more does so itself."""
 _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
 """Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
@@ -73,12 +75,13 @@ class _Entry:
     template: Template
     modules: tuple[str, ...]
     stop: Callable[[], object]
-    check_at: float
+    started_at: float
     used_at: float
     size_bytes: int
     parent: _Entry | None = None
     total_bytes: int = 0
     serving_since: float = 0.0
+    check_at: float = 0.0
 
     @property
     def level(self) -> int:
@@ -278,7 +281,7 @@ class TemplatePool:
             template,
             modules,
             stop,
-            check_at=now + _LEAST_AGE_S if modules else now,
+            started_at=now,
             used_at=now,
             size_bytes=self._sizes.get(key, _UNKNOWN_BYTES),
             parent=parent,
@@ -343,6 +346,8 @@ class TemplatePool:
                 self._learn_cost(entry, now=now)
                 entry.measure()
                 entry.used_at = entry.serving_since = now
+                if entry.modules:
+                    entry.check_at = now + max(_CHECK_PERIOD_S, _KEPT_STARTS * (now - entry.started_at))
                 self._sizes.pop(key, None)
                 self._sizes[key] = entry.size_bytes
                 if len(self._sizes) > _MOST_FAILED:

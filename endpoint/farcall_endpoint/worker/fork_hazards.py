@@ -15,7 +15,6 @@ from typing import Final
 #: Packages that must not be in a template, and why.
 FORBIDDEN: Final[Mapping[str, str]] = {
     "polars": "its thread pool does not survive a fork: a child hangs in its first query",
-    "pyarrow": "its thread pools and its memory pool do not survive a fork",
     "grpc": "gRPC does not support forks of a process that has loaded it: calls of a child hang",
     "jax": "JAX has threads, and deadlocks in a fork",
     "jaxlib": "JAX has threads, and deadlocks in a fork",
@@ -40,6 +39,10 @@ SIDE_EFFECTS: Final = frozenset(
     )
 )
 
+_REMADE_THREADS: Final = ("jemalloc_bg_thd",)
+"""Names of threads that a fork may lose. jemalloc's, which gives memory back to the kernel, runs from the moment that a
+library with it is loaded (as pyarrow's is, and so pandas where pyarrow is installed): around a fork jemalloc takes its
+locks, and it goes on without the thread in the child."""
 _DEVICES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/")
 _KINDS: Final = {
     "anon_inode:[eventpoll]": "an epoll descriptor",
@@ -74,8 +77,17 @@ def hazard(*, expected: Collection[int]) -> str:
 
 
 def thread_count() -> int:
-    """The threads of this process, those of C libraries, too."""
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - before every fork: pathlib takes longer
+    """The threads of this process that a fork would lose, and the one that forks. Those of C libraries count, too."""
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208 - before every fork: pathlib takes longer
+    return len(threads) if len(threads) == 1 else sum(not _is_remade(thread) for thread in threads)
+
+
+def _is_remade(thread: str) -> bool:
+    try:
+        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read().strip() in _REMADE_THREADS
+    except OSError:
+        return False  # it has ended, or may not be read
 
 
 def kept_files(expected: Collection[int]) -> set[int]:

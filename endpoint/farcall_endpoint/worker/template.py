@@ -27,6 +27,7 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NoReturn
 
@@ -155,6 +156,9 @@ class _Template:
         for module in _OWN:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
+        # Python counts threads that a fork may lose, too; this process checks its threads before each fork.
+        own = r"(__main__|farcall_endpoint\.worker\..*)\Z"
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning, own)
         try:
             if not self._import_all():
                 return 1
