@@ -125,6 +125,7 @@ class TemplatePool:
         stop: Callable[[], object],
         now: float,
         namespaces: bool = False,
+        writable: Sequence[str] = (),
         network: bool = True,
         places: Sequence[str] = (),
         private: Sequence[str] = (),
@@ -143,8 +144,9 @@ class TemplatePool:
             places=places,
             private=private,
             namespaces=namespaces,
-            spares=self._spares,
+            writable=writable,
             network=network,
+            spares=self._spares,
             start_limit_s=import_limit_s,
         )
         statistics_key = environment_key if statistics_key is None else statistics_key

@@ -106,11 +106,10 @@ class ForkedProcess:
     ``pidfd`` belongs to the caller of :meth:`Template.fork`.
     """
 
-    def __init__(self, template: Template, number: int, connection: socket.socket, *, asked: Fork) -> None:
+    def __init__(self, template: Template, number: int, connection: socket.socket) -> None:
         self.pid = 0
         self.pidfd = -1
         self.number = number
-        self.asked = asked
         self.problem = ""
         self.code: int | None = None
         self.connection = connection
@@ -132,9 +131,10 @@ class Template:
     :param modules: to import, in this order.
     :param places: directories besides Python's own whose modules may be imported.
     :param private: directories whose modules are never imported: where submitters or tasks write.
-    :param namespaces: whether children in namespaces of their own will be wanted.
+    :param namespaces: whether children have namespaces of their own; then the template is over where that is impossible.
+    :param writable: with ``namespaces``, directories of the node that children may write.
+    :param network: with ``namespaces``, whether children share the template's network.
     :param spares: how many children are forked in advance.
-    :param network: whether these share the template's network.
     :param start_limit_s: longest import of a module.
     """
 
@@ -146,16 +146,16 @@ class Template:
         places: Sequence[str] = (),
         private: Sequence[str] = (),
         namespaces: bool = False,
-        spares: int = 0,
+        writable: Sequence[str] = (),
         network: bool = True,
+        spares: int = 0,
         start_limit_s: float = 60.0,
     ) -> None:
         self._connection = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         connection.setblocking(False)
-        self._namespaces_wanted = namespaces
+        self._namespaces = namespaces
         self._spares_wanted = spares
-        self._network = network
         self._import_limit_s = start_limit_s
         self._modules = frozenset(modules)
         self._importing = ""
@@ -173,13 +173,12 @@ class Template:
         self._pidfd = -1
         #: Whether it can fork.
         self.is_serving = False
-        #: Why children cannot have namespaces; empty if they can. Known when it serves.
-        self.namespaces_missing = ""
         #: Why it ended, or cannot be a template; empty while that is not the case.
         self.problem = ""
         #: The module that led to the problem; empty if none did.
         self.problem_module = ""
-        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private), start_limit_s))
+        places, private, writable = tuple(places), tuple(private), tuple(writable)
+        self._send(Preload(tuple(modules), namespaces, places, private, start_limit_s, writable, network))
 
     @property
     def imports(self) -> TemplateImports:
@@ -222,11 +221,9 @@ class Template:
         """
         if not self.is_serving or self._closing or self._is_over:
             raise TemplateFailed(self.problem or "the template does not serve yet")
-        if boot.namespaces and self.namespaces_missing:
-            raise TemplateFailed(self.namespaces_missing)
-        fork = self._take_spare(namespaces=boot.namespaces)
-        if fork is None:
-            fork = self._request(namespaces=boot.namespaces)
+        if boot.namespaces and not self._namespaces:
+            raise TemplateFailed("children of this template have no namespaces of their own")
+        fork = self._take_spare() or self._request()
         try:
             send_boot(fork.connection, boot, descriptors)
         except OSError as error:
@@ -327,9 +324,8 @@ class Template:
             case Refused(module=module, reason=reason):
                 self.problem_module = module
                 self._end(reason)
-            case Serving(namespaces=missing):
+            case Serving():
                 self._importing = ""
-                self.namespaces_missing = missing
                 self.is_serving = True
                 self._fill_at = 0.0
             case Forked(number=number):
@@ -364,15 +360,14 @@ class Template:
             return
         fork.pid, fork.pidfd = pid, pidfd
 
-    def _request(self, *, namespaces: bool) -> ForkedProcess:
+    def _request(self) -> ForkedProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = self._next_number
         self._next_number += 1
-        asked = Fork(number, namespaces, self._network if namespaces else True)
-        fork = ForkedProcess(self, number, ours, asked=asked)
+        fork = ForkedProcess(self, number, ours)
         self._forks[number] = fork
         with theirs:
-            if not self._send(asked, theirs.fileno()):
+            if not self._send(Fork(number), theirs.fileno()):
                 self._forks.pop(number)
                 ours.close()
                 raise TemplateFailed(self.problem)
@@ -423,16 +418,15 @@ class Template:
         self._fill_at = float("inf")
         if not self.is_serving or self._closing:
             return
-        isolated = self._namespaces_wanted and not self.namespaces_missing
         while len(self._spares) < self._spares_wanted and not self._is_over:
             try:
-                self._spares.append(self._request(namespaces=isolated))
+                self._spares.append(self._request())
             except TemplateFailed:
                 return
 
-    def _take_spare(self, *, namespaces: bool) -> ForkedProcess | None:
+    def _take_spare(self) -> ForkedProcess | None:
         for spare in self._spares:
-            if spare.asked.namespaces == namespaces and spare.code is None:
+            if spare.code is None:
                 self._spares.remove(spare)
                 return spare
         return None

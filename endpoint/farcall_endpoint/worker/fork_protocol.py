@@ -24,15 +24,18 @@ class _Packet(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Preload(_Packet, frozen=True):
-    """Import these, in this order. ``namespaces``: children in namespaces of their own will be wanted; ``places``: the
-    only directories whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for
-    example where tasks write. ``import_limit_s``: a longer import kills the template, also without a manager."""
+    """Import these, in this order. ``namespaces``: each child has namespaces of its own, and ``writable`` are the node's
+    directories that it may write, ``network`` says whether it has the template's; ``places``: the only directories
+    whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for example where tasks
+    write. ``import_limit_s``: a longer import kills the template, also without a manager."""
 
     modules: tuple[str, ...] = ()
     namespaces: bool = False
     places: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     import_limit_s: float = 60.0
+    writable: tuple[str, ...] = ()
+    network: bool = True
 
 
 class Importing(_Packet, frozen=True):
@@ -64,18 +67,15 @@ class Refused(_Packet, frozen=True):
 
 
 class Serving(_Packet, frozen=True):
-    """Ready for forks. ``namespaces``: why children cannot have namespaces of their own; empty if they can."""
+    """Ready for forks."""
 
     python: str
-    namespaces: str = ""
 
 
 class Fork(_Packet, frozen=True):
     """Fork a child, with the number that it has from then on; one descriptor comes along."""
 
     number: int
-    namespaces: bool = False
-    network: bool = True
 
 
 class Forked(_Packet, frozen=True):

@@ -118,8 +118,7 @@ class _Template:
         self._ended: set[int] = set()  # numbers, reported but not reaped
         self._reaped: set[int] = set()  # numbers, to be reaped when they end
         self._pid = 0
-        self._own_namespace: int | None = None
-        self._drops = False
+        self._namespaces: namespaces.Namespaces | None = None
         self._descriptors: set[int] = set()
         self._kept: set[int] = set()
         self._setters: list[tuple[str, Callable[[int], Any]]] = []
@@ -128,12 +127,12 @@ class _Template:
 
     def run(self) -> int:
         """The exit code."""
-        missing = "none are wanted"
         if self._preload.namespaces:
-            missing = namespaces.missing()
-            if not missing:
-                self._drops = not (namespaces.is_privileged() and namespaces.is_outermost())
-                self._own_namespace = namespaces.enter()
+            writable, network = self._preload.writable, self._preload.network
+            if missing := namespaces.missing(writable=writable, network=network):
+                self._send(Refused("", missing))
+                return 1
+            self._namespaces = namespaces.enter(writable=writable, network=network)
         self._pid = os.getpid()
         namespaces.set_dumpable(False)  # or a child could change what all later ones run
         with contextlib.suppress(OSError):
@@ -166,7 +165,7 @@ class _Template:
             imports.remember()
             gc.collect()
             gc.freeze()
-            self._send(Serving(sys.version.split()[0], missing))
+            self._send(Serving(sys.version.split()[0]))
             self._serve(awake)
         except OSError:  # the manager is gone
             pass
@@ -250,15 +249,8 @@ class _Template:
         if fork_hazards.thread_count() != 1:
             self._send(NotForked(fork.number, "the template has a second thread"))
             return
-        if fork.namespaces and self._own_namespace is None:
-            self._send(NotForked(fork.number, "there are no namespaces for children here"))
-            return
         try:
-            if fork.namespaces:
-                assert self._own_namespace is not None
-                pid = namespaces.fork_apart(self._own_namespace)
-            else:
-                pid = os.fork()
+            pid = os.fork() if self._namespaces is None else namespaces.fork_apart(self._namespaces)
         except OSError as error:
             self._send(NotForked(fork.number, str(error)))
             return
@@ -317,14 +309,13 @@ class _Template:
             _set_handler(signal.SIGCHLD, _signal.SIG_DFL)
             self._send(Forked(fork.number))
             namespaces.die_with_parent()
-            if os.getppid() != (0 if fork.namespaces else self._pid):
+            if os.getppid() != (self._pid if self._namespaces is None else 0):
                 os._exit(1)  # it had ended before that
             os.setsid()
             namespaces.keep_only({0, 1, 2, end} | self._kept)
             self._connection.detach()
             code = _work(
-                *(fork, end, self._setters),
-                drops=self._drops,
+                *(end, self._setters, self._namespaces),
                 rehearsal=self._rehearsal,
                 numpy_state=self._numpy_state,
             )
@@ -341,17 +332,17 @@ class _Template:
 
 
 def _work(
-    fork: Fork,
     end: int,
     setters: Collection[tuple[str, Callable[[int], Any]]],
+    apart: namespaces.Namespaces | None,
     *,
-    drops: bool,
     rehearsal: Rehearsal | None,
     numpy_state: int | None,
 ) -> int:
     """Become a worker, and serve tasks until the manager is gone; the exit code."""
-    if fork.namespaces:
-        namespaces.separate(network=fork.network)
+    if apart is not None:
+        namespaces.separate(apart)
+        namespaces.drop_privileges()
     _reseed(numpy_state)
     with socket.socket(fileno=end) as connection:
         if rehearsal is not None and not _is_readable(end):
@@ -362,13 +353,8 @@ def _work(
     boot, descriptors = received
     for standard, descriptor in ((1, descriptors.stdout), (2, descriptors.stderr)):
         os.dup2(descriptor, standard)  # what goes wrong from here on is this worker's
-    if boot.namespaces and not fork.namespaces:
+    if boot.namespaces and apart is None:
         raise OSError("a worker that needs namespaces was forked without them")
-    if fork.namespaces:
-        writable = [path for path in (boot.home, boot.temporary) if path]
-        namespaces.show_only(writable, hidden=boot.hidden, visible=boot.visible)
-    if fork.namespaces or drops:
-        namespaces.drop_privileges()
     namespaces.set_dumpable(True)
     channel, claims = take_on(boot, descriptors)
     time.tzset()
