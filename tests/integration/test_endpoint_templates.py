@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,13 @@ import psutil
 import pytest
 
 from farcall_endpoint.environments import templates
-from farcall_endpoint.environments.templates import ForkedProcess, Template, TemplateFailed, TemplateSuspected
+from farcall_endpoint.environments.templates import (
+    ForkedProcess,
+    Template,
+    TemplateFailed,
+    TemplateSuspected,
+    start_template,
+)
 from farcall_endpoint.process_reaper import descendants, read_processes
 from farcall_endpoint.worker import namespaces
 from farcall_endpoint.worker.boot import Boot, Descriptors
@@ -258,146 +263,122 @@ def test_libraries_get_the_worker_s_number_of_threads() -> None:
 # -- isolation ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def places() -> Iterator[Path]:
-    """Directories that an ordinary user may reach, with two homes in one of them."""
-    with tempfile.TemporaryDirectory(prefix="farcall-test-", dir="/var/tmp") as name:
-        root = Path(name).resolve()
-        root.chmod(0o755)
-        for path in ("homes/ada", "homes/grace", "tmp/ada", "tmp/grace", "shown"):
-            (root / path).mkdir(parents=True)
-            (root / path / "secret").write_text(path)
-        yield root
-
-
-def give(places: Path, user: int | None) -> None:
-    """Let all of it belong to a user."""
-    for path in places.rglob("*"):
-        os.chown(path, -1 if user is None else user, -1)
-
-
 @pytest.mark.parametrize("user", USERS)
-def test_what_an_isolated_fork_sees(places: Path, user: int | None) -> None:
-    def look(places: str) -> dict[str, Any]:
+def test_what_an_isolated_fork_sees(user: int | None) -> None:
+    def leave(text: str) -> None:
+        import ctypes
+        import os
+        import pathlib
+
+        pathlib.Path("/dev/shm/left").write_text(text)
+        os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
+        ctypes.CDLL(None).msgget(4711, 0o1600)  # IPC_CREAT
+
+    def look() -> dict[str, Any]:
         import ctypes
         import os
         import pathlib
         import socket
 
-        root = pathlib.Path(places)
+        def tried(what: str, *arguments: Any) -> bool:
+            return int(getattr(ctypes.CDLL(None), what)(*arguments)) >= 0
+
         found: dict[str, Any] = {}
-        found["files"] = sorted(str(each.relative_to(root)) for each in root.rglob("*") if each.is_file())
         found["processes"] = [path.name for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
-        found["temporary"] = [str(each) for path in ("/tmp", "/dev/shm") for each in pathlib.Path(path).iterdir()]
+        found["memory"] = [str(each) for each in pathlib.Path("/dev/shm").iterdir()]
         found["descriptors"] = [os.path.realpath(path) for path in pathlib.Path("/proc/self/fd").iterdir()]
         found["capabilities"] = [
             line.split()[1]
             for line in pathlib.Path("/proc/self/status").read_text().splitlines()
             if line.startswith(("CapEff", "CapPrm", "CapBnd"))
         ]
-        written = []
-        for path in ("homes/ada", "tmp/ada", "homes", "shown", "", "/usr", "/", "/tmp"):
-            try:
-                (root / path / "new").write_text("x")
-                written.append(path)
-            except OSError:
-                pass
-        found["written"] = written
-        libc = ctypes.CDLL(None)
-        found["remounted"] = libc.mount(b"none", b"/", None, 32 | 4096, None) == 0
-        found["unmounted"] = libc.umount2(str(root / "homes").encode(), 2) == 0
-        try:
-            socket.sethostname("x")
-            found["renamed"] = True
-        except OSError:
-            found["renamed"] = False
-        found["queue"] = libc.msgget(4711, 0o1600) >= 0  # IPC_CREAT
+        name = socket.gethostname().encode()
+        found["done"] = [
+            what
+            for what, succeeded in {
+                "remount": tried("mount", b"none", b"/", None, 32 | 4096, None),
+                "unmount": tried("umount2", b"/dev/shm", 2),
+                "proc": tried("mount", b"proc", b"/proc", b"proc", 0, None),
+                "rename": tried("sethostname", name, len(name)),
+                "queue": tried("msgget", 4711, 0),
+                "kernel": os.access("/proc/sys/kernel/core_pattern", os.W_OK),
+            }.items()
+            if succeeded
+        ]
         return found
 
     namespaced()
-    give(places, user)
-    Path("/dev/shm/farcall-test").write_text("x")
-    try:
-        with running_template(namespaces=True, user=user, private=[str(places)]) as template:
-            assert template.namespaces_missing == ""
-            options: dict[str, Any] = {
-                "namespaces": True,
-                "hidden": (str(places),),
-                "visible": (str(places / "shown"),),
-            }
-            other = fork_worker(
-                template, home=str(places / "homes/grace"), temporary=str(places / "tmp/grace"), **options
-            ).ready()
-            own = [str(places / "homes/ada"), str(places / "tmp/ada")]
-            worker = fork_worker(template, home=own[0], temporary=own[1], **options).ready()
-            seen = worker.run(look, str(places))
-            assert seen["files"] == ["homes/ada/secret", "shown/secret", "tmp/ada/secret"]
-            assert seen["processes"] == ["1"]
-            assert seen["temporary"] == []
-            assert seen["written"] == ["homes/ada", "tmp/ada", "/tmp"]
-            assert seen["capabilities"] == ["0" * 16] * 3
-            assert not any(seen[what] for what in ("remounted", "unmounted", "renamed"))
-            assert len(seen["descriptors"]) < 14
-            assert not any("anon_inode" in each for each in seen["descriptors"])
-            again = other.run(look, str(places))
-            assert again["files"] == ["homes/grace/secret", "shown/secret", "tmp/grace/secret"]
-            for each in (worker, other):
-                each.end()
-        assert sorted(path.name for path in (places / "homes/ada").iterdir()) == ["new", "secret"]
-    finally:
-        Path("/dev/shm/farcall-test").unlink()
+    with running_template(namespaces=True, user=user, spares=1) as template:
+        other = fork_worker(template, namespaces=True).ready()
+        other.run(leave, "secret")
+        worker = fork_worker(template, namespaces=True).ready()
+        seen = worker.run(look)
+        assert seen["processes"] == ["1"]
+        assert seen["memory"] == []
+        assert seen["capabilities"] == ["0" * 16] * 3
+        assert seen["done"] == []
+        assert len(seen["descriptors"]) < 14
+        assert not any("anon_inode" in each for each in seen["descriptors"])
+        for each in (worker, other):
+            each.end()
+    assert not Path("/dev/shm/left").exists()
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_isolated_forks_are_confined_by_landlock_last(places: Path, user: int | None) -> None:
-    def read(path: str) -> str:
+def test_isolated_forks_are_confined_by_landlock_last(user: int | None) -> None:
+    def write(path: str) -> str:
         import pathlib
 
         try:
-            return pathlib.Path(path).read_text()
+            (pathlib.Path(path) / "new").write_text("x")
         except OSError as error:
             return type(error).__name__
+        return "done"
 
     from farcall_endpoint.isolation import landlock
 
     namespaced()
     if reason := landlock.missing():
         pytest.skip(reason)
-    give(places, user)
-    home = str(places / "homes/ada")
-    settings = WorkerSettings(readable=("/usr", "/lib", "/proc", sys.prefix, sys.base_prefix), writable=(home,))
+    settings = WorkerSettings(readable=("/",), writable=("/dev/shm",))
     with running_template(namespaces=True, user=user) as template:
-        worker = fork_worker(
-            template, variables=settings.to_variables(), namespaces=True, home=home, directory=home
-        ).ready()
-        assert worker.run(read, f"{home}/secret") == "homes/ada"
-        assert worker.run(read, str(places / "homes/grace/secret")) == "PermissionError"
+        worker = fork_worker(template, variables=settings.to_variables(), namespaces=True).ready()
+        assert worker.run(write, "/dev/shm") == "done"
+        assert worker.run(write, "/var/tmp") == "PermissionError"
         worker.end()
 
 
-def test_a_fork_has_no_network_if_it_is_not_wanted() -> None:
-    def names() -> list[str]:
+def test_a_fork_has_a_network_of_its_own_if_the_node_s_is_not_wanted() -> None:
+    def connect() -> list[str]:
         import socket
 
+        server = socket.create_server(("127.0.0.1", 0))
+        socket.create_connection(server.getsockname(), timeout=20).close()
         return [name for _, name in socket.if_nameindex()]
 
     namespaced()
     with running_template(namespaces=True, network=False) as template:
         worker = fork_worker(template, namespaces=True).ready()
-        assert set(worker.run(names)) <= {"lo", "tunl0", "sit0", "ip6tnl0", "gre0"}  # what each new one has
+        assert set(worker.run(connect)) <= {"lo", "tunl0", "sit0", "ip6tnl0", "gre0"}  # what each new one has
         worker.end()
 
 
-def test_a_worker_that_needs_namespaces_never_runs_without_them(places: Path) -> None:
-    with running_template() as template:
-        with pytest.raises(TemplateFailed, match="none are wanted"):
-            fork_worker(template, namespaces=True)
-        namespaced()
-    with running_template(namespaces=True) as template:
-        worker = fork_worker(template, namespaces=True, home=str(places / "missing"))
-        assert worker.receive() is None
-        assert "missing" in worker.stderr()
-        assert worker.ended() == 1
+def test_a_worker_that_needs_namespaces_never_runs_without_them() -> None:
+    with running_template() as template, pytest.raises(TemplateFailed, match="no namespaces of their own"):
+        fork_worker(template, namespaces=True)
+
+
+def test_a_template_that_cannot_give_namespaces_is_over() -> None:
+    """Before it imports anything: its workers are started afresh."""
+    namespaced()
+    limit = 'echo 0 >/proc/sys/user/max_pid_namespaces; exec "$@"'
+    forbid = ("unshare", "--user", "--map-root-user", "sh", "-c", limit, "sh")
+    process, connection = start_template(forbid, variables=dict(os.environ))
+    template = Template(connection, modules=["json"], namespaces=True)
+    wait_for(template, lambda: template.is_over)
+    assert template.problem.startswith("namespaces: ")
+    assert template.imports.cost == {}
+    process.wait(WAIT_S)
 
 
 # -- contract ----------------------------------------------------------------------------------------------------------

@@ -48,6 +48,10 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix
 
 
+TREE = "charliecloud" if os.geteuid() == 0 else "bubblewrap"
+"""A technology of directory trees whose workers can be forks."""
+
+
 def is_fork(worker: WorkerProcess) -> bool:
     return isinstance(worker.process, ForkedProcess)
 
@@ -88,7 +92,7 @@ def about() -> dict[str, Any]:
 def environments(venv: Path) -> list[Environment]:
     return [
         Environment(type="venv", location=str(venv), preload=("slow_module",)),
-        Environment(type="bubblewrap", location=str(images.image(images.DEBIAN)), preload=("xml.dom.minidom",)),
+        Environment(type=TREE, location=str(images.image(images.DEBIAN)), preload=("xml.dom.minidom",)),
     ]
 
 
@@ -156,6 +160,9 @@ def test_forks_are_confined_as_fresh_workers_are(tmp_path: Path, venv: Path) -> 
             assert isinstance(answer, EnvironmentReady), answer
             fresh = node.launch(environment, submitter=SUBMITTER)
             node.packet(fresh)
+            if os.geteuid() == 0:  # it would have to mount another /proc
+                assert not node.launcher._in_environments()._launcher._templates
+                continue
             fork = forked(node, environment, submitter=SUBMITTER)
             for path in (tmp_path / "private", "/usr", tmp_path / "work", tmp_path / "work/submitters" / SUBMITTER):
                 expected = node.run(fresh, reach, str(path), submitter=SUBMITTER)

@@ -71,6 +71,9 @@ _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
 _REMOTE: Final = ("docker",)
 """Types whose containers are started by a daemon."""
+_OF_NODE: Final = ("apptainer", "singularity", "shifter")
+_TEMPORARY_OF_NODE: Final = ("/tmp", "/var/tmp")  # noqa: S108
+"""What containers of these types share with the node, when they are the owner's."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -624,12 +627,13 @@ class EnvironmentLauncher:
         return self._pool.fork(key, boot, descriptors, now=time.monotonic())
 
     def start_own_template(
-        self, key: str, command: Sequence[str], variables: Mapping[str, str], *, submitter: str
+        self, key: str, command: Sequence[str], boot: Boot, *, submitter: str, writable: Sequence[str] = ()
     ) -> None:
         """Start a template of the endpoint's own Python, if there should be one.
 
         :param command: what to write before its command.
-        :param variables: as its workers have them.
+        :param boot: of one of its workers.
+        :param writable: with namespaces, where its workers may write.
         """
         statistics = statistics_key("", submitter)
         modules = self._pool.wanted(key, statistics, None, now=time.monotonic())
@@ -638,7 +642,7 @@ class EnvironmentLauncher:
         ):
             return
         try:
-            process, connection = start_template(command, variables=variables)
+            process, connection = start_template(command, variables=boot.variables)
         except OSError as error:
             self._pool.not_started(key, str(error), now=time.monotonic())
             return
@@ -650,7 +654,7 @@ class EnvironmentLauncher:
             "",
             connection,
             modules,
-            root=TemplateRoot(name=key),
+            root=TemplateRoot(name=key, namespaces=boot.namespaces, writable=tuple(writable)),
             stop=lambda: self._end_own(name),
             now=time.monotonic(),
             statistics_key=statistics,
@@ -698,6 +702,9 @@ class EnvironmentLauncher:
         assert template.modules is not None
         connection, template.connection = template.connection, None
         environment, wanted = template.origin
+        shared = [mount.target for mount in (*wanted.mounts, *self._mounts) if mount.writable]
+        if environment.type in _OF_NODE and not wanted.private_root:
+            shared += _TEMPORARY_OF_NODE
         self._pool.add(
             template.template_key,
             environment.key,
@@ -705,6 +712,8 @@ class EnvironmentLauncher:
             template.modules,
             root=TemplateRoot(
                 name=self._root_of(environment, wanted),
+                namespaces=wanted.boot.namespaces,
+                writable=tuple(shared),
                 network=self.settings.network,
                 private=(wanted.boot.directory, *(mount.target for mount in wanted.mounts)),
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -36,3 +37,17 @@ def find_installed(types: Collection[str]) -> list[str]:
     Python prefixes and uv need none."""
     own = (*PREFIXES, UV)
     return [each for each in types if each in own or shutil.which(_PROGRAMS.get(each, each)) is not None]
+
+
+def without_forks(technology: str, *, confined: bool, is_root: bool = os.geteuid() == 0) -> str:
+    """Why workers of a technology are not forks of a template on any node, as far as that is known without a try; empty
+    if they may be.
+
+    Forks need a ``/proc`` of their own, and code of the image must be able to mount it. Root could also write the
+    kernel's settings there, which are read-only in a container of bubblewrap.
+
+    :param confined: whether bubblewrap confines it from outside.
+    """
+    if is_root and (technology == "bubblewrap" or confined):
+        return "an endpoint of root does not let containers of bubblewrap mount another /proc, which forks would need"
+    return ""

@@ -54,11 +54,12 @@ class TemplateRoot:
 
     :param name: equal for templates that see the same files and variables, and whose workers may share memory; empty
         for one that has no branches.
-    :param namespaces, network, places, private, import_limit_s: as of :class:`Template`.
+    :param namespaces, writable, network, places, private, import_limit_s: as of :class:`Template`.
     """
 
     name: str = ""
     namespaces: bool = False
+    writable: tuple[str, ...] = ()
     network: bool = True
     places: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
@@ -268,8 +269,9 @@ class TemplatePool:
             places=root.places,
             private=root.private,
             namespaces=root.namespaces,
-            spares=self._spares,
+            writable=root.writable,
             network=root.network,
+            spares=self._spares,
             start_limit_s=root.import_limit_s,
         )
         if not template.is_over:

@@ -183,9 +183,10 @@ class Template:
     :param modules: to import, in this order.
     :param places: directories besides Python's own whose modules may be imported.
     :param private: directories whose modules are never imported: where submitters or tasks write.
-    :param namespaces: whether children in namespaces of their own will be wanted.
+    :param namespaces: whether children have namespaces of their own; the template is over where that is impossible.
+    :param writable: with ``namespaces``, directories of the node that children may write.
+    :param network: with ``namespaces``, whether children share the template's network.
     :param spares: how many children are forked in advance.
-    :param network: whether these share the template's network.
     :param start_limit_s: longest import of a module.
     """
 
@@ -197,16 +198,16 @@ class Template:
         places: Sequence[str] = (),
         private: Sequence[str] = (),
         namespaces: bool = False,
-        spares: int = 0,
+        writable: Sequence[str] = (),
         network: bool = True,
+        spares: int = 0,
         start_limit_s: float = 60.0,
     ) -> None:
         self._connection = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         connection.setblocking(False)
-        self._namespaces_wanted = namespaces
+        self._namespaces = namespaces
         self._spares_wanted = spares
-        self._network = network
         self._import_limit_s = start_limit_s
         self._modules = frozenset(modules)
         self._importing = ""
@@ -225,15 +226,14 @@ class Template:
         self._pidfd = -1
         #: Whether it can fork.
         self.is_serving = False
-        #: Why children cannot have namespaces; empty if they can. Known when it serves.
-        self.namespaces_missing = ""
         #: Memory that it shared with no other process when it began to serve, as it says itself; 0 if it cannot.
         self.private_bytes = 0
         #: Why it ended, or cannot be a template; empty while that is not the case.
         self.problem = ""
         #: The module that led to the problem; empty if none did.
         self.problem_module = ""
-        self._send(Preload(tuple(modules), namespaces, tuple(places), tuple(private), start_limit_s))
+        places, private, writable = tuple(places), tuple(private), tuple(writable)
+        self._send(Preload(tuple(modules), namespaces, places, private, start_limit_s, writable, network))
 
     @property
     def imports(self) -> TemplateImports:
@@ -286,13 +286,11 @@ class Template:
         """
         if not self.is_serving or self._closing or self._is_over:
             raise TemplateFailed(self.problem or "the template does not serve yet")
-        if boot.namespaces and self.namespaces_missing:
-            raise TemplateFailed(self.namespaces_missing)
+        if boot.namespaces and not self._namespaces:
+            raise TemplateFailed("children of this template have no namespaces of their own")
         if self._suspected_at is not None:
             raise TemplateSuspected("the template does not answer")
-        fork = self._take_spare(namespaces=boot.namespaces)
-        if fork is None:
-            fork = self._request(namespaces=boot.namespaces)
+        fork = self._take_spare() or self._request()
         try:
             send_boot(fork.connection, boot, descriptors)
         except OSError as error:
@@ -424,10 +422,9 @@ class Template:
             case Refused(module=module, reason=reason):
                 self.problem_module = module
                 self._end(reason)
-            case Serving(namespaces=missing, private_bytes=private_bytes):
+            case Serving(private_bytes=private_bytes):
                 self._importing = ""
                 self.private_bytes = private_bytes
-                self.namespaces_missing = missing
                 self.is_serving = True
                 self._fill_at = 0.0
             case Forked(number=number):
@@ -467,8 +464,8 @@ class Template:
             return
         fork.forked(pid, pidfd)
 
-    def _request(self, *, namespaces: bool) -> ForkedProcess:
-        return self._ask(Fork(self._next_number, namespaces, self._network if namespaces else True))
+    def _request(self) -> ForkedProcess:
+        return self._ask(Fork(self._next_number))
 
     def _ask(self, asked: Fork | Branch) -> ForkedProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -529,16 +526,15 @@ class Template:
         self._fill_at = float("inf")
         if not self.is_serving or self._closing or self._suspected_at is not None:
             return
-        isolated = self._namespaces_wanted and not self.namespaces_missing
         while len(self._spares) < self._spares_wanted and not self._is_over:
             try:
-                self._spares.append(self._request(namespaces=isolated))
+                self._spares.append(self._request())
             except TemplateFailed:
                 return
 
-    def _take_spare(self, *, namespaces: bool) -> ForkedProcess | None:
+    def _take_spare(self) -> ForkedProcess | None:
         for spare in self._spares:
-            if isinstance(spare.asked, Fork) and spare.asked.namespaces == namespaces and spare.code is None:
+            if isinstance(spare.asked, Fork) and spare.code is None:
                 self._spares.remove(spare)
                 return spare
         return None

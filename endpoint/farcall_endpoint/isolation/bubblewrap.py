@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,8 @@ KERNEL_SETTINGS: Final = ("/proc/sys", "/proc/fs")
 runs. bubblewrap itself makes other such files read-only, not these."""
 _NESTED: Final = ("--cap-add", "CAP_SETFCAP")
 """Without it, root of a user namespace can make no further one (from Linux 5.12 on). The runner drops it."""
+_OF_TEMPLATES: Final = ("--unshare-user", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP")
+"""Root's: an ordinary user makes further user namespaces. Never without a user namespace: there it is the machine's."""
 
 
 def missing() -> str:
@@ -40,6 +42,15 @@ def missing() -> str:
     command = [program, *_NAMESPACES, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", TEMPORARY]
     reason = problem([*command, "true"])
     return f"bubblewrap: {reason}" if reason else ""
+
+
+def of_template(prefix: Sequence[str]) -> list[str]:
+    """A :func:`prefix` for a template whose forks get namespaces of their own. Only for the endpoint's own Python and
+    modules: as root, it could mount another ``/proc`` and write the settings of the kernel. Its forks cannot."""
+    if os.geteuid() != 0 or not prefix:
+        return list(prefix)
+    at = 1 + len(_NAMESPACES)
+    return [*prefix[:at], *_OF_TEMPLATES, *prefix[at:]]
 
 
 def prefix(

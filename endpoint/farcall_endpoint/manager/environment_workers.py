@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from farcall_endpoint.environments.preload import statistics_key
 from farcall_endpoint.environments.preparation import Failed, PreparationReport, Prepared, Progressed
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.technologies import without_forks
 from farcall_endpoint.environments.template_pool import TemplateChange
 from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
@@ -35,6 +37,8 @@ from farcall_endpoint.manager.worker_process import (
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import channel_pair
 from farcall_endpoint.worker.settings import WorkerSettings
+
+_logger = logging.getLogger(__name__)
 
 RENUMBERED: Final = ("docker", "podman", "podman-hpc")
 """Types whose containers have the accelerators of their worker only."""
@@ -71,6 +75,7 @@ class EnvironmentWorkers:
             spares=spares,
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
+        self._without_forks: set[str] = set()  # environments, as logged
         self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
@@ -99,6 +104,11 @@ class EnvironmentWorkers:
             return self._launcher.locate(environment, readable=self._place.readable(self._place.environment))
         except Refused as error:
             raise OSError(outcomes.location_refused(environment.label, str(error)).message) from error
+
+    def _log_once(self, environment: Environment, reason: str) -> None:
+        if environment.key not in self._without_forks:
+            self._without_forks.add(environment.key)
+            _logger.info("workers of %s are started afresh: %s", environment.label, reason)
 
     def trust(self, environment: Environment) -> None:
         """The owner uses an environment: what it is prepared by needs no confinement."""
@@ -150,8 +160,11 @@ class EnvironmentWorkers:
         :param prefix: what to write before a worker's command.
         """
         key = template_key(f"own-{submitter}", boot.variables)
+        boot = msgspec.structs.replace(boot, namespaces=bool(prefix))  # as fresh ones have them
         fork = self._launcher.fork_own(key, boot, descriptors)
-        self._launcher.start_own_template(key, prefix, boot.variables, submitter=submitter)
+        writable = [str(each) for each in self._directories.of(submitter)] if prefix else []
+        command = bubblewrap.of_template(prefix)
+        self._launcher.start_own_template(key, command, boot, submitter=submitter, writable=writable)
         return fork
 
     def launch(self, environment: Environment, worker_id: int, *, slot: int, submitter: str) -> WorkerProcess:
@@ -196,6 +209,11 @@ class EnvironmentWorkers:
             or confine is not None
             or environment.type not in CONFINED_OUTSIDE
         )
+        # A fresh one has a /tmp and processes of its own.
+        namespaces = is_image or confine is not None
+        if forks and (reason := without_forks(environment.type, confined=confine is not None)):
+            forks = False
+            self._log_once(environment, reason)
         settings = msgspec.structs.replace(settings, reports_imports=forks)
         channel, worker_end, claims = channel_pair()
         output = (open_capture_file(), open_capture_file())
@@ -203,7 +221,12 @@ class EnvironmentWorkers:
             process = self._launcher.start(
                 environment,
                 ContainerStart(
-                    Boot({**variables, **settings.to_variables()}, str(working_dir), merged=True),
+                    Boot(
+                        {**variables, **settings.to_variables()},
+                        str(working_dir),
+                        merged=True,
+                        namespaces=namespaces,
+                    ),
                     Descriptors(worker_end.fileno(), claims.fileno(), *output),
                     claims.close,
                     mounts=tuple(Mount(path, path, writable=True) for path in writable),

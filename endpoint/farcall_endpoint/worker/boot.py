@@ -41,20 +41,13 @@ class Boot(msgspec.Struct, frozen=True, omit_defaults=True):
     :param variables: its environment variables.
     :param merged: whether variables that it has, those of its image, stay where ``variables`` does not name them.
     :param directory: its working directory, as seen in its environment.
-    :param namespaces: whether a fork of a template gets mount, process, IPC and host name namespaces of its own.
-    :param home, temporary: with ``namespaces``, the only directories that it may write; empty for the owner's workers.
-    :param hidden: with ``namespaces``, directories of which it sees only ``home``, ``temporary`` and what is visible.
-    :param visible: with ``namespaces``, directories below hidden ones or below ``/tmp`` that it may read.
+    :param namespaces: whether a fork of a template must have mount, process, IPC and host name namespaces of its own.
     """
 
     variables: dict[str, str]
     directory: str
     merged: bool = False
     namespaces: bool = False
-    home: str = ""
-    temporary: str = ""
-    hidden: tuple[str, ...] = ()
-    visible: tuple[str, ...] = ()
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -24,15 +24,18 @@ class _Packet(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Preload(_Packet, frozen=True):
-    """Import these, in this order. ``namespaces``: children in namespaces of their own will be wanted; ``places``: the
-    only directories whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for
-    example where tasks write. ``import_limit_s``: a longer import kills the template, also without a manager."""
+    """Import these, in this order. ``namespaces``: each child has its own ones, and ``writable`` are the node's
+    directories that it may write, ``network`` says whether it has the template's; ``places``: the only directories
+    whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for example where tasks
+    write. ``import_limit_s``: a longer import kills the template, also without a manager."""
 
     modules: tuple[str, ...] = ()
     namespaces: bool = False
     places: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     import_limit_s: float = 60.0
+    writable: tuple[str, ...] = ()
+    network: bool = True
 
 
 class Importing(_Packet, frozen=True):
@@ -64,11 +67,9 @@ class Refused(_Packet, frozen=True):
 
 
 class Serving(_Packet, frozen=True):
-    """Ready for forks. ``namespaces``: why children cannot have namespaces of their own; empty if they can.
-    ``private_bytes``: memory that it shares with no other process; 0 where the kernel does not say."""
+    """Ready for forks. ``private_bytes``: memory that it shares with no other process; 0 if that is not known."""
 
     python: str
-    namespaces: str = ""
     private_bytes: int = 0
 
 
@@ -76,8 +77,6 @@ class Fork(_Packet, frozen=True):
     """Fork a child, with the number that it has from then on; one descriptor comes along."""
 
     number: int
-    namespaces: bool = False
-    network: bool = True
 
 
 class Branch(_Packet, frozen=True):

@@ -1,9 +1,13 @@
 """Namespaces of a worker that is a fork: mounts, processes, IPC, host name, and network if wanted.
 
+A fork has what a fresh container in the same place has, and shares nothing with other forks that fresh containers would
+not share: it sees its own processes only, and each directory in memory, such as ``/tmp``, is its own.
+
 The template enters process and mount namespaces once, which it owns (:func:`enter`): with privileges as it is, without
 them in a user namespace that maps its user to itself. There it can make a process namespace for each child before it
-forks (:func:`fork_apart`), so one fork is enough. The child makes the other namespaces (:func:`separate`),
-then hides what is not its submitter's (:func:`show_only`), and gives up all privileges (:func:`drop_privileges`).
+forks (:func:`fork_apart`), so one fork is enough. The child makes the other namespaces (:func:`separate`), and gives up
+all privileges (:func:`drop_privileges`). Nothing of this depends on what the child will do, so that children that are
+forked in advance are done with it before a task waits for them.
 
 ``os.unshare`` and ``os.setns`` exist from Python 3.12 on; hence ctypes.
 """
@@ -13,8 +17,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+import stat
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 NEWNS: Final = 0x00020000
 NEWUTS: Final = 0x04000000
@@ -27,13 +32,14 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 32, 4096, 16384, 1 << 18
 _KEPT_FLAGS: Final = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
 """Flags of a mount that a process in a user namespace may not take away."""
+_RENEWED_FLAGS: Final = _MS_NOSUID | _MS_NODEV
+_PROC_FLAGS: Final = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
 
 _SYS_MOUNT_SETATTR: Final = 442
 """On every architecture; since Linux 5.12."""
 _SYS_CLOSE_RANGE: Final = 436
 """Since Linux 5.9."""
 _ABOVE_DESCRIPTORS: Final = 2**31
-_AT_RECURSIVE: Final = 0x8000
 _ATTR_RDONLY: Final = 1
 
 _SET_DUMPABLE, _SET_NO_NEW_PRIVS, _CAPBSET_DROP, _SET_PDEATHSIG = 4, 38, 24, 1
@@ -42,7 +48,17 @@ _CAP_SYS_ADMIN: Final = 21
 _CAP_VERSION: Final = 0x20080522
 _MOST_CAPABILITIES: Final = 64
 
-_TEMPORARY: Final = ("/tmp", "/dev/shm")  # noqa: S108 - private to each child
+_TEMPORARY: Final = ("/dev/shm", "/run", "/tmp", "/var/tmp")  # noqa: S108 - each child's own
+"""Where a container has directories in memory that programs write to."""
+_IN_MEMORY: Final = ("tmpfs", "ramfs", "mqueue")
+_LAYERED: Final = ("overlay", "fuse.fuse-overlayfs", *_IN_MEMORY)
+"""What a root is made of that belongs to one container."""
+_COVER_NOTHING: Final = ("autofs", "binfmt_misc")
+"""File systems that the kernel's own directories in ``/proc`` are for."""
+_KERNEL_SETTINGS: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""Root may write there without any capability: one of them names a program that the kernel runs."""
+_IFF_UP_RUNNING: Final = 1 | 64
+_SIOCSIFFLAGS: Final = 0x8914
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -51,31 +67,109 @@ class _MountAttributes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")]
 
 
-def enter() -> int:
+class Mount(NamedTuple):
+    """A mount that a process sees: its number and that of its parent, where it is, of which kind of file system, with
+    which options, and whether it may be written."""
+
+    number: int
+    parent: int
+    path: str
+    kind: str
+    options: tuple[str, ...]
+    is_writable: bool
+
+
+class Renewed(NamedTuple):
+    """A directory that each child has anew, and what is mounted below it and stays there. ``mode``: its permissions;
+    empty for ``/proc``."""
+
+    path: str
+    below: tuple[str, ...]
+    mode: str = ""
+
+
+class Plan(NamedTuple):
+    """What becomes of the mounts of a container: ``renewed`` for each child; ``sealed``, read-only for all."""
+
+    renewed: tuple[Renewed, ...]
+    sealed: tuple[str, ...]
+
+
+class Namespaces(NamedTuple):
+    """What the children of a template are made of. ``own``: a descriptor of its own process namespace; ``renewed``: of
+    :class:`Plan`; ``protected``: paths in a new ``/proc`` that are made read-only; ``network``: whether children
+    share the template's network."""
+
+    own: int
+    renewed: tuple[Renewed, ...]
+    protected: tuple[str, ...]
+    network: bool
+
+
+def plan(mounts: Sequence[Mount], *, writable: Collection[str]) -> Plan:
+    """What forks of a template in a container with these mounts must not share, as fresh containers would not. Pure.
+
+    What lies in memory belongs to the container, unless it is one of the ``writable`` paths: those are the node's, also
+    for fresh ones.
+
+    :param mounts: in the order in which they were made.
+    :raises OSError: if forks would share the container's root.
+    """
+    root = next((each for each in reversed(mounts) if each.path == "/"), None)
+    if root is not None and root.is_writable and root.kind in _LAYERED:
+        raise OSError(0, "forks would share it, as it can be written to", "the container's root")
+    tops = _visible(mounts)
+    in_memory = [each for each in tops if each.is_writable and each.kind in _IN_MEMORY]
+    own = [each for each in in_memory if not any(_is_in(each.path, path) for path in writable)]
+    renewed = [path for path in _TEMPORARY if any(each == _around(path, tops) for each in own)]
+    # What is in one of them is made with it.
+    renewed = [path for path in renewed if not any(path != each and _is_in(path, each) for each in renewed)]
+    covers = [each for each in tops if each.kind not in _COVER_NOTHING]
+    return Plan(
+        renewed=(
+            Renewed("/proc", _below("/proc", covers)),
+            *(Renewed(path, _below(path, tops), "1777") for path in renewed),
+        ),
+        sealed=tuple(each.path for each in own if not any(_is_in(each.path, path) for path in renewed)),
+    )
+
+
+def enter(*, writable: Collection[str] = (), network: bool = True) -> Namespaces:
     """Move this process, which has one thread, into process and mount namespaces of its own, as their first process.
 
     The caller's process stays outside, waits, and ends as the inner one does: this returns in the inner one only.
-    Returns a descriptor of its process namespace.
 
-    :raises OSError: if the system forbids it; nothing has changed then but for a user namespace.
+    :param writable: where the node's directories are mounted for tasks to write.
+    :param network: whether children share the network.
+    :raises OSError: if the system forbids it, or forks would share what fresh containers do not; nothing has changed
+        then but for a user namespace.
     """
+    found = plan(read_mounts(), writable=writable)
     if not is_privileged():
         _enter_user_namespace()
     _unshare(NEWNS | NEWPID)
     mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
     _stay_outside()
-    mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    _renew(found.renewed[0])
+    for path in found.sealed:
+        set_read_only(path)
+    candidates = _KERNEL_SETTINGS if os.geteuid() == 0 else ()
+    protected = tuple(path for path in candidates if path not in found.renewed[0].below and os.path.exists(path))  # noqa: PTH110
     die_with_parent()
-    return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    return Namespaces(own, found.renewed, protected, network)
 
 
-def missing() -> str:
-    """Why children of this process cannot have namespaces; empty if they can. Only a try shows it, in a child."""
+def missing(*, writable: Collection[str] = (), network: bool = True) -> str:
+    """Why children of this process cannot have namespaces; empty if they can. Only a try shows it, in a child.
+
+    Parameters are those of :func:`enter`.
+    """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
-            _try_all(writing)
+            _try_all(writing, writable=writable, network=network)
         except OSError as error:
             os.write(writing, f"{error.strerror} ({error.filename})".encode())
         finally:
@@ -87,66 +181,78 @@ def missing() -> str:
     return "" if reason == "ok" else f"namespaces: {reason or 'the process that tried was killed'}"
 
 
-def _try_all(writing: int) -> None:
-    pid = fork_apart(enter())
+def _try_all(writing: int, *, writable: Collection[str], network: bool) -> None:
+    entered = enter(writable=writable, network=network)
+    pid = fork_apart(entered)
     if pid == 0:
-        separate(network=True)
-        show_only((), hidden=(), visible=())
-        drop_privileges()
-        os.write(writing, b"ok")
-        os._exit(0)
+        try:
+            separate(entered)
+            drop_privileges()
+            os.write(writing, b"ok")
+        except OSError as error:
+            os.write(writing, f"{error.strerror} ({error.filename})".encode())
+        finally:
+            os._exit(0)
     os.waitpid(pid, 0)
 
 
-def fork_apart(own: int) -> int:
-    """Fork a child that is the first of a process namespace; as ``os.fork``.
-
-    :param own: the descriptor of :func:`enter`.
-    """
+def fork_apart(namespaces: Namespaces) -> int:
+    """Fork a child that is the first of a process namespace; as ``os.fork``."""
     _unshare(NEWPID)
     try:
         pid = os.fork()
     except OSError:
-        _check(_libc.setns(own, NEWPID), "setns")
+        _check(_libc.setns(namespaces.own, NEWPID), "setns")
         raise
     if pid:
-        _check(_libc.setns(own, NEWPID), "setns")  # the template's next child is in its own again
+        _check(_libc.setns(namespaces.own, NEWPID), "setns")  # the template's next child is in its own again
     return pid
 
 
-def separate(*, network: bool) -> None:
-    """In a child: namespaces of its own, for the rest. It sees its processes only, and may write nowhere.
+def separate(namespaces: Namespaces) -> None:
+    """In a child: namespaces of its own, for the rest, and directories in memory of its own.
 
-    :param network: whether it stays in the template's network.
     :raises OSError: if the system forbids it.
     """
-    _unshare(NEWNS | NEWIPC | NEWUTS | (0 if network else NEWNET))
-    set_read_only("/", recursive=True)
-    mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    _unshare(NEWNS | NEWIPC | NEWUTS | (0 if namespaces.network else NEWNET))
+    for each in namespaces.renewed:
+        _renew(each)
+    for path in namespaces.protected:
+        mount(path, path, flags=_MS_BIND)
+        set_read_only(path)
+    if not namespaces.network:
+        _raise_loopback()
 
 
-def show_only(writable: Iterable[str], *, hidden: Iterable[str], visible: Iterable[str]) -> None:
-    """In a child: private temporary directories, and nothing in ``hidden`` directories but these paths.
+def _renew(what: Renewed) -> None:
+    """Mount an empty directory in memory, or the processes of this namespace, and below it what was there."""
+    opened = [(path, os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) for path in what.below]
+    if what.mode:
+        mount("tmpfs", what.path, "tmpfs", _RENEWED_FLAGS, f"mode={what.mode}")
+    else:
+        mount("proc", what.path, "proc", _PROC_FLAGS)
+    for path, descriptor in opened:
+        if what.mode:
+            _make_place(path, is_directory=stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        mount(f"/proc/self/fd/{descriptor}", path, flags=_MS_BIND | _MS_REC)
+        os.close(descriptor)
 
-    :param writable: existing directories, the only ones that it may write to.
-    :param visible: existing directories that it may read, though they lie in hidden or temporary ones.
-    :raises OSError: if the system forbids it, or a directory is missing.
-    """
-    covered = [path for path in (*_TEMPORARY, *hidden) if os.path.isdir(path)]  # noqa: PTH112
-    shown = {path: False for path in visible if any(_is_in(path, each) for each in covered)}
-    shown |= dict.fromkeys(writable, True)
-    opened = {path: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in shown}
-    for path in covered:
-        mode = "1777" if path in _TEMPORARY else "0755"
-        mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode={mode}")
-    for path in sorted(shown):
+
+def _make_place(path: str, *, is_directory: bool) -> None:
+    if is_directory:
         os.makedirs(path, exist_ok=True)  # noqa: PTH103
-        mount(f"/proc/self/fd/{opened[path]}", path, flags=_MS_BIND | _MS_REC)
-        set_read_only(path, not shown[path])
-        os.close(opened[path])
-    for path in covered:
-        if path not in _TEMPORARY:
-            set_read_only(path)
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _raise_loopback() -> None:
+    import fcntl
+    import socket
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))
 
 
 def drop_privileges() -> None:
@@ -180,12 +286,6 @@ def is_privileged() -> bool:
     return bool(effective >> _CAP_SYS_ADMIN & 1)
 
 
-def is_outermost() -> bool:
-    """Whether this process is in the machine's own user namespace: its capabilities are those of the machine."""
-    with open("/proc/self/uid_map", encoding="utf-8") as file:  # noqa: PTH123
-        return file.read().split() == ["0", "0", "4294967295"]
-
-
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
     """The system call.
 
@@ -196,41 +296,71 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, dat
     _check(result, f"mount {kind or 'of'} {target}")
 
 
-def set_read_only(path: str, read_only: bool = True, *, recursive: bool = False) -> None:
-    """Whether a mount may be written, with all mounts below it if ``recursive``.
+def set_read_only(path: str) -> None:
+    """Make a mount read-only, without those below it.
 
     :raises OSError: if the system forbids it.
     """
-    attributes = _MountAttributes(_ATTR_RDONLY, 0) if read_only else _MountAttributes(0, _ATTR_RDONLY)
+    attributes = _MountAttributes(_ATTR_RDONLY)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    flags = _AT_RECURSIVE if recursive else 0
-    arguments = (ctypes.c_long(-1), os.fsencode(path), ctypes.c_uint(flags), ctypes.byref(attributes), size)
+    arguments = (ctypes.c_long(-1), os.fsencode(path), ctypes.c_uint(0), ctypes.byref(attributes), size)
     if _libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *arguments) != 0:
-        _remount(path, read_only, recursive=recursive)
+        # Kernels before 5.12, and profiles that do not know the call.
+        options = next((each.options for each in reversed(read_mounts()) if each.path == path), ())
+        kept = sum(_KEPT_FLAGS.get(option, 0) for option in options)
+        mount("none", path, flags=_MS_REMOUNT | _MS_BIND | kept | _MS_RDONLY)
 
 
-def _remount(path: str, read_only: bool, *, recursive: bool) -> None:
-    """As :func:`set_read_only`, for kernels before 5.12 and profiles that do not know its system call."""
-    for target, options in _mounts():
-        if target == path or (recursive and _is_in(target, path)):
-            kept = sum(_KEPT_FLAGS.get(option, 0) for option in options)
-            try:
-                mount("none", target, flags=_MS_REMOUNT | _MS_BIND | kept | (_MS_RDONLY if read_only else 0))
-            except FileNotFoundError:  # covered by a later mount
-                continue
-
-
-def _mounts() -> list[tuple[str, Sequence[str]]]:
-    """All mounts of this process: where they are, and their options."""
+def read_mounts() -> list[Mount]:
+    """All mounts of this process, in the order in which they were made."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
-        fields = [line.split() for line in file]
-    return [(_unescaped(each[4]), each[5].split(",")) for each in fields]
+        return [_mount_of(line) for line in file]
+
+
+def _mount_of(line: str) -> Mount:
+    before, _, after = line.partition(" - ")
+    number, parent, _, _, path, options = before.split()[:6]
+    kind, _, of_all = after.split()[:3]
+    written = options.split(",")
+    is_writable = "ro" not in written and "ro" not in of_all.split(",")
+    return Mount(int(number), int(parent), _unescaped(path), kind, tuple(written), is_writable)
 
 
 def _unescaped(path: str) -> str:
     for escaped, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         path = path.replace(escaped, character)
     return path
+
+
+def _visible(mounts: Sequence[Mount]) -> list[Mount]:
+    """The mounts that no later one covers."""
+    parents = {each.number: each.parent for each in mounts}
+    found: list[Mount] = []
+    for each in mounts:
+        found = [other for other in found if not _is_in(other.path, each.path) or each.number in _above(other, parents)]
+        found.append(each)
+    return found
+
+
+def _above(mount: Mount, parents: Mapping[int, int]) -> list[int]:
+    """The numbers of the mounts that a mount is on."""
+    found: list[int] = []
+    number = mount.parent
+    while number in parents and number not in found:
+        found.append(number)
+        number = parents[number]
+    return found
+
+
+def _around(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount in which a path lies."""
+    return max((each for each in mounts if _is_in(path, each.path)), key=lambda each: len(each.path), default=None)
+
+
+def _below(path: str, mounts: Iterable[Mount]) -> tuple[str, ...]:
+    """What is mounted directly below a path: not what is below such a mount."""
+    found = sorted(each.path for each in mounts if each.path != path and _is_in(each.path, path))
+    return tuple(each for each in found if not any(each != other and _is_in(each, other) for other in found))
 
 
 def _is_in(path: str, directory: str) -> bool:

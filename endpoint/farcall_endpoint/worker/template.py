@@ -119,9 +119,7 @@ class _Template:
         self._ended: set[int] = set()  # numbers, reported but not reaped
         self._reaped: set[int] = set()  # numbers, to be reaped when they end
         self._pid = 0
-        self._namespaces_missing = "none are wanted"
-        self._own_namespace: int | None = None
-        self._drops = False
+        self._namespaces: namespaces.Namespaces | None = None
         self._descriptors: set[int] = set()
         self._kept: set[int] = set()
         self._setters: list[tuple[str, Callable[[int], Any]]] = []
@@ -135,10 +133,11 @@ class _Template:
             return 0  # the manager is gone
         self._preload = packet
         if packet.namespaces:
-            self._namespaces_missing = namespaces.missing()
-            if not self._namespaces_missing:
-                self._drops = not (namespaces.is_privileged() and namespaces.is_outermost())
-                self._own_namespace = namespaces.enter()
+            writable, network = packet.writable, packet.network
+            if missing := namespaces.missing(writable=writable, network=network):
+                self._send(Refused("", missing))
+                return 1
+            self._namespaces = namespaces.enter(writable=writable, network=network)
         namespaces.set_dumpable(False)  # or a child could change what all later ones run
         return self._begin()
 
@@ -174,7 +173,7 @@ class _Template:
             gc.collect()
             gc.freeze()
             _return_free_memory()
-            self._send(Serving(sys.version.split()[0], self._namespaces_missing, _private_bytes()))
+            self._send(Serving(sys.version.split()[0], _private_bytes()))
             self._serve(awake)
         except OSError:  # the manager is gone
             pass
@@ -267,14 +266,9 @@ class _Template:
         if fork_hazards.thread_count() != 1:
             self._send(NotForked(fork.number, "the template has a second thread"))
             return
-        apart = isinstance(fork, Fork) and fork.namespaces
-        if apart and self._own_namespace is None:
-            self._send(NotForked(fork.number, "there are no namespaces for children here"))
-            return
         try:
-            if apart:
-                assert self._own_namespace is not None
-                pid = namespaces.fork_apart(self._own_namespace)
+            if isinstance(fork, Fork) and self._namespaces is not None:
+                pid = namespaces.fork_apart(self._namespaces)
             else:
                 pid = os.fork()
         except OSError as error:
@@ -337,7 +331,7 @@ class _Template:
             namespaces.die_with_parent()
             if os.getppid() != self._pid:
                 os._exit(1)  # it had ended before that
-            own = set() if self._own_namespace is None else {self._own_namespace}
+            own = set() if self._namespaces is None else {self._namespaces.own}
             namespaces.keep_only({0, 1, 2, end} | self._kept | own)
             self._connection.detach()
             self._connection = socket.socket(fileno=end)
@@ -362,14 +356,13 @@ class _Template:
             _set_handler(signal.SIGCHLD, _signal.SIG_DFL)
             self._send(Forked(fork.number))
             namespaces.die_with_parent()
-            if os.getppid() != (0 if fork.namespaces else self._pid):
+            if os.getppid() != (self._pid if self._namespaces is None else 0):
                 os._exit(1)  # it had ended before that
             os.setsid()
             namespaces.keep_only({0, 1, 2, end} | self._kept)
             self._connection.detach()
             code = _work(
-                *(fork, end, self._setters),
-                drops=self._drops,
+                *(end, self._setters, self._namespaces),
                 rehearsal=self._rehearsal,
                 numpy_state=self._numpy_state,
             )
@@ -386,17 +379,17 @@ class _Template:
 
 
 def _work(
-    fork: Fork,
     end: int,
     setters: Collection[tuple[str, Callable[[int], Any]]],
+    apart: namespaces.Namespaces | None,
     *,
-    drops: bool,
     rehearsal: Rehearsal | None,
     numpy_state: int | None,
 ) -> int:
     """Become a worker, and serve tasks until the manager is gone; the exit code."""
-    if fork.namespaces:
-        namespaces.separate(network=fork.network)
+    if apart is not None:
+        namespaces.separate(apart)
+        namespaces.drop_privileges()
     _reseed(numpy_state)
     with socket.socket(fileno=end) as connection:
         if rehearsal is not None and not _is_readable(end):
@@ -407,13 +400,8 @@ def _work(
     boot, descriptors = received
     for standard, descriptor in ((1, descriptors.stdout), (2, descriptors.stderr)):
         os.dup2(descriptor, standard)  # what goes wrong from here on is this worker's
-    if boot.namespaces and not fork.namespaces:
+    if boot.namespaces and apart is None:
         raise OSError("a worker that needs namespaces was forked without them")
-    if fork.namespaces:
-        writable = [path for path in (boot.home, boot.temporary) if path]
-        namespaces.show_only(writable, hidden=boot.hidden, visible=boot.visible)
-    if fork.namespaces or drops:
-        namespaces.drop_privileges()
     namespaces.set_dumpable(True)
     channel, claims = take_on(boot, descriptors)
     time.tzset()

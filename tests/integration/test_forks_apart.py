@@ -1,0 +1,239 @@
+"""Forks of one template in a container are apart from each other, as root and as an ordinary user: each has what a
+fresh container in the same place has. The nodes run in processes of their own, as that user (``main``)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from farcall_common.environments import Environment
+from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.templates import ForkedProcess
+from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess
+from tests.support import images
+from tests.support.environments import SUBMITTER, Node, running_node
+from tests.support.ordinary_user import as_ordinary_user
+from tests.waiting import wait_until
+
+MARK: Final = "XLA_FARCALL_TEST"
+"""A variable that templates get, too."""
+CASES: Final = [
+    *(("charliecloud", "root", ""), ("charliecloud", "ordinary", ""), ("bubblewrap", "ordinary", "")),
+    *(("bubblewrap", "ordinary", SUBMITTER), ("venv", "ordinary", SUBMITTER)),
+]
+
+
+def node_of(technology: str, user: str, submitter: str, directory: Path, mode: str) -> tuple[list[str], dict[str, str]]:
+    """The command of a node, and its variables."""
+    if user == "root" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if (reason := RUNNERS[technology].missing()) or (submitter and (reason := bubblewrap.missing())):
+        pytest.skip(reason)
+    image = images.image(images.DEBIAN)
+    location = Path(sys.prefix) if technology == "venv" else image
+    directory.chmod(0o777)
+    command = [sys.executable, "-P", "-m", __name__, mode, technology, str(location), str(directory), submitter]
+    if user == "ordinary":
+        command = as_ordinary_user(command, reachable=[Path.cwd(), image, directory])
+    return command, {**os.environ, "PYTHONPATH": str(Path.cwd()), MARK: str(uuid.uuid4()), "HOME": str(directory)}
+
+
+@pytest.mark.parametrize(("technology", "user", "submitter"), CASES)
+def test_forks_of_one_template_are_apart(tmp_path: Path, technology: str, user: str, submitter: str) -> None:
+    command, variables = node_of(technology, user, submitter, tmp_path, "look")
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["fork"]["processes"] == ["1"]
+    assert seen["fork"]["left"] == []
+    assert seen["fork"]["capabilities"] == ["0" * 16] * 5
+    assert seen["fork"]["attacks"] == []
+    for what in ("written", "network", "namespaces"):
+        assert seen["fork"][what] == seen["fresh"][what]
+    assert not marked(variables[MARK])
+
+
+@pytest.mark.parametrize(("technology", "user"), [("charliecloud", "root"), ("bubblewrap", "ordinary")])
+@pytest.mark.parametrize("killed", ["node", "template", "worker"])
+def test_nothing_is_left_of_forks_that_are_killed(tmp_path: Path, technology: str, user: str, killed: str) -> None:
+    command, variables = node_of(technology, user, "", tmp_path, "loop")
+    for _ in range(3):
+        with running(command, variables) as node:
+            assert node.stdout is not None
+            while not json.loads(node.stdout.readline())["forked"]:
+                pass
+            for _ in range(random.randrange(1, 6)):
+                found = json.loads(node.stdout.readline())
+            if killed == "node":
+                os.kill(found["node"], signal.SIGKILL)
+            elif found[killed]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(found[killed], signal.SIGKILL)
+                while json.loads(node.stdout.readline())["worker"] == found["worker"]:  # it goes on
+                    pass
+                os.kill(found["node"], signal.SIGKILL)
+        wait_until(lambda: not marked(variables[MARK]), "the end of all processes")
+
+
+@contextlib.contextmanager
+def running(command: list[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True) as node:
+        try:
+            yield node
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes of a node, in whatever namespaces."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+# -- in the node's process ---------------------------------------------------------------------------------------------
+
+
+def leave() -> None:
+    """What another worker must not find."""
+    import ctypes
+    import os
+    from pathlib import Path
+
+    for path in ("/tmp", "/dev/shm", "/var/tmp"):
+        try:
+            (Path(path) / "left-by-a-fork").write_text("x")
+        except OSError:
+            pass
+    os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
+    ctypes.CDLL(None).msgget(4711, 0o1600)  # IPC_CREAT
+
+
+def look() -> dict[str, Any]:
+    """What a worker finds, and what it can do."""
+    import ctypes
+    import os
+    import socket
+    from pathlib import Path
+
+    libc = ctypes.CDLL(None)
+    places = ["/tmp", "/dev/shm", "/var/tmp", "/", "/usr", "/run", "/etc", "/proc/sys/kernel", os.environ["HOME"]]
+
+    def write(path: str) -> bool:
+        try:
+            (Path(path) / "new").write_text("x")
+            (Path(path) / "new").unlink()
+        except OSError:
+            return False
+        return True
+
+    def enter(name: str) -> bool:
+        try:
+            descriptor = os.open(f"/proc/1/ns/{name}", os.O_RDONLY)
+        except OSError:
+            return False
+        return os.getpid() != 1 and int(libc.setns(descriptor, 0)) == 0
+
+    def unmounted_in_another_user_namespace() -> bool:
+        """Whether a fork of this process, with all privileges over a copy of these mounts, uncovers what is below."""
+        pid = os.fork()
+        if pid == 0:
+            code = 0
+            if libc.unshare(0x10000000 | 0x20000) == 0:  # NEWUSER, NEWNS
+                code = int(any(libc.umount2(path, 2) == 0 for path in (b"/tmp", b"/dev/shm", b"/proc")))
+            os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+    attacks = {
+        "mount": libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0,
+        "remount": libc.mount(b"none", b"/", None, 32 | 4096, None) == 0,
+        "unmount": libc.umount2(b"/tmp", 2) == 0,
+        "unmount as root of another user namespace": unmounted_in_another_user_namespace(),
+        "queue": libc.msgget(4711, 0) >= 0,
+        "trace": libc.ptrace(16, os.getppid() or 1, None, None) == 0,  # PTRACE_ATTACH
+        "signal": os.getppid() != 0,
+        "enter": any(enter(name) for name in ("mnt", "pid", "ipc", "user")),
+        "kernel": os.access("/proc/sys/kernel/core_pattern", os.W_OK),
+        "name": libc.sethostname(b"x", 1) == 0,
+    }
+    status = Path("/proc/self/status").read_text().splitlines()
+    return {
+        "processes": sorted(name for name in os.listdir("/proc") if name.isdigit()),
+        "left": [path for path in ("/tmp", "/dev/shm", "/var/tmp") if (Path(path) / "left-by-a-fork").exists()],
+        "capabilities": [line.split()[1] for line in status if line.startswith("Cap")],
+        "attacks": [what for what, succeeded in attacks.items() if succeeded],
+        "written": {path: write(path) for path in places},
+        "network": sorted(name for _, name in socket.if_nameindex()),
+        "namespaces": Path("/proc/self/ns/net").readlink() == Path("/proc/thread-self/ns/net").readlink(),
+    }
+
+
+def forked(node: Node, environment: Environment, submitter: str) -> WorkerProcess:
+    """A worker that is a fork."""
+    found: list[WorkerProcess] = []
+
+    def launched() -> bool:
+        worker = node.launch(environment, submitter=submitter)
+        node.packet(worker)
+        if not isinstance(worker.process, ForkedProcess):
+            node.kill(worker)
+            return False
+        found.append(worker)
+        return True
+
+    wait_until(launched, timeout_s=60.0)
+    return found[0]
+
+
+def main(mode: str, technology: str, location: str, directory: str, submitter: str) -> None:
+    """A node with one environment: print what its workers find, or start and kill workers without end."""
+    environment = Environment(type=technology, location=location, preload=())
+    confinement = None
+    if submitter:
+        readable = [location, sys.base_prefix, sys.prefix, str(Path.cwd())]
+        confinement = Confinement(readable=readable, landlock=False, bubblewrap=True)
+    settings = EnvironmentSettings(locations=("*",))
+    with running_node(Path(directory), settings, confinement=confinement) as node:
+        fresh = node.ready(environment, submitter=submitter)
+        other = forked(node, environment, submitter)
+        if mode == "look":
+            found = {"fresh": node.run(fresh, look, submitter=submitter)}
+            node.run(other, leave, submitter=submitter)
+            fork = forked(node, environment, submitter)
+            found["fork"] = node.run(fork, look, submitter=submitter)
+            print(json.dumps(found), flush=True)
+            return
+        launcher = node.launcher._in_environments()._launcher
+        worker = other
+        while True:
+            is_fork = isinstance(worker.process, ForkedProcess)
+            template = next(iter(launcher._pool.pids), 0)
+            line = {"node": os.getpid(), "template": template, "worker": worker.pid, "forked": is_fork}
+            print(json.dumps(line), flush=True)
+            worker.kill()
+            node.died(worker)
+            worker = node.launch(environment)
+            with contextlib.suppress(AssertionError):  # it was killed
+                node.packet(worker)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
