@@ -32,7 +32,7 @@ class Cache:
 
     Each entry has a lock file, ``.NAME.use``: who makes or removes the entry has it alone, who uses it shares it. The
     kernel releases locks of a process that was killed. What is being made has the name of the entry and ``.part``; it
-    is left over if nobody holds the lock. Whatever else lies in the directory is not touched.
+    is left over if no process holds the lock. Whatever else lies in the directory is not touched.
 
     :param most_bytes: the least recently used entries are removed beyond that, never one in use.
     """
@@ -88,6 +88,7 @@ class Cache:
                 raise OSError(f"another process has removed {name}")
             os.utime(descriptor)
         except BaseException:
+            self._unlink_of_nothing(descriptor, name)
             os.close(descriptor)
             raise
         with self._lock:
@@ -186,10 +187,15 @@ class Cache:
         try:
             is_locked = _locks(descriptor, kind) and _is_at(descriptor, path)
             yield is_locked
-            if is_locked and not self._exists(name) and _locks(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, path):
-                path.unlink()
+            self._unlink_of_nothing(descriptor, name)
         finally:
             os.close(descriptor)
+
+    def _unlink_of_nothing(self, descriptor: int, name: str) -> None:
+        """Remove the lock file of an entry that is not there, nor being made."""
+        path = self._lock_of(name)
+        if not self._exists(name) and _locks(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, path):
+            path.unlink()
 
     def _remove(self, name: str) -> bool:
         with self._locked(name, fcntl.LOCK_EX) as is_alone:
