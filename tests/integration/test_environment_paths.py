@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
+from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import access, tree_root
+from farcall_endpoint.environments.runner import Start
+from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.manager.worker_process import Confinement
@@ -156,18 +159,17 @@ def test_workers_start_in_what_was_checked_or_not_at_all(tmp_path: Path, shared:
 
 
 _START = """
-import json, subprocess, sys
+import os, sys
 from pathlib import Path
-from farcall_common.environments import Environment
 from farcall_endpoint.environments import access
 from farcall_endpoint.environments.runner import Start
 from farcall_endpoint.environments.runners import RUNNERS
 type_, path, cache = sys.argv[1:]
-program = "import os; print('mark:', open('/mark').read() if os.path.exists('/mark') else 'none')"
+program = "import time; print('mark:', open('/mark').read(), flush=True); time.sleep(10_000)"
 start = Start(path, ("python3", "-c", program), name="farcall-test-paths", private_root=True)
 start, before = access.shown(type_, start, access.Place(path, is_fixed=False), Path(cache))
-assert path not in " ".join(RUNNERS[type_].command(start))
-sys.exit(subprocess.run([*before, *RUNNERS[type_].command(start)]).returncode)
+command = [*before, *RUNNERS[type_].command(start)]
+os.execvp(command[0], command)
 """
 
 
@@ -184,8 +186,16 @@ def test_programs_that_open_an_image_themselves_find_what_was_checked(user: tupl
     (tree / "mark").write_text("chosen")
     variables = {"LD_LIBRARY_PATH": f"{of.directory}/python/lib:{libraries(of.directory)}"}
     command = [of.python, "-P", "-c", _START, type_, str(tree), str(cache)]
-    done = of.run(command, variables)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["mark: chosen"]), done.stdout
+    with of.start(
+        ["env", *(f"{name}={value}" for name, value in variables.items()), *command], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"mark: chosen\n"
+        process_reaper.kill_trees({process.pid})
+    if stop := RUNNERS[type_].stop(Start(str(tree), (), name="farcall-test-paths")):
+        assert of.run(stop).returncode == 0
+        assert of.run([type_, "ps", "--all", "--quiet"]).stdout == ""
+    wait_until(lambda: not of.processes(), "the end of the container")
     tree.rename(of.home / "moved")
     tree.symlink_to(of.home / "moved")
     done = of.run(command, variables)

@@ -19,6 +19,7 @@ def make_wheel(
     requires: Sequence[str] = (),
     padding_bytes: int = 0,
     files: Mapping[str, str] | None = None,
+    tag: str = "py3-none-any",
 ) -> Path:
     """A wheel with one module of ``code``, as many bytes of data as asked for, and further files."""
     info = f"{name}-{version}.dist-info"
@@ -28,11 +29,11 @@ def make_wheel(
         f"{name}.py": code or f"version = {version!r}\n",
         f"{name}_data.bin": "x" * padding_bytes,
         f"{info}/METADATA": "\n".join([*lines, ""]),
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: {tag}\n",
         **(files or {}),
     }
     record = "".join(f"{path},,\n" for path in (*contents, f"{info}/RECORD"))
-    path = folder / f"{name}-{version}-py3-none-any.whl"
+    path = folder / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for file, text in (contents | {f"{info}/RECORD": record}).items():
             archive.writestr(file, text)

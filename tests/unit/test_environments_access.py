@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.access import Place, locate, refusal
+from farcall_endpoint.environments.access import Place, confinement_of, locate, refusal
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
 ANY = EnvironmentSettings()
@@ -133,6 +133,19 @@ def test_what_only_the_owner_can_replace_is_fixed(tmp_path: Path) -> None:
     (tmp_path / "images").chmod(0o1777)
     assert found(image) == Place(str(image), is_fixed=True)
     assert found(tmp_path / "missing") == Place(f"{tmp_path}/missing", is_fixed=False)
+
+
+def test_where_an_image_is_mounted_for_a_confined_runner() -> None:
+    def mounts(place: Place | None, *readable: str) -> tuple[bool, list[str]]:
+        command = confinement_of(readable, "venv", image="/site/link", place=place)
+        options = command[: command.index("--dev")]
+        at = [index for index, word in enumerate(options) if word == "/site/link"]
+        return "opened" in command, options[at[-1] - 2 : at[-1] + 1] if at else []
+
+    assert mounts(None) == (False, ["--ro-bind-try", "/site/link", "/site/link"])
+    assert mounts(Place("/sw/a", is_fixed=True)) == (False, ["--ro-bind-try", "/sw/a", "/site/link"])
+    assert mounts(Place("/sw/a", is_fixed=False)) == (True, ["--ro-bind-fd", "9", "/site/link"])
+    assert mounts(Place("/site/a", is_fixed=False), "/site") == (False, []), "it is looked up in the view"
 
 
 def test_the_default_environment_is_for_all() -> None:

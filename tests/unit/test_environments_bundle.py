@@ -155,7 +155,7 @@ def test_wheels_are_those_of_the_image(version: str, soabi: str, words: list[str
     )
     assert [command[command.index(option) + 1] for option in ("--python-version", "--python-platform")] == words
     assert command[command.index("--only-binary") + 1] == ":all:"
-    assert command[command.index("--index-url") + 1] == "https://index.example.org/simple"
+    assert command[command.index("--default-index") + 1] == "https://index.example.org/simple"
 
 
 def test_an_image_has_its_own_libraries_and_the_worker_its_own(made: Path, tmp_path: Path) -> None:

@@ -95,6 +95,12 @@ def test_what_a_killed_preparation_has_left_is_removed(tmp_path: Path) -> None:
     assert {"apptainer-5", ".apptainer-5.use"} < names(tmp_path)
 
 
+def test_what_could_not_be_made_leaves_no_lock_file(tmp_path: Path) -> None:
+    with pytest.raises(CommandError), Cache(tmp_path, most_bytes=1).making("uv-1", waiting=lambda: False):
+        raise CommandError(b"no such package", 1)
+    assert names(tmp_path) == set()
+
+
 def test_a_cache_of_another_layout_is_emptied_but_for_what_is_in_use(tmp_path: Path) -> None:
     former = Cache(tmp_path, most_bytes=10**9)
     for name in ("apptainer-0123456789abcdef", "uv-0123456789abcdef"):

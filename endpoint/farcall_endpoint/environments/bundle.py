@@ -28,6 +28,7 @@ from typing import Final
 import msgspec
 from uv import find_uv_bin
 
+from farcall_endpoint.environments.uv import index_options
 from farcall_endpoint.worker import bootstrap
 
 BOOTSTRAP: Final = "bootstrap.py"
@@ -93,7 +94,7 @@ def uv_command(abi: Abi, target: Path, *, index_url: str) -> list[str]:
         *(find_uv_bin(), "pip", "install", "--quiet", "--no-config"),
         *("--target", str(target), "--python-version", version, "--python-platform", abi.platform),
         *("--only-binary", ":all:", "--no-deps"),
-        *(("--index-url", index_url) if index_url else ()),
+        *index_options(index_url),
         *(f"{name}=={importlib.metadata.version(name)}" for name in COMPILED),
     ]
 

@@ -32,7 +32,7 @@ class Cache:
 
     Each entry has a lock file, ``.NAME.use``: who makes or removes the entry has it alone, who uses it shares it. The
     kernel releases locks of a process that was killed. What is being made has the name of the entry and ``.part``; it
-    is left over if nobody holds the lock. Whatever else lies in the directory is not touched.
+    is left over if no process holds the lock. Whatever else lies in the directory is not touched.
 
     :param most_bytes: the least recently used entries are removed beyond that, never one in use.
     """
@@ -88,6 +88,7 @@ class Cache:
                 raise OSError(f"another process has removed {name}")
             os.utime(descriptor)
         except BaseException:
+            self._unlink_of_nothing(descriptor, name)
             os.close(descriptor)
             raise
         with self._lock:
@@ -118,15 +119,18 @@ class Cache:
     def _tidy(self, path: Path, *, is_known: bool) -> None:
         if path.name.startswith(_REMOVED) or (not is_known and _FORMER_DRAFT.fullmatch(path.name)):
             _remove_tree(path)
-        elif (found := _DRAFT.fullmatch(path.name) or _LOCK.fullmatch(path.name)) is not None:
-            name = found["name"]
-            if path == self._lock_of(name) and self._exists(name):
-                if not is_known:
-                    self._remove(name)
-                return
-            with self._alone(name) as is_alone:
-                if is_alone and path != self._lock_of(name):
+        elif (found := _DRAFT.fullmatch(path.name)) is not None:
+            with self._locked(found["name"], fcntl.LOCK_SH) as is_not_made:
+                if is_not_made:
                     _remove_tree(path)
+        elif (found := _LOCK.fullmatch(path.name)) is not None:
+            name = found["name"]
+            if path != self._lock_of(name) or not self._exists(name):
+                with self._locked(name, fcntl.LOCK_EX) as is_alone:
+                    if is_alone:
+                        path.unlink(missing_ok=True)
+            elif not is_known:
+                self._remove(name)
 
     def clean(self) -> list[str]:
         """Remove the least recently used entries beyond the limit; their names."""
@@ -173,21 +177,28 @@ class Cache:
         return None
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[bool]:
-        """Whether an entry is not in use, nor being made, until this ends. The lock file of one that is not there is
-        removed."""
+    def _locked(self, name: str, kind: int) -> Iterator[bool]:
+        """Whether an entry is not being made until this ends (``LOCK_SH``), or not in use either (``LOCK_EX``).
+
+        The lock file of one that is not there is removed.
+        """
         path = self._lock_of(name)
         descriptor = _opened(path)
         try:
-            is_alone = _locks(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, path)
-            yield is_alone
-            if is_alone and not self._exists(name):
-                path.unlink(missing_ok=True)
+            is_locked = _locks(descriptor, kind) and _is_at(descriptor, path)
+            yield is_locked
+            self._unlink_of_nothing(descriptor, name)
         finally:
             os.close(descriptor)
 
+    def _unlink_of_nothing(self, descriptor: int, name: str) -> None:
+        """Remove the lock file of an entry that is not there, nor being made."""
+        path = self._lock_of(name)
+        if not self._exists(name) and _locks(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, path):
+            path.unlink()
+
     def _remove(self, name: str) -> bool:
-        with self._alone(name) as is_alone:
+        with self._locked(name, fcntl.LOCK_EX) as is_alone:
             if is_alone and self._exists(name):
                 doomed = self.directory / f"{_REMOVED}{uuid.uuid4().hex}"
                 (self.directory / name).rename(doomed)

@@ -208,7 +208,10 @@ def _make_place(path: str, kind: str) -> None:
         os.makedirs(path, exist_ok=True)  # noqa: PTH103
     elif not os.path.lexists(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        try:  # noqa: SIM105 - contextlib would take longer to load than all this
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:  # by another start, in the cache
+            pass
 
 
 def open_path(path: str) -> int:

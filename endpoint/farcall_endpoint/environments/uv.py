@@ -235,7 +235,7 @@ def _commands(
     """The commands that make a virtual environment and install packages into it."""
     program = uv.find_uv_bin()
     common = [*_COMMON, "--cache-dir", str(packages)]
-    source = _source(index)
+    source = index_options(index)
     wheels = [] if source_builds else ["--only-binary", ":all:"]
     # Relocatable: it is renamed when it is complete.
     make = [program, "venv", *common, "--no-project", "--relocatable", "--python", sys.executable, str(venv)]
@@ -243,7 +243,8 @@ def _commands(
     return [make, add]
 
 
-def _source(index: str) -> list[str]:
+def index_options(index: str) -> list[str]:
+    """Options of uv for an index: a URL, the absolute path of a directory with wheels, or empty for uv's own choice."""
     if index.startswith("/"):
         return ["--no-index", "--find-links", index]
     return ["--default-index", index] if index else []
@@ -254,7 +255,16 @@ def index_command(index: str) -> list[str]:
 
     :raises OSError: if there is no uv.
     """
-    look = [uv.find_uv_bin(), "pip", "compile", *_COMMON, "--no-cache", "--no-header", "--no-annotate", *_source(index)]
+    look = [
+        uv.find_uv_bin(),
+        "pip",
+        "compile",
+        *_COMMON,
+        "--no-cache",
+        "--no-header",
+        "--no-annotate",
+        *index_options(index),
+    ]
     return [*look, "--python", sys.executable, "--output-file", os.devnull, "--no-deps", "-"]
 
 
