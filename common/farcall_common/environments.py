@@ -18,8 +18,6 @@ from farcall_common.errors import did_you_mean
 
 IMAGES: Final = ("apptainer", "docker", "podman", "podman-hpc", "shifter", "singularity")
 """Technologies whose location is an image: a reference, a file or a directory, in the form that their commands take."""
-_BY_URI: Final = ("apptainer", "singularity")
-"""Those that take what is no URI for a path."""
 TREES: Final = ("bubblewrap", "charliecloud")
 """Technologies whose location is the directory of a root file system."""
 PREFIXES: Final = ("conda", "venv")
@@ -40,6 +38,8 @@ _MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 #: An option of a command: at the beginning or behind a space.
 _AN_OPTION: Final = re.compile(r"(^|\s)-")
+#: Of apptainer and singularity, which take all else for the path of a file.
+_URI: Final = re.compile(r"[a-z]+://|(docker-archive|docker-daemon|oci|oci-archive|dir|localimage):")
 _LONGEST_LABEL: Final = 80
 
 
@@ -117,9 +117,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.type in (*TREES, *PREFIXES) and not self.location.startswith("/"):
             what = "prefix, not its name (`conda env list` shows it)" if self.type == "conda" else "directory"
             return f"type {self.type} takes the absolute path of the {what}, not {self.location!r}"
-        is_reference = self.type not in _BY_URI or "://" in self.location
-        if self.type in IMAGES and (self.location[0] in ".~" or not (is_reference or self.location.startswith("/"))):
-            what = "a URI (docker://NAME)" if self.type in _BY_URI else "a reference (NAME:TAG)"
+        by_uri = self.type in ("apptainer", "singularity")
+        is_path = by_uri and _URI.match(self.location) is None and not self.location.startswith("/")
+        if self.type in IMAGES and (is_path or self.location[0] in ".~"):
+            what = "a URI (docker://NAME)" if by_uri else "a reference (NAME:TAG)"
             return f"type {self.type} takes {what} or an absolute path of the endpoint's nodes, not {self.location!r}"
         if len(msgspec.json.encode(self)) > MAX_BYTES:
             return f"more than {MAX_BYTES} bytes"

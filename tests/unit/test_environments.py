@@ -22,6 +22,20 @@ def test_every_type_has_a_valid_form(type_: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("type_", "location"),
+    [
+        ("apptainer", "docker-archive:/images/sci.tar"),
+        ("apptainer", "oras://registry.example/sci:1"),
+        ("podman", "oci:/images/sci:1"),
+        ("docker", "registry.example:5000/sci@sha256:0"),
+        ("shifter", "docker:lab/sci:1"),
+    ],
+)
+def test_references_of_each_technology_are_taken(type_: str, location: str) -> None:
+    assert Environment.of({"type": type_, "location": location}).location == location
+
+
+@pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"type": "aptainer", "location": "x"}, "Did you mean 'apptainer'"),
@@ -45,6 +59,12 @@ def test_every_type_has_a_valid_form(type_: str) -> None:
         ({"type": "conda", "location": "base"}, "conda env list"),
         ({"type": "venv", "location": "~/env"}, "absolute path"),
         ({"type": "bubblewrap", "location": "rootfs"}, "absolute path"),
+        (
+            SIF | {"location": "python:3.12-slim"},
+            "a URI \\(docker://NAME\\) or an absolute path of the endpoint's nodes",
+        ),
+        (SIF | {"location": "sci.sif", "type": "singularity"}, "not 'sci.sif'"),
+        ({"type": "podman", "location": "./sci"}, "a reference \\(NAME:TAG\\) or an absolute path"),
         (SIF | {"preload": ["os; import evil"]}, "preload"),
         (SIF | {"preload": ["os\n"]}, "preload"),
         (SIF | {"preload": ["a"] * 101}, "100 modules"),
