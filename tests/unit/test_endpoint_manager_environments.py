@@ -650,6 +650,40 @@ def test_warm_workers_beyond_the_slots_save_starts_and_run_no_more_tasks() -> No
     assert beyond.most_running <= 6 == without.most_running
 
 
+@pytest.mark.parametrize("forkable", [False, True])
+def test_a_storm_of_starts_stays_within_slots_memory_and_preparations(forkable: bool) -> None:
+    """500 tasks of 50 environments come at once. A worker takes 50 MiB, and idle ones may have 300 MiB together."""
+    environments = [Environment.of({"type": "venv", "location": f"/{number}"}) for number in range(50)]
+    manager = SimulatedManager(
+        slots=8,
+        start_s=lambda _: 0.02 if forkable else 0.5,
+        duration_s=lambda _: 0.2,
+        prepare_s=0.3,
+        forkable=forkable,
+        memory_bytes=lambda _: 50 * MIB,
+        warm=WarmPoolSettings(memory_bytes=300 * MIB, extra_workers=8),
+    )
+    _handle(manager, [job(f"{number}", environments[number % 50]) for number in range(500)])
+    most: collections.Counter[str] = collections.Counter()
+    while len(manager.started_at) < 500:
+        manager.advance(manager.next_event())
+        most |= collections.Counter(
+            running=manager.running,
+            starting=manager.starting,
+            workers=sum(manager.workers().values()),
+            idle=sum(manager.idle.values()),
+            preparing=manager.preparing,
+        )
+    assert max(most["running"], most["starting"]) <= 8
+    assert most["workers"] <= 16
+    assert most["idle"] <= 6
+    assert most["preparing"] <= 8
+    assert most["running"] == 8, "nor does it leave slots empty"
+    starts = [manager.cold_starts[each.key] for each in environments]
+    assert min(starts) >= 1
+    assert sum(starts) <= 150, "tasks of an environment run one after another in one worker"
+
+
 def test_greedy_dual_ends_first_what_is_rarely_used_and_cheap_to_start() -> None:
     costs = {"cheap": 0.1, "dear": 10.0, "": 0.3}
     pool = WarmPool(WarmPoolSettings(), start_s=costs.__getitem__, memory_of=lambda _: 100 * MIB)

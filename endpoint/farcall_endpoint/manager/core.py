@@ -399,9 +399,8 @@ class ManagerCore:
         return [
             worker
             for worker in self._workers.values()
-            if (worker.parked or (worker.pair.key and worker.pair != kept))
+            if (worker.parked or (worker.pair.key and worker.pair != kept and not self._queue.waiting(worker.pair)))
             and worker.is_idle
-            and not self._queue.waiting(worker.pair)
         ]
 
     def _end_idle_workers(self, now: float) -> None:
