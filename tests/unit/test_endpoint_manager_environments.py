@@ -436,16 +436,26 @@ def test_environments_get_places_in_proportion_to_their_tasks(duration_s: float)
     assert (manager.cold_starts[A.key], manager.cold_starts[B.key]) == (3, 7)
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_two_environments_that_alternate_under_load_do_not_take_turns_all_the_time(slots: int) -> None:
+@pytest.mark.parametrize(
+    ("slots", "extra", "most"),
+    [
+        pytest.param(1, 0, 37, id="one place: each keeps it for four starts"),
+        pytest.param(2, 0, 2, id="a place for each"),
+        pytest.param(3, 0, 60, id="the odd one, for four starts and only if it has ten percent more tasks"),
+        pytest.param(3, 3, 6, id="three more are warm without a place"),
+    ],
+)
+def test_two_environments_that_alternate_under_load_do_not_take_turns_all_the_time(
+    slots: int, extra: int, most: int
+) -> None:
     """One task of each comes each 50 ms, for two minutes. All places are needed, and a start takes a second."""
-    manager = _simulated(slots=slots, duration_s=0.024 * slots, start_s=1.0)
+    warm = WarmPoolSettings(extra_workers=extra)
+    manager = _simulated(slots=slots, duration_s=0.024 * slots, start_s=1.0, warm=warm)
     for number in range(4800):
         manager.handle([TasksReceived([job(str(number), (A, B)[number % 2])])], now=number * 0.025)
     while len(manager.started_at) < 4800:
         manager.advance(manager.next_event())
-    starts = manager.cold_starts[A.key] + manager.cold_starts[B.key]
-    assert starts <= (2 if slots == 2 else max(manager.started_at.values()) / 4), starts
+    assert manager.cold_starts[A.key] + manager.cold_starts[B.key] <= most
 
 
 def test_more_environments_than_places_take_turns() -> None:
@@ -602,6 +612,12 @@ def test_warm_workers_beyond_the_slots_cost_no_start() -> None:
     assert (rig.launches[A.key], rig.launches[B.key]) == (1, 1)
     assert rig.settle() == ["", "a", "b"]
     assert rig.wait(1300.0) == [""], "their time is over as for any other"
+
+
+def test_there_are_no_more_workers_beyond_the_slots_than_there_may_be() -> None:
+    rig = prepared(A, slots=3, warm=WarmPoolSettings(extra_workers=1))
+    rig.settle(EnvironmentReady(A.key, forkable=True))
+    assert rig.settle(tasks(A, "a1", "a2", "a3")) == ["", "a", "a", "a"]
 
 
 def test_warm_workers_beyond_the_slots_have_a_time_and_a_memory_as_they_are_measured() -> None:
@@ -883,13 +899,19 @@ def _of(rig: EnvironmentRig, environment: Environment) -> list[int]:
 
 
 def _simulated(
-    *, slots: int, duration_s: float = 0.01, start_s: float = 1.0, shared_workers: bool = False
+    *,
+    slots: int,
+    duration_s: float = 0.01,
+    start_s: float = 1.0,
+    shared_workers: bool = False,
+    warm: WarmPoolSettings | None = None,
 ) -> SimulatedManager:
     return SimulatedManager(
         slots=slots,
         start_s=lambda environment: 0.2 if environment is None else start_s,
         duration_s=lambda _: duration_s,
         shared_workers=shared_workers,
+        warm=warm,
     )
 
 
