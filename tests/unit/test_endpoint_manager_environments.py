@@ -439,21 +439,21 @@ def test_environments_get_places_in_proportion_to_their_tasks(duration_s: float)
 @pytest.mark.parametrize(
     ("slots", "extra", "most"),
     [
-        pytest.param(1, 0, 37, id="one place: each keeps it for four starts"),
+        pytest.param(1, 0, 19, id="one place: each keeps it for four starts"),
         pytest.param(2, 0, 2, id="a place for each"),
-        pytest.param(3, 0, 60, id="the odd one, for four starts and only if it has ten percent more tasks"),
+        pytest.param(3, 0, 32, id="the odd one, for four starts and only if it has ten percent more tasks"),
         pytest.param(3, 3, 6, id="three more are warm without a place"),
     ],
 )
 def test_two_environments_that_alternate_under_load_do_not_take_turns_all_the_time(
     slots: int, extra: int, most: int
 ) -> None:
-    """One task of each comes each 50 ms, for two minutes. All places are needed, and a start takes a second."""
+    """One task of each comes each 50 ms, for a minute. All places are needed, and a start takes a second."""
     warm = WarmPoolSettings(extra_workers=extra)
     manager = _simulated(slots=slots, duration_s=0.024 * slots, start_s=1.0, warm=warm)
-    for number in range(4800):
+    for number in range(2400):
         manager.handle([TasksReceived([job(str(number), (A, B)[number % 2])])], now=number * 0.025)
-    while len(manager.started_at) < 4800:
+    while len(manager.started_at) < 2400:
         manager.advance(manager.next_event())
     assert manager.cold_starts[A.key] + manager.cold_starts[B.key] <= most
 
