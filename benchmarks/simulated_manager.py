@@ -54,6 +54,7 @@ class _Worker:
     worker_id: int
     environment: Environment | None
     pending: collections.deque[Order] = dataclasses.field(default_factory=collections.deque)
+    is_ready: bool = False
     running: Order | None = None
 
 
@@ -61,6 +62,7 @@ class SimulatedManager:
     """One manager and its workers.
 
     ``cold_starts``: launched workers by the key of their environment (empty: the endpoint's own Python).
+    ``preparing``: environments that are prepared now.
     ``cold_tasks``: tasks that were the first of their worker. ``started_at``: when each task began.
 
     :param slots: of the manager.
@@ -96,6 +98,7 @@ class SimulatedManager:
         self.cold_starts: collections.Counter[str] = collections.Counter()
         self.started_at: dict[str, float] = {}
         self.cold_tasks = 0
+        self.preparing = 0
         self._start_s = start_s
         self._duration_s = duration_s
         self._prepare_s = prepare_s
@@ -113,6 +116,21 @@ class SimulatedManager:
     def running(self) -> int:
         """How many tasks run now."""
         return sum(worker.running is not None for worker in self._workers.values())
+
+    @property
+    def starting(self) -> int:
+        """How many workers start now."""
+        return sum(not worker.is_ready for worker in self._workers.values())
+
+    @property
+    def idle(self) -> dict[str, int]:
+        """The workers that have nothing to do, by the key of their environment; without those of the endpoint's own
+        Python."""
+        return collections.Counter(
+            worker.environment.key
+            for worker in self._workers.values()
+            if worker.is_ready and worker.running is None and worker.environment is not None
+        )
 
     @property
     def waiting(self) -> int:
@@ -170,6 +188,7 @@ class SimulatedManager:
         match action:
             case Prepare(environment=environment):
                 ready = EnvironmentReady(environment.key, self._forkable, self._memory_bytes(environment.key))
+                self.preparing += 1
                 self._later(self._prepare_s, ready)
             case Launch(worker_id=worker_id, environment=environment):
                 self._workers[worker_id] = _Worker(worker_id, environment)
@@ -210,8 +229,11 @@ class SimulatedManager:
     def _happens(self, event: Event) -> bool:
         """Whether an event is still true: its worker may have been killed."""
         if not isinstance(event, PacketsReceived):
+            self.preparing -= isinstance(event, EnvironmentReady)
             return True
         worker = self._workers.get(event.worker_id)
         if worker is not None and isinstance(event.packets[0][0], Done):
             worker.running = None
+        elif worker is not None:
+            worker.is_ready = True
         return worker is not None

@@ -7,7 +7,6 @@ seconds.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +22,6 @@ from farcall_common.wire import (
     TaskRef,
     TaskSpec,
     TaskState,
-    TaskTransition,
 )
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
@@ -40,7 +38,7 @@ from farcall_endpoint.agent.environments import (
 from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.loads import NO_ENVIRONMENTS, Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
-from farcall_endpoint.agent.prewarm import Change, Prewarming
+from farcall_endpoint.agent.prewarm import Prewarming
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry, with_retries
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
@@ -55,6 +53,7 @@ from farcall_endpoint.agent.tasks import (
     attempt_of,
     refusal,
 )
+from farcall_endpoint.agent.turn import Turn
 from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished
@@ -74,85 +73,6 @@ _LOOK_AGAIN_S: Final = 0.1
 """While tasks of an environment wait, the policy is asked so often: time alone may change what is best."""
 _MOST_ASIDE: Final = 1000
 """So many tasks that wait for a retry do not count as held, so that the workers get others meanwhile."""
-
-_NOTHING: Final = do.WriteSpool()
-
-
-@dataclasses.dataclass(slots=True)
-class _Turn:
-    """What the next actions are made of."""
-
-    # to the spool
-    functions: list[tuple[FunctionSpec, bytes]] = dataclasses.field(default_factory=list)
-    accepted: list[Task] = dataclasses.field(default_factory=list)
-    redelivered: list[Task] = dataclasses.field(default_factory=list)
-    fetched: list[Task] = dataclasses.field(default_factory=list)
-    starts: list[Task] = dataclasses.field(default_factory=list)
-    finished: list[Task] = dataclasses.field(default_factory=list)
-    dropped: list[int] = dataclasses.field(default_factory=list)
-    forgotten: list[int] = dataclasses.field(default_factory=list)
-    retried: list[Task] = dataclasses.field(default_factory=list)
-    # to managers
-    orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
-    cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    prewarms: Sequence[Change] = ()
-    # to the blob store
-    fetches: list[Task] = dataclasses.field(default_factory=list)
-    uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
-    # to the cloud
-    acknowledged: list[Task] = dataclasses.field(default_factory=list)
-    transitions: list[TaskTransition] = dataclasses.field(default_factory=list)
-    results: list[Task] = dataclasses.field(default_factory=list)
-    upload_requests: list[Task] = dataclasses.field(default_factory=list)
-    credit: int = 0
-    # to the store of output
-    outputs: list[Kept] = dataclasses.field(default_factory=list)
-    # to the log
-    signed: list[do.LogSigner] = dataclasses.field(default_factory=list)
-
-    def spool_write(self) -> do.WriteSpool | None:
-        """The part of the spool; None if that is empty."""
-        write = do.WriteSpool(
-            tuple(self.functions),
-            tuple(self.accepted),
-            tuple(self.redelivered),
-            tuple(self.fetched),
-            tuple(self.starts),
-            tuple(self.finished),
-            tuple(self.dropped),
-            tuple(self.forgotten),
-            tuple(self.retried),
-        )
-        return None if write == _NOTHING else write
-
-    def cancel_actions(self) -> list[Action]:
-        """The cancels of the turn, which need not wait for the spool."""
-        actions: list[Action] = [do.CancelTasks(manager_id, tuple(ids)) for manager_id, ids in self.cancels.items()]
-        self.cancels.clear()
-        return actions
-
-    def other_actions(self) -> list[Action]:
-        """The actions that wait for the spool."""
-        actions: list[Action] = [do.RunTasks(manager_id, tuple(tasks)) for manager_id, tasks in self.orders.items()]
-        if self.prewarms:
-            actions += [do.Prewarm(each.manager_id, each.environment, each.count, each.retry) for each in self.prewarms]
-        if self.fetches:
-            actions.append(do.FetchPayloads(tuple(self.fetches)))
-        if self.uploads:
-            actions.append(do.UploadResults(tuple(self.uploads)))
-        if self.outputs:
-            actions.append(do.KeepOutput(tuple(self.outputs)))
-        if self.acknowledged:
-            actions.append(do.AcknowledgeTasks(tuple(self.acknowledged)))
-        if self.credit:
-            actions.append(do.GiveCredit(self.credit))
-        if self.transitions:
-            actions.append(do.ReportTransitions(tuple(self.transitions)))
-        if self.results:
-            actions.append(do.ReportResults(tuple(self.results)))
-        if self.upload_requests:
-            actions.append(do.RequestUploads(tuple(self.upload_requests)))
-        return actions + self.signed
 
 
 class AgentCore:
@@ -244,9 +164,9 @@ class AgentCore:
         self._is_draining = False
         self._nodes_problem = ""
         self._no_nodes = ""
-        self._turn = _Turn()
+        self._turn = Turn()
         #: The last turn, while the spool does not have it.
-        self._unwritten: _Turn | None = None
+        self._unwritten: Turn | None = None
 
     @property
     def allowed_signers(self) -> int | None:
@@ -441,7 +361,7 @@ class AgentCore:
             turn.results = [task for task in turn.results if task.task_id in self._tasks]
             turn.upload_requests = [task for task in turn.upload_requests if task.task_id in self._tasks]
             turn.uploads = [(task, grant) for task, grant in turn.uploads if task.task_id in self._tasks]
-        self._turn = _Turn()
+        self._turn = Turn()
         actions = turn.cancel_actions()
         if not self._has_cloud:
             for task in turn.results:

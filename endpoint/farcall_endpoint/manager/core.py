@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
@@ -60,7 +59,7 @@ from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
-from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings
+from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings, WarmWorkers
 from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, StopReason, Worker
 from farcall_endpoint.output import split
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -92,8 +91,6 @@ ends."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
 _ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
-_GUESSED_OWN_START_S: Final = 0.3
-"""How long a start of the endpoint's own Python takes."""
 
 
 class ManagerCore:
@@ -140,12 +137,11 @@ class ManagerCore:
         self._free_slots = collections.deque((slot, OWN) for slot in range(slots))
         self._queue = TaskQueue(shared=shared_workers, default_key=self._default_key)
         self._workers: dict[int, Worker] = {}
-        self._parked: dict[int, Worker] = {}  # those of them that have no place
         self._next_worker_id = 0
         self._environments = EnvironmentStates()
-        self._expiry_at = 0.0  # when the time of an idle worker is over
-        self._warm = WarmPoolSettings() if warm is None else warm
-        self._pool = WarmPool(self._warm, start_s=self._start_s, memory_of=self._memory_of)
+        settings = WarmPoolSettings() if warm is None else warm
+        self._pool = WarmPool(settings, start_s=self._environments.start_s, memory_of=self._environments.memory_bytes)
+        self._warm = WarmWorkers(self._pool, workers=self._workers, queue=self._queue, kept=self._idle_pair)
         self._placement = Placement(
             workers=self._workers,
             queue=self._queue,
@@ -173,8 +169,8 @@ class ManagerCore:
             actions=self._actions,
             default=default_environment,
             limit_s=environment_start_limit_s,
-            idle_s=self._warm.idle_s,
-            most_prewarmed=slots + self._warm.extra_workers,
+            idle_s=settings.idle_s,
+            most_prewarmed=slots + settings.extra_workers,
         )
         self._reads: list[ReadOutput] = []
 
@@ -208,8 +204,8 @@ class ManagerCore:
                 deadline = min(deadline, self._placement.idle_launch_at(self._launch_at))
             if self._environments:
                 deadline = min(deadline, self._preparations.due_at)
-            if self._environments or self._parked:
-                deadline = min(deadline, self._expiry_at)
+            if self._environments or self._warm.parked:
+                deadline = min(deadline, self._warm.due_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
         due = [
@@ -384,64 +380,18 @@ class ManagerCore:
 
     # -- warm workers --------------------------------------------------------------------------------------------------
 
-    def _start_s(self, key: str) -> float:
-        """How long a start takes in an environment."""
-        state = self._environments.get(key)
-        return _GUESSED_OWN_START_S if state is None else state.expected_start_s
-
-    def _memory_of(self, key: str) -> int | None:
-        state = self._environments.get(key)
-        return None if state is None else state.memory_bytes
-
-    def _idle_workers(self) -> list[Worker]:
-        """The workers of environments that have nothing to do, and those of any that have no place."""
-        kept = self._idle_pair
-        return [
-            worker
-            for worker in self._workers.values()
-            if (worker.parked or (worker.pair.key and worker.pair != kept))
-            and worker.is_idle
-            and not self._queue.waiting(worker.pair)
-        ]
-
-    def _end_idle_workers(self, now: float) -> None:
-        """End those whose time is over, and those for which there is no memory."""
-        if not (idle := self._idle_workers()):
-            self._expiry_at = math.inf
-            return
-        protected = self._placement.protected()
-        for worker in self._pool.expired(idle, protected, now=now):
+    def _vacate(self, worker: Worker) -> None:
+        """Free the place of an idle worker: it stays warm without one if it may, else it is ended."""
+        place = worker.place
+        if self._warm.park(worker):
+            self._free_slots.append((worker.slot, place))
+        else:
             self._evict(worker)
-        self._expiry_at = self._pool.next_expiry([worker for worker in idle if not worker.killed], protected)
 
     def _evict(self, worker: Worker) -> None:
         """End an idle worker whose memory or place is needed, or whose time is over."""
         self._pool.evicted(worker)
         self._kill(worker)
-
-    def _vacate(self, worker: Worker) -> None:
-        """Free the place of an idle worker: it stays warm without one if it may, else it is ended.
-
-        Threads that a task left behind run on: those of other submitters than the owner never do without a place.
-        """
-        place = worker.place
-        if not self._warm.extra_workers or worker.tasks_left is not None or worker.pair.submitter:
-            self._evict(worker)
-            return
-        worker.yields_to, worker.parked = None, True
-        self._parked[worker.worker_id] = worker
-        self._expiry_at = 0.0
-        self._free_slots.append((worker.slot, place))
-
-    def _trim_parked(self) -> None:
-        """End the least valuable workers without a place, beyond the number that there may be."""
-        parked = [worker for worker in self._parked.values() if not worker.killed]
-        if (excess := len(parked) - self._warm.extra_workers) > 0:
-            protected = self._placement.protected()
-            in_order = self._pool.in_order(parked)
-            in_order.sort(key=lambda worker: worker.worker_id in protected)
-            for worker in in_order[:excess]:
-                self._evict(worker)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -476,7 +426,7 @@ class ManagerCore:
             for action in self._actions
             if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
         ]
-        if self._parked.pop(worker.worker_id, None) is None:
+        if not self._warm.forget(worker):
             self._free_slots.append((worker.slot, worker.place))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
@@ -572,13 +522,12 @@ class ManagerCore:
             if self._free_slots:
                 self._launch(now.mono)
             self._assign(now.mono)
-            if self._parked:
-                if self._free_slots:  # theirs
-                    self._launch(now.mono)
-                    self._assign(now.mono)
-                self._trim_parked()
-            if self._environments or self._parked:  # now that those that are ready have got what waits for them
-                self._end_idle_workers(now.mono)
+            if self._warm.parked and self._free_slots:  # theirs
+                self._launch(now.mono)
+                self._assign(now.mono)
+            if self._environments or self._warm.parked:  # now that those that are ready have got what waits for them
+                for worker in self._warm.surplus(self._placement.protected, now=now.mono):
+                    self._evict(worker)
 
     def _check_worker(self, worker: Worker, now: Instant) -> None:
         if worker.killed:
@@ -633,10 +582,7 @@ class ManagerCore:
                 continue
             if self._queue:
                 self._queue.got_place(pair)
-            parked = next((each for each in self._parked.values() if each.is_idle and each.pair == pair), None)
-            if parked is not None:
-                del self._parked[parked.worker_id]
-                parked.parked, parked.slot, parked.turn_began = False, slot, now
+            if self._warm.parked and self._warm.resume(pair, slot=slot, now=now):
                 self._reports.changed = True
                 continue
             state = self._environments.get(pair.key)

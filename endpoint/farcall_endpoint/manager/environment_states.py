@@ -32,6 +32,8 @@ _FIRST_PAUSE_S: Final = 10.0
 _MAX_PAUSE_S: Final = 900.0
 _GUESSED_START_S: Final = 1.0
 _GUESSED_FORK_S: Final = 0.02
+_GUESSED_OWN_START_S: Final = 0.3
+"""Of the endpoint's own Python."""
 _MEMORY: Final = 0.3
 """Weight of the newest start and of the newest task: the last three or so count."""
 _MAX_KNOWN: Final = 200
@@ -253,6 +255,16 @@ class EnvironmentStates(dict[str, EnvironmentState]):
             return True
         state = self.get(key)
         return state is not None and state.state is State.READY and now >= state.launch_at
+
+    def start_s(self, key: str) -> float:
+        """How long a start takes in an environment."""
+        state = self.get(key)
+        return _GUESSED_OWN_START_S if state is None else state.expected_start_s
+
+    def memory_bytes(self, key: str) -> int | None:
+        """What a worker of an environment occupies, as far as it was measured."""
+        state = self.get(key)
+        return None if state is None else state.memory_bytes
 
     def _forget(self) -> None:
         unused = [

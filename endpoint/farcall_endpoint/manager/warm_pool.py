@@ -1,4 +1,4 @@
-"""Warm pool: which idle worker is ended first, and when. No I/O, no clock.
+"""Warm pool: idle workers, which of them is ended first, and when; and those without a place. No I/O, no clock.
 
 Greedy-Dual (N. Young, "The k-server dual and loose competitiveness for paging", 1994), as FaasCache uses it for warm
 functions (A. Fuerst and P. Sharma, ASPLOS 2021, section 4): the value of a worker is *clock + frequency x start cost /
@@ -11,9 +11,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Literal
 
+from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import Pair, Worker
 
 _UNKNOWN_BYTES: Final = 100 * 2**20
@@ -114,3 +115,78 @@ class WarmPool:
     def _value(self, worker: Worker, rank: int = 1) -> float:
         frequency = self._frequency.get(worker.pair, (0.0, 0.0))[0] / rank
         return worker.age + frequency * self._start_s(worker.pair.key) / (self.memory_bytes(worker) / 2**20)
+
+
+class WarmWorkers:
+    """The workers of a manager that stay though they have nothing to do.
+
+    ``parked``: those that have no place, by id. ``due_at``: when :meth:`surplus` has something to say.
+
+    :param workers: all workers of the manager.
+    :param kept: the pair of workers that nothing is waiting for; with a place, they stay.
+    """
+
+    def __init__(self, pool: WarmPool, *, workers: Mapping[int, Worker], queue: TaskQueue, kept: Pair) -> None:
+        self._pool = pool
+        self._workers = workers
+        self._queue = queue
+        self._kept = kept
+        self.parked: dict[int, Worker] = {}
+        self.due_at = 0.0
+
+    def park(self, worker: Worker) -> bool:
+        """An idle worker gives its place away, and stays without one; False if it may not.
+
+        Threads that a task left behind run on: those of other submitters than the owner never do without a place.
+        """
+        if not self._pool.settings.extra_workers or worker.tasks_left is not None or worker.pair.submitter:
+            return False
+        worker.yields_to, worker.parked = None, True
+        self.parked[worker.worker_id] = worker
+        self.due_at = 0.0
+        return True
+
+    def resume(self, pair: Pair, *, slot: int, now: float) -> bool:
+        """Give a place to a worker of a pair that has none; False if there is no such worker."""
+        worker = next((each for each in self.parked.values() if each.is_idle and each.pair == pair), None)
+        if worker is None:
+            return False
+        del self.parked[worker.worker_id]
+        worker.parked, worker.slot, worker.turn_began = False, slot, now
+        return True
+
+    def forget(self, worker: Worker) -> bool:
+        """A worker has ended; whether it had no place."""
+        return self.parked.pop(worker.worker_id, None) is not None
+
+    def surplus(self, protected: Callable[[], Collection[int]], *, now: float) -> list[Worker]:
+        """The workers to end: those whose time is over, and those for which there is no memory, or no place and no
+        room without one.
+
+        :param protected: returns the ids of those that should be there.
+        """
+        idle = self._idle()
+        if not idle:
+            self.due_at = math.inf
+            return []
+        spared = protected()
+        ended = self._pool.expired(idle, spared, now=now)
+        gone = {worker.worker_id for worker in ended}
+        parked = [worker for number, worker in self.parked.items() if not worker.killed and number not in gone]
+        if (excess := len(parked) - self._pool.settings.extra_workers) > 0:
+            in_order = self._pool.in_order(parked)
+            in_order.sort(key=lambda worker: worker.worker_id in spared)
+            ended += in_order[:excess]
+            gone.update(worker.worker_id for worker in in_order[:excess])
+        self.due_at = self._pool.next_expiry([worker for worker in idle if worker.worker_id not in gone], spared)
+        return ended
+
+    def _idle(self) -> list[Worker]:
+        """The workers of environments that have nothing to do, and those of any that have no place."""
+        kept = self._kept
+        return [
+            worker
+            for worker in self._workers.values()
+            if (worker.parked or (worker.pair.key and worker.pair != kept and not self._queue.waiting(worker.pair)))
+            and worker.is_idle
+        ]
