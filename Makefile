@@ -125,8 +125,9 @@ bench-memoization: setup
 bench-sealed: setup
 	@$(RUN) benchmarks.sealed
 
-# Starts of workers in environments (as root, for containers), then routing and keep-alive policies in virtual time.
-bench-warm: setup $(IMAGES)/.made
+# Starts of workers in environments (as root), then routing and keep-alive policies in virtual time; not the 100,000
+# one-shot workers of `python -m benchmarks.warm_starts --one-shots 100000`.
+bench-warm: setup $(IMAGES)/.made $(IMAGES)/.apptainer-made
 	@$(RUN) benchmarks.warm_starts
 	@$(RUN) benchmarks.warm_routing
 	@$(RUN) benchmarks.warm_pool_simulation

@@ -12,6 +12,7 @@ from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
 from benchmarks.report import RESULTS, figure_table, with_section
+from benchmarks.warm_starts import table as warm_starts
 
 PAGE: Final = Path(__file__).with_name("README.md")
 #: The function that makes each section, which has the name of its file in ``results/``.
@@ -28,6 +29,8 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "sdk": sdk.as_tables,
     "start": start.as_table,
     "forwarder": figure_table,
+    "warm_starts": warm_starts.as_tables,
+    "warm_one_shots": warm_starts.sustained_tables,
     "warm_routing": warm_routing.as_table,
 }
 

@@ -18,6 +18,8 @@ from tests.support.container_user import REPOSITORY, ContainerUser
 from tests.support.images import DIRECTORY
 
 _END_LIMIT_S: Final = 60.0
+_LEFT_OUT: Final = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+"""Fresh processes would compile all modules each time."""
 _Answer = TypeVar("_Answer")
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -48,7 +50,8 @@ class OwnPlace:
     def __init__(self, directory: Path, variables: Mapping[str, str] | None = None) -> None:
         self.images = DIRECTORY.resolve()
         self._directory = directory
-        self._variables = {**os.environ, **(variables or {})}
+        own = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+        self._variables = {**own, **(variables or {})}
 
     def directory_of(self, name: str) -> Path:
         """A new directory."""
