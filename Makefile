@@ -210,7 +210,7 @@ test-wheels: setup
 	FARCALL_ALL_PYTHONS=1 $(PYTEST) tests/integration/test_wheels.py
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
-test-slurm: setup
+test-slurm: setup $(IMAGES)/.made
 	$(PYTEST) tests/slurm
 
 check: setup

@@ -68,23 +68,31 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize(("stage", "killed"), [("probe", "manager"), ("worker", "manager"), ("probe", "agent")])
-def test_nothing_is_left_of_a_start_when_a_process_is_killed(
-    tmp_path: Path, temporary: Path, stage: str, killed: str
-) -> None:
-    prefix, reached = tmp_path / "venv", tmp_path / "reached"
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    prefix = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("stage", "killed"), [("probe", "manager"), ("worker", "manager"), ("probe", "agent"), ("worker", "agent")]
+)
+def test_nothing_is_left_of_a_start_when_a_process_is_killed(
+    tmp_path: Path, temporary: Path, venv: Path, stage: str, killed: str
+) -> None:
+    reached = tmp_path / "reached"
     if stage == "probe":
-        program = prefix / "bin" / "python3"
+        program = venv / "bin" / "python3"
         program.unlink()
         program.write_text(f"#!/bin/sh\ntouch {reached}\nsleep 1000 & sleep 1000\n")
         program.chmod(0o755)
     else:
-        site = prefix / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+        site = venv / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
         wait = f"import pathlib, time; pathlib.Path({str(reached)!r}).touch(); time.sleep(1000)"
         (site / "slow.pth").write_text(f"import subprocess; {wait}\n")
     with running_endpoint(tmp_path / "home") as endpoint:
-        endpoint.cloud.submit(python, environment=Environment(type="venv", location=str(prefix)))
+        endpoint.cloud.submit(python, environment=Environment(type="venv", location=str(venv)))
         wait_until(reached.exists)
         [manager] = endpoint.managers()
         family = manager.children(recursive=True)
@@ -96,6 +104,71 @@ def test_nothing_is_left_of_a_start_when_a_process_is_killed(
             os.kill(manager.pid, signal.SIGKILL)
         wait_gone(family)
         wait_until(lambda: not [each for each in temporary.glob("farcall-????????") if _is_of(each, manager.pid)])
+
+
+def whose_child() -> tuple[int, int]:
+    import os
+
+    return os.getppid(), os.getpid()
+
+
+def add_module(prefix: Path, name: str, text: str) -> None:
+    site = prefix / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    (site / f"{name}.py").write_text(text)
+
+
+def test_a_template_that_is_killed_while_it_starts_costs_no_task(tmp_path: Path, venv: Path) -> None:
+    """Tasks do not wait for it; what it could not import is left out of the next one."""
+    reached = tmp_path / "reached"
+    text = "import os, pathlib, signal\npathlib.Path(%r).write_text(str(os.getpid()))\nsignal.pause()"
+    add_module(venv, "waits", text % str(reached))
+    environment = Environment(type="venv", location=str(venv), preload=("waits", "json"))
+    with running_endpoint(tmp_path / "home", engine={"max_tasks_per_worker": 1}) as endpoint:
+        cloud = endpoint.cloud
+        [manager] = endpoint.managers()
+
+        def parent() -> int:
+            ended = cloud.end(cloud.submit(whose_child, environment=environment))
+            assert ended.error == {}
+            assert isinstance(ended.value, tuple)
+            return int(ended.value[0])
+
+        assert parent() == manager.pid
+        wait_until(lambda: reached.exists() and reached.read_text())
+        template = psutil.Process(int(reached.read_text()))
+        assert parent() == manager.pid, "tasks run while a template starts"
+        template.kill()
+        wait_gone([template])
+        wait_until(lambda: parent() != manager.pid)  # a fork of the next template
+        assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def test_idle_workers_beyond_the_memory_that_they_may_have_are_ended(tmp_path: Path, venv: Path) -> None:
+    environments = [Environment(type="venv", location=str(venv)), tree()]
+    engine = {"environments": {"memory": 0.001, "idle_time": 3600}}
+    with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+        cloud = endpoint.cloud
+
+        def warm() -> list[int]:
+            return [row["warm"] for row in endpoint.directory.read_status().get("environments", ())]
+
+        ids = [cloud.submit(python, environment=each) for each in environments for _ in range(3)]
+        assert [end.error for end in cloud.ends(ids)] == [{}] * 6
+        wait_until(lambda: warm() == [0, 0])
+        assert cloud.end(cloud.submit(python, environment=environments[0])).error == {}
+
+
+def test_environments_that_alternate_do_not_take_turns_all_the_time(tmp_path: Path, venv: Path) -> None:
+    environments = [Environment(type="venv", location=str(venv)), tree()]
+    with running_endpoint(tmp_path / "home", engine={"environments": {"fork": False}}) as endpoint:
+        cloud = endpoint.cloud
+        workers: set[object] = set()
+        for _ in range(15):
+            ids = [cloud.submit(whose_child, environment=each) for each in (*environments, *environments)]
+            for end in cloud.ends(ids):
+                assert end.error == {}
+                workers.add(end.value)
+        assert len(workers) <= 6, "of 60 tasks"
 
 
 def _is_of(directory: Path, pid: int) -> bool:

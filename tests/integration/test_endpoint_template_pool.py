@@ -47,11 +47,18 @@ class Pool:
         self.pool.learn("e", names, now=self.now)
 
     def start(
-        self, environment_key: str = "e", *, key: str = "k", preload: tuple[str, ...] | None = None, waits: bool = True
+        self,
+        environment_key: str = "e",
+        *,
+        key: str = "k",
+        preload: tuple[str, ...] | None = None,
+        waits: bool = True,
+        killed: bool = False,
     ) -> tuple[str, ...] | None:
         """Start a template if one is wanted, and wait for what becomes of it; its modules.
 
         :param preload: instead of what was learned.
+        :param killed: before the pool has it.
         """
         environment = None if preload is None else Environment(type="venv", location="/opt/e", preload=preload)
         modules = self.pool.wanted(key, "e", environment, now=self.now)
@@ -63,6 +70,9 @@ class Pool:
             variables = {**os.environ, "PYTHONPATH": str(self.directory)}
             process, connection = start_template(variables=variables)
             self.processes.append(process)
+            if killed:
+                process.kill()
+                process.wait(WAIT_S)
             self.pool.add(
                 key,
                 environment_key,
@@ -88,8 +98,9 @@ class Pool:
         deadline = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline
-            select.select([self.pool], [], [], 0.05)
-            self.changes += self.pool.serve(now=self.now)
+            # As a launcher does it.
+            if self.now >= self.pool.next_deadline() or select.select([self.pool], [], [], 0.05)[0]:
+                self.changes += self.pool.serve(now=self.now)
 
     def fork(self, key: str = "k") -> ForkedWorker | None:
         channel, end, claims = channel_pair()
@@ -201,6 +212,41 @@ def test_after_a_kill_workers_are_fresh_for_a_while(pool: Pool) -> None:
     pool.now = 61.0
     assert pool.start() == ()
     assert "json" in pool.loaded()
+
+
+def test_a_template_that_is_killed_before_the_pool_has_it_is_replaced(pool: Pool) -> None:
+    assert pool.start(killed=True) == ()
+    [change] = pool.changes
+    assert change.problem
+    assert pool.start() is None
+    pool.now = 61.0
+    assert pool.start() == ()
+    assert "json" in pool.loaded()
+
+
+def test_a_template_that_a_fork_finds_dead_is_replaced(pool: Pool) -> None:
+    pool.start()
+    [pid] = pool.pool.pids
+    os.kill(pid, signal.SIGKILL)
+    pool.processes[0].wait(WAIT_S)
+    assert pool.fork() is None
+    pool.serve_until(lambda: pool.changes[1:])
+    assert pool.changes[1].problem
+    pool.now = 61.0
+    assert pool.start() == ()
+    assert "json" in pool.loaded()
+
+
+def test_pauses_double_until_a_template_was_fit_for_an_hour(pool: Pool) -> None:
+    for lived_s, pause_s in ((10.0, 60.0), (10.0, 120.0), (3600.0, 60.0)):
+        assert pool.start() == ()
+        pool.now += lived_s
+        pool.processes[-1].kill()
+        pool.serve_until(lambda: not pool.pool.is_forkable("k"))
+        pool.now += pause_s - 1.0
+        assert pool.start() is None
+        pool.now += 1.0
+    assert pool.start() == ()
 
 
 def test_a_released_template_ends_with_its_last_worker(pool: Pool) -> None:

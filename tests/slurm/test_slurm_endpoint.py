@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from farcall_common.environments import Environment
 from farcall_common.wire import TaskState
 from tests.slurm.cluster import SlurmCluster
-from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.support import images
+from tests.support.endpoint import EndpointProcess, running_endpoint, wait_gone
 from tests.waiting import wait_until
 
 ENGINE = {
@@ -30,6 +33,18 @@ ENGINE = {
 
 def job_id() -> str:
     return os.environ["SLURM_JOB_ID"]
+
+
+def interpreter() -> str:
+    import sys
+
+    return sys.executable
+
+
+def stay(command: list[str]) -> None:
+    import subprocess
+
+    subprocess.run(command, check=True)
 
 
 def secrets() -> list[str]:
@@ -57,6 +72,27 @@ def test_tasks_run_in_jobs_and_stop_cancels_the_jobs(endpoint: EndpointProcess, 
     assert ended.value == []
     assert endpoint.stop() == 0
     wait_until(lambda: not cluster.jobs())
+
+
+def test_tasks_run_in_their_image_on_a_node_and_end_with_its_job(
+    endpoint: EndpointProcess, cluster: SlurmCluster
+) -> None:
+    image = Environment(type="bubblewrap", location=str(images.image(images.DEBIAN)), name="sci")
+    ended = endpoint.cloud.ends([endpoint.cloud.submit(interpreter, environment=image) for _ in range(4)])
+    assert [end.error for end in ended] == [{}] * 4
+    assert {str(end.value) for end in ended} == {"/usr/bin/python3"}
+    [job] = cluster.jobs("RUNNING")
+    command = ["sleep", f"1000.{os.getpid()}"]
+    endpoint.cloud.submit(stay, command, environment=image)
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == command]
+        return bool(found)
+
+    wait_until(is_there)
+    cluster.command("scancel", str(job))
+    wait_gone(found)
 
 
 def test_the_jobs_of_an_agent_that_was_killed_are_cancelled_by_the_next(

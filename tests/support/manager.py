@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -72,6 +73,7 @@ class Rig:
         policy = PrefetchPolicy(horizon_s=1.0, limit=prefetch, unseen=prefetch)
         self.core = ManagerCore(slots=slots, prefetch=policy, batching=batching, **options)
         self.now = 0.0
+        self.clock_is_set: Callable[[], float] = lambda: 0.0  # by so many seconds, each time that it is read
         self.workers: dict[int, Worker] = {}
         self.killed: list[int] = []
         self.reports: list[Report] = []
@@ -81,7 +83,7 @@ class Rig:
         """Let the core handle events, and perform its actions; all but the reports."""
         everything: list[Action] = []
         waiting = list(events)
-        while actions := self.core.handle(waiting, Instant(self.now, 1000.0 + self.now)):
+        while actions := self.core.handle(waiting, Instant(self.now, 1000.0 + self.now + self.clock_is_set())):
             waiting = [event for action in actions for event in self._perform(action)]
             everything += [action for action in actions if not isinstance(action, Report)]
         return everything

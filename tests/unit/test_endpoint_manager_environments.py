@@ -499,6 +499,33 @@ def test_a_task_that_runs_longer_than_expected_is_not_waited_for() -> None:
     assert rig.wait(5.0) == ["a", "a"]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_depends_on_the_clock_of_the_wall(seed: int) -> None:
+    """It may be set at any moment: pauses, time limits, places and times to live are the same."""
+
+    def decisions(rig: EnvironmentRig) -> list[object]:
+        found: list[object] = [rig.settle(tasks(A, "a1", "a2"), tasks(B, "b1"), EnvironmentFailed(B.key, WORDS))]
+        for number in range(40):
+            rig.settle(tasks(B, f"b at {number}"))
+            found.append((rig.wait(0.5), rig.settle(EnvironmentFailed(B.key, WORDS)), list(rig.prepared)))
+        rig.hanging = {"a"}
+        found += [rig.settle(EnvironmentReady(A.key)), rig.wait(29.0), rig.wait(2.0), dict(rig.launches)]
+        rig.hanging = set()
+        found.append(rig.wait(20.0))
+        while rig.busy():
+            rig.now += 0.1
+            found.append(rig.finish(rig.launched[rig.busy()[0]].environment))
+        return [*found, *((rig.wait(30.0), len(rig.released)) for _ in range(45))]
+
+    steady, moved = (EnvironmentRig(slots=2, environment_start_limit_s=30.0) for _ in range(2))
+    random_ = random.Random(seed)
+    moved.clock_is_set = lambda: random_.choice([-1e6, -60.0, 0.0, 60.0, 1e6])
+    expected = decisions(steady)
+    assert steady.prepared.count("b") > 1, "a pause was over"
+    assert steady.released
+    assert decisions(moved) == expected
+
+
 # -- warm workers ------------------------------------------------------------------------------------------------------
 
 

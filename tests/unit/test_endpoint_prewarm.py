@@ -86,6 +86,22 @@ def test_a_request_that_is_made_again_tries_again_on_all_nodes() -> None:
     assert not row["failed"], "the problem is older than the request"
 
 
+@pytest.mark.parametrize("away_s", [-7200.0, 7200.0])
+def test_clocks_of_nodes_are_not_compared(away_s: float) -> None:
+    """A node's clock may be wrong, and any clock may be set."""
+    now = 1_000_000.0
+    managers, prewarming = managers_of(4), Prewarming()
+    former = EnvironmentStatus(SCI.key, "sci", "apptainer", since=now + away_s - 60.0, problem="denied")
+    managers.note_environments("m0", (former,))
+    prewarming.request([request(2, requested_at=now)])
+    assert not prewarming.describe(managers)[0]["failed"], "the manager was not asked yet"
+    list(prewarming.changes(managers))
+    assert not prewarming.describe(managers)[0]["failed"], "that was before the request"
+    again = EnvironmentStatus(SCI.key, "sci", "apptainer", since=now + away_s, problem="denied")
+    managers.note_environments("m0", (again,))
+    assert prewarming.describe(managers)[0]["failed"]
+
+
 @pytest.mark.parametrize(
     ("status", "why", "failed"),
     [
@@ -101,6 +117,7 @@ def test_a_request_that_is_made_again_tries_again_on_all_nodes() -> None:
 def test_the_status_says_how_far_it_is(status: EnvironmentStatus, why: str, failed: bool) -> None:
     managers, prewarming = managers_of(2), Prewarming()
     prewarming.request([request(3, requested_at=7.0)])
+    list(prewarming.changes(managers))
     managers.note_environments("m0", (status,))
     [row] = prewarming.describe(managers)
     assert why in str(row["why"])

@@ -70,6 +70,9 @@ class Prewarming:
         self._asked: dict[tuple[str, str], Change] = {}
         self.is_due = False
         self._renewed: set[str] = set()
+        #: By manager and environment, when a request was made (again): since when it was in its state. A problem of
+        #: that time is no answer. The clocks of the nodes are not compared with this one.
+        self._since: dict[tuple[str, str], float] = {}
 
     def request(self, requests: Sequence[PrewarmRequest]) -> None:
         """These are wanted from now on, and no others."""
@@ -102,13 +105,17 @@ class Prewarming:
         self.is_due = False
         present = managers.members
         self._asked = {each: asked for each, asked in self._asked.items() if each[0] in present}
+        self._since = {each: since for each, since in self._since.items() if each[0] in present}
         wanted: dict[tuple[str, str], Change] = {}
         of_managers = {key: each for key, each in self._requests.items() if not self._is_in_pods(each)}
         for key, request in of_managers.items():
             for manager_id, count in spread(request, present).items():
                 wanted[manager_id, key] = Change(manager_id, request.environment, count)
         for key in self._renewed & of_managers.keys():
-            for manager_id in present:
+            for manager_id, member in present.items():
+                for status in member.environments:
+                    if status.key == key:
+                        self._since[manager_id, key] = status.since
                 asked = wanted.get((manager_id, key)) or Change(manager_id, of_managers[key].environment, 0)
                 yield dataclasses.replace(asked, retry=True)
                 if asked.count:
@@ -152,12 +159,21 @@ class Prewarming:
 
     def _row(self, request: PrewarmRequest, managers: Managers) -> dict[str, object]:
         key = request.environment.key
-        members = [each for each in managers.members.values() if request.node in ("", each.node)]
+        by_id = {each: member for each, member in managers.members.items() if request.node in ("", member.node)}
+        members = list(by_id.values())
         placed = sum(spread(request, managers.members).values())
         here = [status for each in members for status in each.environments if status.key == key]
+        failed = [
+            f"it cannot be started on node {member.node}: {status.problem}"
+            for manager_id, member in by_id.items()
+            for status in member.environments
+            if status.key == key and status.problem and status.since != self._since.get((manager_id, key))
+        ]
         warm = sum(each.warm + each.busy for each in here)
         others = sum(each.count for each in self._requests.values() if each is not request) if warm < placed else 0
         why, is_final = _why(request, members, placed, others=others)
+        if failed and not is_final and key not in self._renewed:
+            why, is_final = failed[0], True
         return _described(request, placed, warm, sum(each.starting for each in here), why, is_final)
 
 
@@ -191,9 +207,6 @@ def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int
         return f"no node can run it: {refusals[0]}", True
     key = request.environment.key
     here = [(each.node, status) for each in members for status in each.environments if status.key == key]
-    for node, status in here:
-        if status.problem and status.since >= request.requested_at:
-            return f"it cannot be started on node {node}: {status.problem}", True
     for node, status in here:
         if status.text:
             return f"node {node}: {status.text}", False

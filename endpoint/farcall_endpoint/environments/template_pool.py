@@ -329,6 +329,9 @@ class TemplatePool:
         if self._changes:
             return 0.0
         entries = (*self._starting.values(), *self._serving.values())
+        # What is found out while a worker is forked, or before a template is here, wakes nothing: its socket is closed.
+        if any(entry.template.is_over for entry in (*entries, *self._leaving)):
+            return 0.0
         deadlines = [entry.template.next_deadline() for entry in entries]
         deadlines += [self._unused_at(entry) for entry in self._serving.values()]
         if self._excess_bytes() > 0:
@@ -463,6 +466,8 @@ class TemplatePool:
     def _ended(self, key: str, entry: _Entry, *, now: float) -> TemplateChange:
         template = entry.template
         self._learn_cost(entry, now=now)
+        if now - entry.started_at >= _LONGEST_PAUSE_S and (failures := self._failures.get(key)) is not None:
+            failures.pauses = 0  # it was fit for long
         self._failed(key, template.problem, template.problem_module, now=now)
         if template.problem_module:
             statistics = excluded(self._store.of(entry.statistics_key), template.problem_module, template.problem)
