@@ -469,6 +469,10 @@ class EnvironmentLauncher:
             reason = f"only bubblewrap can confine {environment.type} environments, and this node has none"
         return reason
 
+    def is_prepared(self, key: str) -> bool:
+        """Whether workers of an environment can be started."""
+        return key in self._prepared
+
     def prefix_variables(self, environment: Environment, path: str) -> dict[str, str]:
         """The variables of an activated Python prefix.
 
