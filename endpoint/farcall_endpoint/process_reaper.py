@@ -8,7 +8,7 @@ manager, which knows all its other children.
 As a program (``python -I -S process_reaper.py``) it outlives its manager by a moment, and kills what a kill -9 of the
 manager leaves running. It reads lines from standard input: ``+N`` adds process N with all its descendants, ``-N``
 removes it. When the manager is gone, for whatever reason, the kernel closes the pipe; then all processes still on the
-list are killed.
+list are killed. ``=PATH`` is a directory of cgroups, which is removed then.
 
 With a command as its arguments (``python -I -S process_reaper.py COMMAND ...``) it runs that command and ends as it
 does, and then kills what is left of its descendants, also those that became daemons.
@@ -22,6 +22,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ _STATE, _PPID, _START, _RSS = 0, 1, 19, 21
 _SET_CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER."""
 _ZOMBIE_PERIOD_S = 60.0
+_GROUP_LIMIT_S = 10.0
+_GROUP_PERIOD_S = 0.02
+"""No event says when the last process has left a cgroup of version 1."""
 _LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")  # noqa: PTH110
 """Not every kernel does (``CONFIG_PROC_CHILDREN``). To read all processes takes long on a large node."""
 
@@ -126,6 +130,11 @@ def kill_trees(roots: Collection[int]) -> None:
         kill_group(root)
 
 
+def tree(pid: int) -> set[int]:
+    """All current descendants of a process."""
+    return _current_descendants({pid})
+
+
 def _current_descendants(roots: Collection[int]) -> set[int]:
     """All current descendants of any of these, without the roots."""
     if not _LISTS_CHILDREN:
@@ -199,9 +208,14 @@ def kill_at_end(
     start_of: Callable[[int], int | None] = _start_of,
     kill: Callable[[Collection[int]], object] = kill_trees,
 ) -> None:
-    """Keep a list of processes by the manager's lines; at the end of the lines, kill those still on it."""
+    """Keep a list of processes by the manager's lines; at the end of the lines, kill those still on it, and remove the
+    cgroups that the lines name."""
     starts: dict[int, int | None] = {}
+    groups: list[str] = []
     for line in lines:
+        if line.startswith("="):
+            groups.append(line[1:].rstrip("\n"))
+            continue
         pid = int(line[1:])
         if line.startswith("+"):
             starts[pid] = start_of(pid)
@@ -209,6 +223,19 @@ def kill_at_end(
             starts.pop(pid, None)
     # A process that has ended may have left members of its group. Another process that reuses its pid is spared.
     kill([pid for pid, start in starts.items() if start_of(pid) in (start, None)])
+    for group in groups:
+        _remove_group(group)
+
+
+def _remove_group(path: str) -> None:
+    """Remove a cgroup and those in it, when the processes that were killed have left them."""
+    deadline = time.monotonic() + _GROUP_LIMIT_S
+    while os.path.isdir(path) and time.monotonic() < deadline:  # noqa: PTH112
+        for inner in (*(each.path for each in os.scandir(path) if each.is_dir()), path):
+            with contextlib.suppress(OSError):
+                os.rmdir(inner)  # noqa: PTH106
+        if os.path.isdir(path):  # noqa: PTH112
+            time.sleep(_GROUP_PERIOD_S)
 
 
 def supervise(command: list[str]) -> int:

@@ -86,6 +86,11 @@ class Cgroups:
         """Whether there are groups at all."""
         return bool(self._roots)
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """In which all groups lie: what is left of them when this process is killed."""
+        return tuple(self._roots)
+
     def create(self, name: str) -> Group:
         """The group of this name, which may exist.
 

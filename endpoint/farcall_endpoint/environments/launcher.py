@@ -492,6 +492,10 @@ class EnvironmentLauncher:
         path = access.node_path(self._runners.get(environment.type), environment.location)
         return access.locate(environment, self.settings, readable=readable, writable=self._writable, node_path=path)
 
+    def is_prepared(self, key: str) -> bool:
+        """Whether workers of an environment can be started."""
+        return key in self._prepared
+
     def prefix_variables(self, environment: Environment, path: str) -> dict[str, str]:
         """The variables of an activated Python prefix.
 

@@ -183,7 +183,7 @@ class Template:
     :param modules: to import, in this order.
     :param places: directories besides Python's own whose modules may be imported.
     :param private: directories whose modules are never imported: where submitters or tasks write.
-    :param namespaces: whether children have namespaces of their own; the template is over where that is impossible.
+    :param namespaces: whether children have namespaces of their own; where that is impossible, the template is over.
     :param writable: with ``namespaces``, directories of the node that children may write.
     :param network: with ``namespaces``, whether children share the template's network.
     :param spares: how many children are forked in advance.

@@ -46,7 +46,7 @@ def missing() -> str:
 
 def of_template(prefix: Sequence[str]) -> list[str]:
     """A :func:`prefix` for a template whose forks get namespaces of their own. Only for the endpoint's own Python and
-    modules: as root, it could mount another ``/proc`` and write the settings of the kernel. Its forks cannot."""
+    modules: as root, they could mount another ``/proc`` and write the settings of the kernel. Its forks cannot."""
     if os.geteuid() != 0 or not prefix:
         return list(prefix)
     at = 1 + len(_NAMESPACES)

@@ -19,6 +19,7 @@ import msgspec
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
 from farcall_endpoint import protocol
+from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.isolation import Isolation, best_of
@@ -28,6 +29,7 @@ from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
+from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.slots import Sharing, extra_workers, partition
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
 from farcall_endpoint.manager.worker_process import Confinement, Workplace
@@ -191,6 +193,7 @@ def main() -> None:
         agent_pid=options.agent_pid,
         agent_silence_limit_s=options.heartbeat_threshold,
         memory_per_worker_bytes=sharing.memory_per_worker_bytes,
+        groups=SlotGroups(len(slots), Cgroups(writable_hierarchies())),
         registered=protocol.Registered(
             manager_id,
             protocol.software_fingerprint(),

@@ -26,6 +26,7 @@ from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_image, for_runner, for_submitter
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
+from farcall_endpoint.manager.processes import own_bytes
 from farcall_endpoint.manager.worker_process import (
     ACCELERATORS,
     SubmitterDirectories,
@@ -75,6 +76,7 @@ class EnvironmentWorkers:
             spares=spares,
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
+        self._forkable: set[str] = set()
         self._without_forks: set[str] = set()  # environments, as logged
         self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it
 
@@ -128,7 +130,7 @@ class EnvironmentWorkers:
 
     def serve(self) -> list[Event]:
         """Do what is due, without waiting; what happened to environments."""
-        return [_event(report) for report in self._launcher.serve()]
+        return [self._event(report) for report in self._launcher.serve()]
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
@@ -137,6 +139,29 @@ class EnvironmentWorkers:
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
         """Tasks of workers with this key have imported these."""
         self._launcher.learn(imports_key, modules)
+
+    def measured(self, process: WorkerProcess) -> Event | None:
+        """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
+        key = process.environment_key
+        if (
+            not self._launcher.is_prepared(key)
+            or (memory_bytes := own_bytes(process.worker_pid or process.pid)) is None
+        ):
+            return None
+        return EnvironmentReady(key, forkable=key in self._forkable, memory_bytes=memory_bytes)
+
+    def _event(self, report: PreparationReport | TemplateChange) -> Event:
+        match report:
+            case TemplateChange(environment_key=key, is_forkable=is_forkable):
+                (self._forkable.add if is_forkable else self._forkable.discard)(key)
+                return EnvironmentReady(key, forkable=is_forkable)
+            case Progressed(key=key, text=text):
+                return EnvironmentProgress(key, text)
+            case Failed(key=key, record=record):
+                return EnvironmentFailed(key, record)
+            case Prepared(key=key):
+                self._forkable.discard(key)
+                return EnvironmentReady(key)
 
     @property
     def children(self) -> set[int]:
@@ -222,10 +247,7 @@ class EnvironmentWorkers:
                 environment,
                 ContainerStart(
                     Boot(
-                        {**variables, **settings.to_variables()},
-                        str(working_dir),
-                        merged=True,
-                        namespaces=namespaces,
+                        {**variables, **settings.to_variables()}, str(working_dir), merged=True, namespaces=namespaces
                     ),
                     Descriptors(worker_end.fileno(), claims.fileno(), *output),
                     claims.close,
@@ -250,7 +272,11 @@ class EnvironmentWorkers:
         if isinstance(process, ForkedProcess):
             pidfd = process.pidfd
             return WorkerProcess(
-                process, channel, worker_end, pidfd, output, namespaced=True, imports_key=imports_key, fork=process
+                *(process, channel, worker_end, pidfd, output),
+                namespaced=True,
+                imports_key=imports_key,
+                fork=process,
+                environment_key=environment.key,
             )
         return WorkerProcess(
             process,
@@ -262,6 +288,7 @@ class EnvironmentWorkers:
             imports_key=imports_key,
             container=process,
             ended=self._launcher.ended,
+            environment_key=environment.key,
         )
 
     def _confine_in(
@@ -292,18 +319,6 @@ class EnvironmentWorkers:
         is_image = environment.type not in (*PREFIXES, UV)
         seen = ("/",) if is_image else (*readable, *self._launcher.paths(environment))
         return confine, msgspec.structs.replace(place.settings, readable=seen, writable=own if is_image else own[:-1])
-
-
-def _event(report: PreparationReport | TemplateChange) -> Event:
-    match report:
-        case TemplateChange(environment_key=key, is_forkable=is_forkable):
-            return EnvironmentReady(key, forkable=is_forkable)
-        case Progressed(key=key, text=text):
-            return EnvironmentProgress(key, text)
-        case Failed(key=key, record=record):
-            return EnvironmentFailed(key, record)
-        case Prepared(key=key):
-            return EnvironmentReady(key)
 
 
 def renumbered(accelerators: Sequence[str]) -> dict[str, str]:

@@ -70,6 +70,9 @@ class WorkerLauncher(Protocol):
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
         """Tasks of workers with this key have imported these."""
 
+    def measured(self, process: WorkerProcess) -> Event | None:
+        """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
+
     @property
     def children(self) -> Collection[int]:
         """Process ids of children that are no workers."""
@@ -195,6 +198,10 @@ class FreshProcessLauncher:
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
         """Tasks of workers with this key have imported these."""
         self._in_environments().learn(imports_key, modules)
+
+    def measured(self, process: WorkerProcess) -> Event | None:
+        """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
+        return self._in_environments().measured(process)
 
     @property
     def children(self) -> set[int]:

@@ -9,7 +9,14 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from farcall_endpoint.process_reaper import adopt_orphans, ancestry, kill_trees, own_children, read_processes
+from farcall_endpoint.process_reaper import (
+    adopt_orphans,
+    ancestry,
+    kill_trees,
+    own_children,
+    read_process,
+    read_processes,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +70,12 @@ def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
 def output_bytes(descriptors: Iterable[int]) -> int:
     """Bytes in the larger of the capture files."""
     return max(os.fstat(descriptor).st_size for descriptor in descriptors)
+
+
+def own_bytes(pid: int) -> int | None:
+    """What a process takes: its proportional set size, or its resident memory; None if it has ended."""
+    process = read_process(pid)
+    return None if process is None else _proportional_bytes(pid, default=process.resident_bytes)
 
 
 def _proportional_bytes(pid: int, *, default: int) -> int:

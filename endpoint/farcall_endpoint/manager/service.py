@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import process_reaper, protocol
+from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
@@ -49,6 +50,7 @@ from farcall_endpoint.manager.events import (
 )
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
+from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import WorkerProcess
 from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
@@ -66,6 +68,8 @@ _LINGER_S: Final = 1.0
 _LIMIT_PERIOD_S: Final = 0.1
 """How often a task with limits is measured. Its worker checks again at its end, so that no task which exceeded them
 succeeds."""
+_WARM_PERIOD_S: Final = 10.0
+"""How often the memory of one worker of an environment is measured, one after the other."""
 _OUTPUT_PERIOD_S: Final = 0.01
 """The same for its output, while that grows."""
 
@@ -83,6 +87,7 @@ class Manager:
     :param agent_pid: of an agent on this machine, to notice its death at once; None for an agent on another node.
     :param agent_silence_limit_s: an agent on another node is lost after so long without a message.
     :param memory_per_worker_bytes: upper limit of a task's memory.
+    :param groups: the cgroups of the slots, which this object closes.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Manager:
         agent_pid: int | None,
         agent_silence_limit_s: float = 120.0,
         memory_per_worker_bytes: int | None = None,
+        groups: SlotGroups | None = None,
         registered: protocol.Registered,
     ) -> None:
         self._core = core
@@ -111,7 +117,8 @@ class Manager:
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
         self._orphans = Orphans()  # before there are children
-        self._reaper = _start_reaper()
+        self._groups = SlotGroups(0, Cgroups(())) if groups is None else groups
+        self._reaper = self._start_reaper()
         self._epoll = select.epoll()
         self._epoll.register(self._agent.fileno(), select.EPOLLIN)
         self._epoll.register(self._launcher.fileno(), select.EPOLLIN)
@@ -120,6 +127,8 @@ class Manager:
         self._measure_at = 0.0
         self._measure_memory_at = 0.0
         self._output_bytes: dict[int, int] = {}  # by worker, as measured last
+        self._measure_warm_at = 0.0
+        self._measured_warm = -1  # worker
         self._agent_lost = False
         self._is_connected = True
         self._is_congested = False
@@ -135,8 +144,8 @@ class Manager:
         try:
             while not self._core.is_over:
                 self._handle(self._wait_for_events())
-                if exceeded := self._measure():
-                    self._handle(exceeded)
+                if measured := [*self._measure(), *self._measure_warm()]:
+                    self._handle(measured)
                 self._kill_orphans()
         finally:
             process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
@@ -144,6 +153,7 @@ class Manager:
                 worker.process.wait()
             self._launcher.close()
             self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
+            self._groups.close()
             self._reaper.communicate()
             self._agent.close(linger_s=0.0 if self._agent_lost else _LINGER_S)
 
@@ -184,6 +194,8 @@ class Manager:
         deadline = self._core.next_deadline()
         if self._core.limited():
             deadline = min(deadline, self._measure_at)
+        if any(process.environment_key for process in self._workers.values()):
+            deadline = min(deadline, self._measure_warm_at)
         if self._orphans.due_at is not None:
             deadline = min(deadline, self._orphans.due_at)
         deadline = min(deadline, self._launcher.next_deadline())
@@ -220,6 +232,19 @@ class Manager:
             if record is not None:
                 events.append(LimitExceeded(worker_id, order.task_id, record))
         return events
+
+    def _measure_warm(self) -> list[Event]:
+        """Measure the memory of a worker of an environment, when it is time, the next one each time."""
+        now = time.monotonic()
+        if now < self._measure_warm_at:
+            return []
+        candidates = sorted(number for number, process in self._workers.items() if process.environment_key)
+        if not candidates:
+            return []
+        self._measure_warm_at = now + _WARM_PERIOD_S
+        self._measured_warm = next((each for each in candidates if each > self._measured_warm), candidates[0])
+        found = self._launcher.measured(self._workers[self._measured_warm])
+        return [] if found is None else [found]
 
     # -- agent ---------------------------------------------------------------------------------------------------------
 
@@ -398,6 +423,8 @@ class Manager:
         self._notify_reaper(f"+{process.pid}")
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
+        if process.container is None or not process.container.is_remote:
+            self._groups.add(process.pid, action.slot)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -444,6 +471,7 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
+        self._groups.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
         _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
@@ -457,6 +485,14 @@ class Manager:
             known = {self._reaper.pid, *self._launcher.children, *(worker.pid for worker in self._workers.values())}
             self._orphans.kill(known=known, now=now)
 
+    def _start_reaper(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", str(Path(process_reaper.__file__))]
+        reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        assert reaper.stdin is not None
+        reaper.stdin.write(b"".join(b"=%s\n" % bytes(each) for each in self._groups.directories))
+        reaper.stdin.flush()
+        return reaper
+
     def _notify_reaper(self, line: str) -> None:
         """Add a worker to the reaper's list, or remove it. A reaper that was killed is replaced."""
         stdin = self._reaper.stdin
@@ -466,7 +502,7 @@ class Manager:
             stdin.flush()
         except BrokenPipeError:
             self._reaper.wait()
-            self._reaper = _start_reaper()
+            self._reaper = self._start_reaper()
             for process in self._workers.values():
                 self._notify_reaper(f"+{process.pid}")
 
@@ -474,8 +510,3 @@ class Manager:
 def _terminated(reason: str) -> Terminated:
     _logger.warning("%s; stopping all workers", reason)
     return Terminated(reason)
-
-
-def _start_reaper() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", str(Path(process_reaper.__file__))]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -53,6 +53,7 @@ class WorkerProcess:
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
     it. ``container`` or ``fork``: the same as ``process``, if it is one; ``ended`` makes sure that nothing is left of a
     container, and returns its last words if the worker did not begin. ``imports_key``: of what its tasks import.
+    ``environment_key``: of its environment; empty: the endpoint's own Python.
     """
 
     process: Process
@@ -65,6 +66,7 @@ class WorkerProcess:
     container: Container | None = None
     fork: ForkedProcess | None = None
     ended: Callable[[Container], str] | None = None
+    environment_key: str = ""
 
     @property
     def worker_pid(self) -> int | None:

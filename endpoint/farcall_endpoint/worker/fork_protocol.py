@@ -24,8 +24,8 @@ class _Packet(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Preload(_Packet, frozen=True):
-    """Import these, in this order. ``namespaces``: each child has its own ones, and ``writable`` are the node's
-    directories that it may write, ``network`` says whether it has the template's; ``places``: the only directories
+    """Import these, in this order. ``namespaces``: each child has namespaces of its own; ``writable``: the node's
+    directories that it may write then; ``network``: whether it has the template's. ``places``: the only directories
     whose modules are imported, besides those of Python itself; ``private``: exceptions to both, for example where tasks
     write. ``import_limit_s``: a longer import kills the template, also without a manager."""
 
