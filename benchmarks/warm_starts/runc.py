@@ -172,3 +172,6 @@ class RuncLauncher:
 
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
         """There are no templates."""
+
+    def measured(self, process: WorkerProcess) -> None:
+        """Not asked for."""

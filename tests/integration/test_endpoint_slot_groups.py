@@ -88,9 +88,10 @@ def test_no_group_is_left_of_a_manager(tmp_path: Path, killed: bool) -> None:
 
 def test_the_memory_of_a_worker_is_measured(tmp_path: Path) -> None:
     def fill() -> int:
-        global kept
-        kept = bytearray(b"x") * 100_000_000
-        return len(kept)
+        import builtins
+
+        builtins.kept = bytearray(b"x") * 100_000_000  # type: ignore[attr-defined]
+        return 0
 
     environment = Environment(type="bubblewrap", location=str(images.image(images.DEBIAN)))
     with running_node(tmp_path) as node:

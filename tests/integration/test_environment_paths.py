@@ -23,7 +23,6 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.manager.worker_process import Confinement
 from farcall_endpoint.worker.channel import Ready
-from tests.integration.test_environments_images import libraries
 from tests.support.container_user import ContainerUser, apptainer_user, podman_user
 from tests.support.environments import SUBMITTER, running_node
 from tests.support.image_archive import write_tree
@@ -184,7 +183,7 @@ def test_programs_that_open_an_image_themselves_find_what_was_checked(user: tupl
     tree, cache = of.home / "tree", of.directory_of("cache")
     write_tree(tree, image(DEBIAN), owner=of.uid)
     (tree / "mark").write_text("chosen")
-    variables = {"LD_LIBRARY_PATH": f"{of.directory}/python/lib:{libraries(of.directory)}"}
+    variables = of.variables_of_project()
     command = [of.python, "-P", "-c", _START, type_, str(tree), str(cache)]
     with of.start(
         ["env", *(f"{name}={value}" for name, value in variables.items()), *command], stdout=subprocess.PIPE

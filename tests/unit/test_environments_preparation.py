@@ -164,7 +164,7 @@ class FullDisk(ConvertingRunner):
 
 
 def test_a_full_disk_is_reported_in_words_with_one_path(tmp_path: Path) -> None:
-    reports = list[preparation.PreparationReport]()
+    reports = list[PreparationReport]()
     settings = PreparationSettings(environments=EnvironmentSettings(), cache=str(tmp_path / "cache"))
     environment = Environment(type="apptainer", location="docker://x", name="sci")
     Preparation(settings, report=reports.append, runners={"apptainer": FullDisk()}).prepare(environment, trusted=True)
