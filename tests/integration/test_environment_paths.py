@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,28 +27,25 @@ from tests.support.image_archive import write_tree
 from tests.support.images import DEBIAN, image
 from tests.waiting import wait_until
 
-_AT_FDCWD, _EXCHANGE = -100, 2
+_SWAPS = """
+import ctypes, os, sys
+one, other = map(os.fsencode, sys.argv[1:])
+swap = ctypes.CDLL(None).renameat2
+while swap(-100, one, -100, other, 2) == 0:  # RENAME_EXCHANGE, of paths from the current directory
+    pass
+"""
 
 
 @contextlib.contextmanager
 def swapped(one: Path, other: Path) -> Iterator[None]:
-    """Exchange two paths again and again meanwhile; at the end both are as before."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
-    is_over = threading.Event()
-
-    def swap() -> None:
-        while not is_over.is_set():
-            for _ in range(2):
-                assert libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    """Exchange two paths again and again meanwhile, as quickly as another process can."""
+    with subprocess.Popen([sys.executable, "-c", _SWAPS, str(one), str(other)]) as process:
+        try:
+            wait_until(one.is_symlink)
+            yield
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Preparations that fail: what tasks are told, with which code, and what is left."""
+"""Preparations that fail: the words and the code of the error, and what is left."""
 
 from __future__ import annotations
 

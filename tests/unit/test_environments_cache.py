@@ -101,6 +101,16 @@ def test_what_could_not_be_made_leaves_no_lock_file(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
+def test_what_was_deleted_while_others_use_it_is_made_again(tmp_path: Path) -> None:
+    cache, other = Cache(tmp_path, most_bytes=10**9), Cache(tmp_path, most_bytes=10**9)
+    make(other, "uv-1", 10)
+    (tmp_path / "uv-1").unlink()  # by a program that cleans /tmp
+    make(cache, "uv-1", 10)
+    other.release("uv-1")
+    other.remove("uv-1")
+    assert (tmp_path / "uv-1").exists(), "it is in use"
+
+
 def test_a_cache_of_another_layout_is_emptied_but_for_what_is_in_use(tmp_path: Path) -> None:
     former = Cache(tmp_path, most_bytes=10**9)
     for name in ("apptainer-0123456789abcdef", "uv-0123456789abcdef"):

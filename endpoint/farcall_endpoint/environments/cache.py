@@ -169,10 +169,14 @@ class Cache:
         """A descriptor of the lock file, if the entry can be had alone, or if it is there and can be shared."""
         path = self._lock_of(name)
         descriptor = _opened(path)
-        if (_locks(descriptor, fcntl.LOCK_EX) or (_locks(descriptor, fcntl.LOCK_SH) and self._exists(name))) and _is_at(
-            descriptor, path
-        ):
+        if _locks(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, path):
             return descriptor
+        if _locks(descriptor, fcntl.LOCK_SH) and _is_at(descriptor, path):
+            if self._exists(name):
+                return descriptor
+            path.unlink(missing_ok=True)  # it was deleted while others used it: they keep their lock of nothing
+            os.close(descriptor)
+            return self._try(name)
         os.close(descriptor)
         return None
 

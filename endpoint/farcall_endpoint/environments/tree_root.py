@@ -305,6 +305,7 @@ def _become_with(how: str, path: str, command: list[str]) -> NoReturn:
             system.bind(descriptor, place, kind=_kind_of(descriptor), writable=False)
         else:
             os.dup2(descriptor, int(DESCRIPTOR))
+            os.set_inheritable(int(DESCRIPTOR), True)  # also if it was that one
         if descriptor != int(DESCRIPTOR):
             os.close(descriptor)
         os.execvp(command[0], command)  # noqa: S606
