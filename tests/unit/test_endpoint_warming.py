@@ -474,6 +474,13 @@ def test_free_slots_of_a_node_that_cannot_run_it_are_none_for_an_environment() -
     assert {name: each.unable for name, each in demand.nodes.items()} == {"a": {SCI.key}, "b": frozenset()}
     assert {name: each.tasks.get(SCI.key, 0) for name, each in demand.nodes.items()} == {"a": 0, "b": 1}
     assert missing_slots(demand.tasks, demand.limited, demand.nodes.values()) == 2
+    core.cancel([f"sci{number}" for number in range(6)])
+    core.decide(now=2.0)
+    for task in list(core.core._managers.members["b"].outstanding):
+        core.progress("b", Progress((Finished(task, TaskState.CANCELLED, None, None, None, None),), workers=4))
+    core.decide(now=2.0)
+    submit(core, ML, 1)
+    assert {name: each.unable for name, each in core.demand().nodes.items()} == {"a": {ML.key}, "b": frozenset()}
 
 
 def test_a_node_where_an_environment_failed_has_no_slots_for_it_unless_it_failed_on_all() -> None:

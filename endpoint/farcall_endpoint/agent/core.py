@@ -222,7 +222,7 @@ class AgentCore:
         if self._image_check is None:
             if not (self._queue.waiting or self._managers.has_environments or self._default_environment):
                 return Demand(unfinished, self._managers.busy)
-            return demand_of(unfinished, self._queue, self._managers, self._environments.with_tasks)
+            return demand_of(unfinished, self._queue, self._managers, self._environments.by_key)
         images = collections.Counter(
             task.environment_key
             for task in self._tasks.values()

@@ -58,13 +58,17 @@ def demand_of(
     """What blocks should be enough for.
 
     :param unfinished: tasks that wait or run.
-    :param environments: of tasks, by the key that the queue has for them; the value of the empty key is the endpoint's
-        default, None: its own Python.
+    :param environments: by the key that the queue has for them; that of the empty key is the endpoint's default, None:
+        its own Python.
     """
     members = managers.members
     waiting = {key: len(queue.waiting.get(key, ())) if key else queue.others for key in environments}
     starting = {key: _starting(key, members) for key, count in waiting.items() if count}
-    unable = {key: _unable(key, environment, members) for key, environment in environments.items()}
+    unable = {
+        key: _unable(key, environment, members)
+        for key, environment in environments.items()
+        if waiting[key] or key in managers.sent
+    }
     limited = {
         key: managers.sent.get(key, 0) + (0 if starting.get(key) else waiting[key])
         for key, nodes in unable.items()

@@ -90,8 +90,8 @@ class EnvironmentsSeen:
         return None if seen is None else seen.environment
 
     @property
-    def with_tasks(self) -> dict[str, Environment | None]:
-        """Those that have tasks, as far as is known, by key; the default has the empty one."""
+    def by_key(self) -> dict[str, Environment | None]:
+        """All that are known, by key; the default has the empty one."""
         return {"": self.default, **{key: seen.environment for key, seen in self._seen.items()}}
 
     def without_pod(self, key: str) -> EnvironmentStatus | None:
