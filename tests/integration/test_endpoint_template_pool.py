@@ -452,7 +452,7 @@ def test_two_that_alternate_do_not_take_turns(pool: Pool) -> None:
     pool.pool._memory_bytes = ROOM_FOR_ONE
     pool.pool._serving["b"].exceeds = True
     starts = 0
-    for _ in range(60):
+    for _ in range(20):
         pool.now += 5.0
         for key in "ab":
             worker = pool.fork(key)
