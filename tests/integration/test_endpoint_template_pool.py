@@ -505,13 +505,14 @@ def test_leaves_go_first(pool: Pool) -> None:
 @SMALL
 def test_two_that_alternate_do_not_take_turns(pool: Pool) -> None:
     """There is room for one of them, which is known only when both have been measured."""
-    pool.start("a", key="a")
-    pool.pool._serving["a"].size_bytes = pool.pool._sizes["a"] = 0
-    pool.start("b", key="b")
+    pool.pool._memory_bytes = None
     for key in "ab":
+        pool.start(key, key=key)
         pool.pool._serving[key].size_bytes = pool.pool._sizes[key] = ROOM_FOR_ONE
+    pool.pool._memory_bytes = ROOM_FOR_ONE
+    pool.pool._serving["b"].exceeds = True
     starts = 0
-    for _ in range(60):
+    for _ in range(20):
         pool.now += 5.0
         for key in "ab":
             worker = pool.fork(key)
@@ -524,5 +525,24 @@ def test_two_that_alternate_do_not_take_turns(pool: Pool) -> None:
             pool.changes += pool.pool.serve(now=pool.now)
             assert pool.pool.next_deadline() > pool.now
     assert starts == 0
-    assert sum(pool.pool.is_forkable(key) for key in "ab") == 1
+    assert pool.pool.is_forkable("a")
+    assert not pool.pool.is_forkable("b")
     assert pool.pool.held_bytes <= ROOM_FOR_ONE
+
+
+@pytest.mark.parametrize("pool", [{"memory_bytes": 2 * ROOM_FOR_ONE}], indirect=True)
+def test_a_template_that_turns_out_too_large_is_ended(pool: Pool) -> None:
+    (pool.directory / "large.py").write_text(f"KEPT = b'x' * {2 * ROOM_FOR_ONE}")
+    pool.start("a", key="a")
+    pool.start("b", key="b", preload=("large",))
+    pool.now = 29.0
+    pool.changes += pool.pool.serve(now=pool.now)
+    assert pool.pool.is_forkable("b")
+    assert pool.pool.next_deadline() == 30.0
+    pool.now = 30.0
+    pool.serve_until(lambda: not pool.pool.is_forkable("b"))
+    assert pool.pool.is_forkable("a")
+    assert pool.changes[-1] == TemplateChange("b", "b", "others need its memory", is_forkable=False)
+    pool.now = 1000.0
+    assert pool.start("b", key="b", preload=("large",)) is None  # it is known now
+    assert pool.pool.is_forkable("a")  # and drives no other one out

@@ -6,8 +6,9 @@ worker, in an environment or not, and gives its connection to :meth:`TemplatePoo
 A template that is unfit costs no task anything: workers are started afresh, as without templates.
 
 Templates have a memory budget. One without workers and branches makes room for another one if it was not used for a
-while, the one that was used last longest ago first; a template that finds no room is not started. So two that alternate
-and have room for one do not take turns: that would cost a start for each worker.
+while, the one that was used last longest ago first; a template that finds no room is not started, and one that turns
+out to have none is ended. So two that alternate and have room for one do not take turns: that would cost a start for
+each worker.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class TemplateRoot:
 
 @dataclasses.dataclass(eq=False)
 class _Entry:
-    """``parent``: the template that it is a branch of. ``size_bytes``: what it occupies beyond that."""
+    """``parent``: the template that it is a branch of. ``size_bytes``: what it occupies beyond that; ``total_bytes``:
+    together. ``exceeds``: when it was measured, there was no room for it."""
 
     environment_key: str
     statistics_key: str
@@ -83,6 +85,7 @@ class _Entry:
     total_bytes: int = 0
     serving_since: float = 0.0
     check_at: float = 0.0
+    exceeds: bool = False
 
     @property
     def level(self) -> int:
@@ -93,11 +96,13 @@ class _Entry:
         return set(self.modules).difference(self.template.imports.skipped)
 
     def measure(self) -> None:
-        """A branch shares what its parent had loaded. What a template says is no less than what can be seen of it."""
+        """A branch shares what its parent had loaded. What a template says of itself is believed between the bounds
+        that can be seen."""
         if self.template.pid:
-            self.total_bytes = _anonymous_bytes(self.template.pid)
+            resident_bytes, self.total_bytes = _memory_of(self.template.pid)
             shared_bytes = 0 if self.parent is None else self.parent.total_bytes
-            self.size_bytes = max(self.template.private_bytes, self.total_bytes - shared_bytes)
+            said_bytes = min(self.template.private_bytes, resident_bytes)
+            self.size_bytes = max(said_bytes, self.total_bytes - shared_bytes)
 
 
 @dataclasses.dataclass
@@ -335,7 +340,7 @@ class TemplatePool:
         deadlines = [entry.template.next_deadline() for entry in entries]
         deadlines += [self._unused_at(entry) for entry in self._serving.values()]
         if self._excess_bytes() > 0:
-            deadlines += [entry.serving_since + _LEAST_AGE_S for entry in self._serving.values() if _is_idle(entry)]
+            deadlines += [entry.serving_since + _LEAST_AGE_S for _, entry in self._idle() if entry.exceeds]
         return min(deadlines, default=float("inf"))
 
     def serve(self, *, now: float) -> list[TemplateChange]:
@@ -360,6 +365,7 @@ class TemplatePool:
                 if (former := self._serving.pop(key, None)) is not None:
                     self._leave(former)
                 self._serving[key] = entry
+                entry.exceeds = self._excess_bytes() > 0
                 if (failures := self._failures.get(key)) is not None:
                     failures.reason, failures.count = "", 0
                 changes.append(self._change(key, entry))
@@ -404,23 +410,21 @@ class TemplatePool:
         return True
 
     def _shrink(self, *, now: float) -> None:
-        """End templates while they are larger together than was expected, but none that has just begun to serve."""
+        """End templates that turned out to have no room, but none that has just begun to serve."""
         for key, entry in self._idle():
-            if self._excess_bytes() <= 0:
-                break
-            if now >= entry.serving_since + _LEAST_AGE_S:
+            if entry.exceeds and now >= entry.serving_since + _LEAST_AGE_S and self._excess_bytes() > 0:
                 self._evict(key)
 
     def _idle(self) -> list[tuple[str, _Entry]]:
         """Templates that have neither workers nor branches, the one first that was used last longest ago."""
-        idle = [(key, entry) for key, entry in self._serving.items() if _is_idle(entry)]
+        idle = [(key, entry) for key, entry in self._serving.items() if entry.template.is_idle]
         return sorted(idle, key=lambda each: each[1].used_at)
 
     def _evict(self, key: str) -> None:
         entry = self._serving.pop(key)
         self._leave(entry)
         entry.size_bytes = 0  # it ends
-        self._changes.append(self._change(key, entry, "it was not used, and others need its memory"))
+        self._changes.append(self._change(key, entry, "others need its memory"))
 
     def _change(self, key: str, entry: _Entry, problem: str = "") -> TemplateChange:
         is_forkable = any(each.environment_key == entry.environment_key for each in self._serving.values())
@@ -488,15 +492,11 @@ class TemplatePool:
             failures.count = 0
 
 
-def _is_idle(entry: _Entry) -> bool:
-    return entry.template.is_idle
-
-
-def _anonymous_bytes(pid: int) -> int:
-    """Resident memory of a process that is no file's; 0 if it has ended. Every user may read that."""
+def _memory_of(pid: int) -> tuple[int, int]:
+    """Resident bytes of a process, and those of them that are no file's; 0 if it has ended."""
     try:
         text = Path(f"/proc/{pid}/statm").read_text(encoding="utf-8")
     except OSError:
-        return 0
+        return 0, 0
     _, resident, shared, *_ = map(int, text.split())
-    return (resident - shared) * resource.getpagesize()
+    return resident * resource.getpagesize(), (resident - shared) * resource.getpagesize()
