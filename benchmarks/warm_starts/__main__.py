@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -23,7 +24,8 @@ from benchmarks.warm_starts import forks, technologies, workloads
 from benchmarks.warm_starts.plot import draw
 from benchmarks.warm_starts.table import as_tables, sustained_tables
 
-_STARTS = 20
+_RESULTS: Final = "warm_starts.json"
+_STARTS: Final = 20
 """Of each technology and of each function in each way."""
 
 
@@ -32,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=400, help="forks of each kind")
     parser.add_argument("--one-shots", type=int, help="only this: so many one-shot workers, and a tenth in containers")
-    options = parse_options(parser, "warm_starts.json")
+    options = parse_options(parser, _RESULTS)
     if os.geteuid() != 0:
         sys.exit("Only root can make the containers and the ordinary user of this benchmark.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -40,7 +42,8 @@ def main() -> None:
         Path(name).chmod(0o755)
         if options.one_shots:
             report = new_report(one_shots=forks.sustained(Path(name), options.one_shots))
-            path = options.output if options.output.parent != RESULTS else RESULTS / "warm_one_shots.json"
+            default = options.output == RESULTS / _RESULTS
+            path = RESULTS / "warm_one_shots.json" if default else options.output
             save(report, path, sustained_tables)
             return
         before = _present()

@@ -49,6 +49,8 @@ def measure(directory: Path, count: int) -> list[Figure]:
         }
         values: dict[str, list[float]] = {name: [] for name in single}
         fresh_values: list[float] = []
+        for each in (fresh, *(each for each, _ in (*single.values(), *at_once.values()))):
+            each.starts("first_line")  # the first one reads files
         for number in range(count):
             if number % 20 == 0:
                 fresh_values += first_lines(fresh.starts("first_line"))

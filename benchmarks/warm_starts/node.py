@@ -151,9 +151,11 @@ class Node:
         """Start so many workers at once, each for a task; they have ended when this returns."""
         if self.kept is not None:
             return self.run([self.kept], function, are_ready=True)
+        packed(function)  # its submitter's work
+        workers: list[WorkerProcess] = []
         requested_at = time.monotonic()
-        workers = [self.launch() for _ in range(count)]
         try:
+            workers += (self.launch() for _ in range(count))
             return _Round(self, workers, function, requested_at).run()
         finally:
             for worker in workers:
@@ -162,8 +164,9 @@ class Node:
 
     def memory(self, function: str, count: int) -> MemoryUse:
         """The memory of so many workers."""
-        workers = [self.launch() for _ in range(count)]
+        workers: list[WorkerProcess] = []
         try:
+            workers += (self.launch() for _ in range(count))
             self.run(workers, function)
             own = {worker.pid for worker in workers}
             templates = [pid for pid in self._processes() if pid not in own and _is_of_template(pid)]

@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.warm_starts import node
 from benchmarks.warm_starts.node import MemoryUse, OneShots, Order, Sample, Specification, Starts, Times
+from farcall_endpoint.process_reaper import kill_trees
 from tests.support.container_user import REPOSITORY, ContainerUser
 from tests.support.images import DIRECTORY
 
@@ -134,7 +135,12 @@ class MeasuredNode:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait(_END_LIMIT_S)
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            kill_trees({self._process.pid})
+            self._process.wait()
+            raise
         self._process.stdout.close()
 
 

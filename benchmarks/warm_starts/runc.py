@@ -20,6 +20,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_endpoint.environments.bundle import BOOTSTRAP, RUN, make_bundle, own_abi
 from farcall_endpoint.manager.events import Event
 from farcall_endpoint.manager.worker_process import WorkerProcess, open_capture_file
+from farcall_endpoint.process_reaper import kill_trees
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import channel_pair
@@ -140,7 +141,10 @@ class RuncLauncher:
         return ()
 
     def close(self) -> None:
-        """Remove what is left; all workers have ended."""
+        """End what is left."""
+        for worker, _ in self._containers.values():
+            kill_trees({worker.pid})
+            worker.process.wait()
         self.serve()
         self._epoll.close()
 
