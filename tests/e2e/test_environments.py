@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 import farcall
 from farcall_local.deployment import Deployment
@@ -119,6 +122,42 @@ def test_a_task_runs_in_a_root_file_system_of_its_own(client: farcall.Client, ex
 def test_a_task_runs_in_a_prefix(executor: farcall.Executor, prefix: Path) -> None:
     found = executor.options(environment={"type": "venv", "location": str(prefix)}).submit(where).result(WAIT_S)
     assert found["prefix"] == str(prefix)
+
+
+def test_a_notebook_finds_its_environment_warm_after_a_restart_of_its_kernel(
+    cloud: Deployment, sites: LocalEndpoint, prefix: Path, tmp_path: Path
+) -> None:
+    setting_up = f"""
+import farcall
+client = farcall.Client()
+client.register_container({str(prefix)!r}, "venv", "notebook")
+executor = farcall.Executor({sites.endpoint_id!r}, client=client, container="notebook")
+def where():
+    import os, sys
+    return sys.prefix, os.getpid()
+"""
+    ask = f"print(*executor.submit(where).result({WAIT_S}))"
+    own = {"HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
+    manager, client = start_new_kernel(env={**os.environ, **cloud.environment("ada"), **own}, cwd=str(tmp_path))
+    said: list[str] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        content = message["content"]
+        said.append(content.get("text") or "".join(content.get("traceback", ())))
+
+    try:
+        for cell in (setting_up, ask, ask):
+            client.execute_interactive(cell, output_hook=hear, timeout=WAIT_S)
+        manager.restart_kernel(now=True)  # by SIGKILL
+        client.wait_for_ready(WAIT_S)
+        for cell in (setting_up, ask):
+            client.execute_interactive(cell, output_hook=hear, timeout=WAIT_S)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    answers = "".join(said).split("\n")
+    assert answers[0].split()[0] == str(prefix)
+    assert answers == [answers[0]] * 3 + [""], "one warm worker"
 
 
 def test_requirements_are_installed(executor: farcall.Executor) -> None:

@@ -141,6 +141,7 @@ def test_a_template_that_is_killed_while_it_starts_costs_no_task(tmp_path: Path,
         wait_gone([template])
         wait_until(lambda: parent() != manager.pid)  # a fork of the next template
         assert [each.pid for each in endpoint.managers()] == [manager.pid]
+        assert "ended: killed" not in endpoint.log(), "a worker that has run its only task is no event"
 
 
 def test_idle_workers_beyond_the_memory_that_they_may_have_are_ended(tmp_path: Path, venv: Path) -> None:

@@ -114,6 +114,7 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
+        self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
         self._orphans = Orphans()  # before there are children
@@ -355,6 +356,8 @@ class Manager:
                 case Kill(worker_id=worker_id, reason=reason):
                     if reason:
                         _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
+                    else:
+                        self._ended.add(worker_id)
                     self._workers[worker_id].kill_remote()
                     killed.add(self._workers[worker_id].pid)
                 case ReadStreams():
@@ -474,7 +477,9 @@ class Manager:
         self._groups.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
-        _logger.info("worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
+        level = logging.DEBUG if worker.worker_id in self._ended else logging.INFO
+        _logger.log(level, "worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
+        self._ended.discard(worker.worker_id)
         self._orphans.expect(now=time.monotonic())
         return [*events, WorkerDied(worker.worker_id, revoked, reason, stdout_tail, stderr_tail, output)]
 
