@@ -13,7 +13,8 @@ import msgspec
 from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
-from farcall_endpoint.environments.launcher import ContainerStart, EnvironmentLauncher
+from farcall_endpoint.environments.container import ContainerStart
+from farcall_endpoint.environments.launcher import EnvironmentLauncher
 from farcall_endpoint.environments.preload import statistics_key
 from farcall_endpoint.environments.preparation import (
     CONFINED_OUTSIDE,
