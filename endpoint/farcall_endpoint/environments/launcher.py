@@ -11,8 +11,6 @@ Nothing here waits: :class:`EnvironmentLauncher` has a descriptor to watch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import logging
 import os
 import select
@@ -20,7 +18,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -28,22 +25,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from farcall_common.environments import PREFIXES, UV, Environment
-from farcall_common.errors import ErrorRecord
-from farcall_endpoint import outcomes, process_reaper
+from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.preload import PreloadStore, statistics_key
 from farcall_endpoint.environments.preparation import (
     UNTRUSTED_OUTSIDE,
-    Failed,
     PreparationReport,
     PreparationSettings,
     Prepared,
     options_for,
 )
+from farcall_endpoint.environments.preparer import Preparer
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings
@@ -63,7 +57,6 @@ _LONGEST_SOCKET_NAME: Final = 100
 """Of 108 bytes with the final zero; a mount may add a few."""
 _MOST_LOGS: Final = 50
 _CREDENTIALS: Final = struct.Struct("3i")
-_STOP_LIMIT_S: Final = 40.0
 TEMPLATE: Final = "farcall_endpoint.worker.template"
 _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
@@ -73,10 +66,6 @@ _OF_NODE: Final = ("apptainer", "singularity", "shifter")
 _TEMPORARY_OF_NODE: Final = ("/tmp", "/var/tmp")  # noqa: S108
 """What containers of these types share with the node, when they are the owner's."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
-
-
-_ORDERS_BYTES: Final = 2**20
-"""So many orders may wait for the process of preparations, which takes them at once unless it hangs."""
 
 
 class EnvironmentLost(OSError):
@@ -111,13 +100,8 @@ class EnvironmentLauncher:
         self._containers: dict[int, Container] = {}  # by descriptors of their sockets and logs
         self._starts: dict[str, ContainerStart] = {}  # that have not connected yet, by name
         self._prepared: dict[str, Prepared] = {}
-        self._pending: dict[str, Environment] = {}
-        self._ordered_at: dict[str, float] = {}
-        self._heard_at = 0.0
-        self._lost: list[PreparationReport] = []  # to be reported by the next call of serve
-        self._stops: dict[str, preparation.Started] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+        self._preparer = Preparer(self._preparation_settings)
+        self._epoll.register(self._preparer.fileno(), select.EPOLLIN)
         self._root: Path | None = None
         self._pool = TemplatePool(PreloadStore(cache_directory(settings) / _IMPORTS), idle_s=settings.idle_s)
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
@@ -133,11 +117,11 @@ class EnvironmentLauncher:
     def children(self) -> set[int]:
         """Process ids of this process's children that are no workers."""
         templates = {*(each.pid for each in self._templates), *(each.pid for each in self._own.values())}
-        return templates if self._process is None else {*templates, self._process.pid}
+        return templates if self._preparer.pid is None else {*templates, self._preparer.pid}
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
-        return 0.0 if self._lost else self._pool.next_deadline()
+        return min(self._preparer.next_deadline(), self._pool.next_deadline())
 
     # -- preparation ---------------------------------------------------------------------------------------------------
 
@@ -146,22 +130,13 @@ class EnvironmentLauncher:
 
         :param trusted: whether the owner of the endpoint has named it.
         """
-        key = environment.key
-        if self._pending.pop(key, None) is not None and self._heard_at < self._ordered_at[key]:
-            # The time for the same order before is over, and there was no word of this or any other one.
-            _logger.error("the preparation of environments hangs: it is replaced")
-            if self._process is not None:
-                process_reaper.kill_trees({self._process.pid})
-                self._lost += self._lost_process()
-        self._pending[key] = environment
-        self._ordered_at[key] = time.monotonic()
-        self._order(preparation.Prepare(environment, trusted))
+        self._preparer.prepare(environment, trusted=trusted)
 
     def release(self, key: str) -> None:
         """An environment is not used any more, until it is prepared again."""
         self._pool.release(key)
         if self._prepared.pop(key, None) is not None:
-            self._order(preparation.Release(key))
+            self._preparer.order(preparation.Release(key))
 
     def learn(self, key: str, modules: Sequence[str]) -> None:
         """Tasks have imported these; ``key``: as of :func:`~farcall_endpoint.environments.preload.statistics_key`."""
@@ -169,16 +144,19 @@ class EnvironmentLauncher:
 
     def serve(self) -> list[PreparationReport | TemplateChange]:
         """Do what is due, without waiting; what happened to environments."""
-        reports: list[PreparationReport | TemplateChange] = [*self._lost]
-        self._lost.clear()
+        reports: list[PreparationReport | TemplateChange] = []
+        if self._preparer.next_deadline() == 0.0:
+            reports += self._read_reports()
         if time.monotonic() >= self._pool.next_deadline():
             reports += self._serve_templates()
         for descriptor, _ in self._epoll.poll(0):
             container = self._containers.get(descriptor)
             if descriptor == self._pool.fileno():
                 reports += self._serve_templates()
-            elif container is None:
+            elif descriptor == self._preparer.fileno():
                 reports += self._read_reports()
+            elif container is None:
+                continue
             elif descriptor == self._ends.get(container.name):
                 self._template_failed(container)
             elif container.listener is not None and descriptor == container.listener.fileno():
@@ -193,28 +171,13 @@ class EnvironmentLauncher:
                 container.log.close()
         return reports
 
-    def _order(self, order: preparation.Order) -> None:
-        if self._process is None:
-            self._start_process()
-        if isinstance(order, preparation.Started):
-            self._stops[order.name] = order
-        elif isinstance(order, preparation.Ended):
-            self._stops.pop(order.name, None)
-        self._write(order)
+    def _read_reports(self) -> list[PreparationReport]:
+        reports = self._preparer.read()
+        self._prepared |= {report.key: report for report in reports if isinstance(report, Prepared)}
+        return reports
 
-    def _write(self, order: preparation.Order) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        line = msgspec.json.encode(order) + b"\n"
-        written = 0
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            written = os.write(self._process.stdin.fileno(), line)
-        # It hangs, or it has ended: its end is about to be read, and another one gets the order.
-        if written < len(line):
-            process_reaper.kill_trees({self._process.pid})
-
-    def _start_process(self) -> None:
-        settings = PreparationSettings(
+    def _preparation_settings(self) -> PreparationSettings:
+        return PreparationSettings(
             environments=self.settings,
             cache=str(cache_directory(self.settings)),
             log_dir="" if self._log_dir is None else str(self._log_dir),
@@ -223,69 +186,6 @@ class EnvironmentLauncher:
             readable=tuple(self._readable()) if self._confined else (),
             passed=self._passed,
         )
-        command = [sys.executable, "-P", "-m", preparation.__name__, msgspec.json.encode(settings).decode()]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        assert self._process.stdout is not None
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        with contextlib.suppress(OSError):  # the user has too many pipes: then fewer orders may wait
-            fcntl.fcntl(self._process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _ORDERS_BYTES)
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
-        for started in self._stops.values():  # it replaces another one
-            self._write(started)
-
-    def _read_reports(self) -> list[PreparationReport]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        reports: list[PreparationReport] = []
-        while True:
-            try:
-                data = os.read(self._process.stdout.fileno(), 2**16)
-            except BlockingIOError:
-                break
-            if not data:
-                return [*reports, *self._lost_process()]
-            *lines, self._unread = (self._unread + data).split(b"\n")
-            reports += [msgspec.json.decode(line, type=PreparationReport) for line in lines]
-            self._heard_at = time.monotonic()
-        for report in reports:
-            if isinstance(report, Prepared):
-                self._prepared[report.key] = report
-            if isinstance(report, Prepared | Failed):
-                self._pending.pop(report.key, None)
-                self._ordered_at.pop(report.key, None)
-        return reports
-
-    def _lost_process(self) -> list[PreparationReport]:
-        """The process of preparations was killed: what it was doing is lost, and the next order starts another."""
-        assert self._process is not None
-        code = self._close_process()
-        _logger.error("the preparation of environments ended with exit code %d", code)
-        lost, self._pending, self._unread = self._pending, {}, b""
-        self._ordered_at.clear()
-        return [
-            Failed(key, _retryable(outcomes.environment_failed(each.label, "the process that prepared it was killed")))
-            for key, each in lost.items()
-        ]
-
-    def _close_process(self, limit_s: float | None = None) -> int:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._epoll.unregister(process.stdout.fileno())
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process_reaper.kill_trees({process.pid})
-            code = process.wait()
-        process.stdout.close()
-        self._process = None
-        return code
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -365,7 +265,7 @@ class EnvironmentLauncher:
             if wanted.confine is not None:
                 command = [*wanted.confine((prepared.image, prepared.bundle, str(directory))), *command]
             if stop is not None:
-                self._order(preparation.Started(name, tuple(stop)))
+                self._preparer.order(preparation.Started(name, tuple(stop)))
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -412,7 +312,7 @@ class EnvironmentLauncher:
         words = "" if container.has_begun else container.log.last_lines()
         container.close()
         if container.has_stop:
-            self._order(preparation.Ended(container.name))
+            self._preparer.order(preparation.Ended(container.name))
         return words
 
     def close(self) -> None:
@@ -422,8 +322,7 @@ class EnvironmentLauncher:
             self._end_template(container)
         for container in set(self._containers.values()):
             self.ended(container)
-        if self._process is not None:
-            self._close_process(_STOP_LIMIT_S)
+        self._preparer.close()
         self._epoll.close()
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
@@ -471,10 +370,10 @@ class EnvironmentLauncher:
         process = self._own.pop(name)
         process_reaper.kill_trees({process.pid})
         process.wait()
-        self._order(preparation.Ended(name, stops=False))
+        self._preparer.order(preparation.Ended(name, stops=False))
 
     def _kill_if_manager_is_killed(self, name: str, group: int) -> None:
-        self._order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
+        self._preparer.order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
 
     def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
@@ -540,7 +439,7 @@ class EnvironmentLauncher:
         self._forget(self._ends[template.name])
         os.close(self._ends.pop(template.name))
         if not template.has_stop:
-            self._order(preparation.Ended(template.name, stops=False))
+            self._preparer.order(preparation.Ended(template.name, stops=False))
         self.ended(template)
 
     def _serve_templates(self) -> list[TemplateChange]:
@@ -686,7 +585,3 @@ def first_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """What a container's program gets before it boots: only what is no secret, as other users of the node can read the
     command line of a runner."""
     return {name: variables[name] for name in _FIRST if name in variables}
-
-
-def _retryable(record: ErrorRecord) -> ErrorRecord:
-    return dataclasses.replace(record, retryable=True)
