@@ -1,7 +1,7 @@
 """Warm starts: ``python -m benchmarks.warm_starts [--image DIRECTORY] [--count N]``.
 
 From a manager's request for a worker to the first line of a function that needs NumPy and pandas, after its imports: in
-a container of an image's own root (bubblewrap), with the launcher that a manager has, which also delivers the task. The
+a container of an image's own root (bubblewrap; Charliecloud as root), with the launcher that a manager has, which also delivers the task. The
 arms are run in turn: a fresh container, a fork that begins with the request, and a child that was forked in advance,
 one at a time and eight at once. Then the memory of sixteen workers, one-shot workers, and what is left of all this.
 
@@ -181,7 +181,9 @@ class Node:
 @contextlib.contextmanager
 def running_node(image: Path, *, fork: bool, spares: int = 0) -> Iterator[Node]:
     """A node whose workers are forks, or fresh containers."""
-    environment = Environment(type="bubblewrap", location=str(image), preload=("numpy", "pandas"))
+    # As root, workers of bubblewrap are fresh containers.
+    technology = "charliecloud" if os.geteuid() == 0 else "bubblewrap"
+    environment = Environment(type=technology, location=str(image), preload=("numpy", "pandas"))
     with tempfile.TemporaryDirectory(prefix="farcall-bench-") as name:
         directory = Path(name)
         place = Workplace(
