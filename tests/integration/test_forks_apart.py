@@ -229,10 +229,10 @@ def main(mode: str, technology: str, location: str, directory: str, submitter: s
             template = next(iter(launcher._pool.pids), 0)
             line = {"node": os.getpid(), "template": template, "worker": worker.pid, "forked": is_fork}
             print(json.dumps(line), flush=True)
-            worker.kill()
-            node.died(worker)
+            if worker in node.workers:
+                node.kill(worker)
             worker = node.launch(environment)
-            with contextlib.suppress(AssertionError):  # it was killed
+            with contextlib.suppress(AssertionError):  # it was killed, and its end was seen
                 node.packet(worker)
 
 
