@@ -31,9 +31,12 @@ from tests.waiting import wait_until
 
 MARK: Final = "XLA_FARCALL_TEST"
 """A variable that templates get, too."""
+OWN: Final = "own"
+"""One-shot workers of the endpoint's own Python."""
 CASES: Final = [
     *(("charliecloud", "root", ""), ("charliecloud", "ordinary", ""), ("bubblewrap", "ordinary", "")),
     *(("bubblewrap", "ordinary", SUBMITTER), ("venv", "ordinary", SUBMITTER)),
+    *((OWN, "ordinary", SUBMITTER), (OWN, "root", SUBMITTER)),
 ]
 
 
@@ -41,10 +44,11 @@ def node_of(technology: str, user: str, submitter: str, directory: Path, mode: s
     """The command of a node, and its variables."""
     if user == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
-    if (reason := RUNNERS[technology].missing()) or (submitter and (reason := bubblewrap.missing())):
+    reason = "" if technology == OWN else RUNNERS[technology].missing()
+    if reason or (submitter and (reason := bubblewrap.missing())):
         pytest.skip(reason)
     image = images.image(images.DEBIAN)
-    location = Path(sys.prefix) if technology == "venv" else image
+    location = Path(sys.prefix) if technology in ("venv", OWN) else image
     directory.chmod(0o777)
     command = [sys.executable, "-P", "-m", __name__, mode, technology, str(location), str(directory), submitter]
     if user == "ordinary":
@@ -183,7 +187,7 @@ def look() -> dict[str, Any]:
     }
 
 
-def forked(node: Node, environment: Environment, submitter: str) -> WorkerProcess:
+def forked(node: Node, environment: Environment | None, submitter: str) -> WorkerProcess:
     """A worker that is a fork."""
     found: list[WorkerProcess] = []
 
@@ -202,12 +206,12 @@ def forked(node: Node, environment: Environment, submitter: str) -> WorkerProces
 
 def main(mode: str, technology: str, location: str, directory: str, submitter: str) -> None:
     """A node with one environment: print what its workers find, or start and kill workers without end."""
-    environment = Environment(type=technology, location=location, preload=())
+    environment = None if technology == OWN else Environment(type=technology, location=location, preload=())
     confinement = None
     if submitter:
         readable = [location, sys.base_prefix, sys.prefix, str(Path.cwd())]
         confinement = Confinement(readable=readable, landlock=False, bubblewrap=True)
-    settings = EnvironmentSettings(locations=("*",))
+    settings = EnvironmentSettings(locations=("*",), tasks_per_worker=1)
     with running_node(Path(directory), settings, confinement=confinement) as node:
         fresh = node.ready(environment, submitter=submitter)
         other = forked(node, environment, submitter)
@@ -225,10 +229,10 @@ def main(mode: str, technology: str, location: str, directory: str, submitter: s
             template = next(iter(launcher._pool.pids), 0)
             line = {"node": os.getpid(), "template": template, "worker": worker.pid, "forked": is_fork}
             print(json.dumps(line), flush=True)
-            worker.kill()
-            node.died(worker)
+            if worker in node.workers:
+                node.kill(worker)
             worker = node.launch(environment)
-            with contextlib.suppress(AssertionError):  # it was killed
+            with contextlib.suppress(AssertionError):  # it was killed, and its end was seen
                 node.packet(worker)
 
 

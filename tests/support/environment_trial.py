@@ -1,6 +1,7 @@
 """Workers in an environment, as an ordinary user.
 
-``python -m tests.support.environment_trial TYPE LOCATION DIRECTORY`` prints what a fresh worker and a fork saw.
+``python -m tests.support.environment_trial TYPE LOCATION DIRECTORY`` prints what a fresh worker and a fork saw, or two
+fresh ones where the type permits no forks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 from farcall_common.environments import Environment
+from farcall_endpoint.environments.technologies import without_forks
 from farcall_endpoint.manager.events import EnvironmentReady
 from tests.support.environments import running_node
 from tests.waiting import wait_until
@@ -33,9 +35,11 @@ def main(type_: str, location: str, directory: str) -> None:
             node.serve()
             return EnvironmentReady(environment.key, forkable=True) in node.events
 
-        wait_until(is_forkable)
+        permits_forks = not without_forks(type_, confined=False)
+        if permits_forks:
+            wait_until(is_forkable)
         fork = node.launch(environment)
-        assert fork.container is None
+        assert (fork.container is None) == permits_forks
         node.packet(fork)
         answers.append(node.run(fork, seen))
         deaths = [node.kill(each) for each in (worker, fork)]

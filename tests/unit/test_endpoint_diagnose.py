@@ -280,6 +280,7 @@ def test_report_is_readable_by_its_owner_only(home: Path, tmp_path: Path) -> Non
 ALL_WELL: dict[str, Any] = {
     "technologies": {"bubblewrap": "", "podman": "", "venv": ""},
     "namespaces_of_forks": "",
+    "without_forks": {"bubblewrap": "", "docker": "not there", "podman": ""},
     "bubblewrap_isolation": "",
     "landlock": "",
     "cgroups": ["/sys/fs/cgroup/me"],
@@ -317,9 +318,10 @@ def test_what_is_done_instead_is_reported() -> None:
     assert "tasks of other submitters are refused: bwrap: no; Landlock: no" in said(
         bubblewrap_isolation="bwrap: no", landlock="Landlock: no"
     )
-    assert f"forks of templates cannot have namespaces of their own on this machine: {bare}" in said(
-        namespaces_of_forks=bare
-    )
+    fresh = "forks of templates cannot have namespaces of their own here, so each worker in a container is a fresh one"
+    assert f"{fresh}: {bare}" in said(namespaces_of_forks=bare)
+    masked = {"bubblewrap": "no", "podman": "no"}
+    assert "each worker of bubblewrap, podman is a fresh container: no" in said(without_forks=masked)
     assert any("processes of workers are found by their process tree" in text for text in said(cgroups=[]))
     assert said(uv_index="tcp connect error")["uv's package index: tcp connect error"] is False
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.launcher import ContainerStart, StartLog, first_variables, key_of_template, mounts_of
+from farcall_endpoint.environments.container import ContainerStart, StartLog
+from farcall_endpoint.environments.launcher import first_variables, key_of_template, mounts_of
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies

@@ -14,6 +14,7 @@ import msgspec
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import cgroups
 from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.technologies import without_forks
 from farcall_endpoint.environments.uv import index_command
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.worker import namespaces
@@ -40,6 +41,7 @@ def environments(environ: Mapping[str, str], *, index_url: str, with_network: bo
         "technologies": lambda: _technologies(environ),
         "namespaces_of_forks": lambda: _words([sys.executable, "-P", "-c", _TRY_NAMESPACES], environ),
         "bubblewrap_isolation": bubblewrap.missing,
+        "without_forks": lambda: {name: without_forks(name, confined=False) for name in RUNNERS},
         "landlock": landlock.missing,
         "cgroups": lambda: [str(each.path) for each in cgroups.writable_hierarchies()],
         "kernel": lambda: {name: _setting(name) for name in _KERNEL},
@@ -79,9 +81,13 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
     else:
         found.append((None, f"tasks of other submitters are refused: {isolation}; {facts['landlock']}"))
     if reason := facts["namespaces_of_forks"]:
-        found.append((None, f"forks of templates cannot have namespaces of their own on this machine: {reason}"))
+        fresh = "so each worker in a container is a fresh one"
+        found.append((None, f"forks of templates cannot have namespaces of their own here, {fresh}: {reason}"))
     else:
         found.append((True, "forks of templates can have namespaces of their own on this machine"))
+    for reason in sorted({reason for name, reason in facts["without_forks"].items() if reason and name in working}):
+        names = ", ".join(name for name in working if facts["without_forks"][name] == reason)
+        found.append((None, f"each worker of {names} is a fresh container: {reason}"))
     if not facts["cgroups"]:
         found.append((None, "no cgroup can be written here: processes of workers are found by their process tree"))
     if "uv_index" in facts:

@@ -11,17 +11,13 @@ Nothing here waits: :class:`EnvironmentLauncher` has a descriptor to watch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import logging
 import os
 import select
 import shutil
-import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -32,16 +28,16 @@ from typing import Final
 import msgspec
 
 from farcall_common.environments import PREFIXES, UV, Environment
-from farcall_common.errors import ErrorRecord
-from farcall_endpoint import outcomes, process_reaper
-from farcall_endpoint.environments import access, bundle, preparation, preparation_process, probe
+from farcall_endpoint import process_reaper
+from farcall_endpoint.environments import access, bundle, preparation, probe
+from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.preload import PreloadStore, statistics_key
 from farcall_endpoint.environments.preparation import (
-    Failed,
     PreparationReport,
     PreparationSettings,
     Prepared,
 )
+from farcall_endpoint.environments.preparer import Preparer
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
@@ -53,19 +49,14 @@ from farcall_endpoint.environments.templates import (
     variables_of_template,
 )
 from farcall_endpoint.worker import boot as booting
-from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
+from farcall_endpoint.worker.boot import Boot, Descriptors
 
 _logger = logging.getLogger(__name__)
 
-_SOCKET: Final = "s"
 _LONGEST_SOCKET_NAME: Final = 100
 """Of 108 bytes with the final zero; a mount may add a few."""
-_MOST_LOG_BYTES: Final = 256 * 1024
-"""A runner that prints more has its output closed."""
-_TAIL_BYTES: Final = 16 * 1024
 _MOST_LOGS: Final = 50
 _CREDENTIALS: Final = struct.Struct("3i")
-_STOP_LIMIT_S: Final = 40.0
 TEMPLATE: Final = "farcall_endpoint.worker.template"
 _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
@@ -77,177 +68,8 @@ _TEMPORARY_OF_NODE: Final = ("/tmp", "/var/tmp")  # noqa: S108
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
-_ORDERS_BYTES: Final = 2**20
-"""So many orders may wait for the process of preparations, which takes them at once unless it hangs."""
-
-
 class EnvironmentLost(OSError):
     """What was prepared of an environment is gone, such as by a program that cleans ``/tmp``."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ContainerStart:
-    """What a manager wants to start.
-
-    :param boot, descriptors: what the worker becomes; the descriptors stay the caller's.
-    :param sent: called when the descriptors are not needed any more.
-    :param mounts: of working directories, besides those of the settings.
-    :param variables: of the runner's own process; for a Python prefix also those of the worker until it boots.
-    :param group: of workers that see the same of the node: they may be forks of the same template.
-    :param fork: whether it may be a fork of a template, and another worker be one of its own template.
-    :param accelerators, amd, private_root: as of :class:`~farcall_endpoint.environments.runner.Start`.
-    :param locate: checks what a submitter names on the node, at each start; None: there is nothing to check.
-    :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides,
-        the image, and what ``locate`` has found.
-    """
-
-    boot: Boot
-    descriptors: Descriptors
-    sent: Callable[[], object]
-    mounts: tuple[Mount, ...]
-    variables: Mapping[str, str]
-    group: str = ""
-    fork: bool = False
-    accelerators: tuple[str, ...] = ()
-    amd: bool = False
-    private_root: bool = False
-    locate: Callable[[], access.Place | None] | None = None
-    confine: Callable[[Sequence[str], str, access.Place | None], Sequence[str]] | None = None
-
-
-class Container:
-    """A container that starts or runs; its process is the runner's, the leader of a session.
-
-    ``worker_pid``: the worker's process as seen here, once it has connected; 0 if the system does not say.
-    ``template_key``, ``origin``: of the template of workers like this, and how that is started. ``modules``: if it is a
-    template itself, what that imports.
-    ``has_stop``: whether a command makes sure of its end. ``is_remote``: it is no descendant of its runner.
-    """
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        *,
-        name: str,
-        directory: Path,
-        listener: socket.socket,
-        log: StartLog,
-        has_stop: bool,
-        is_remote: bool,
-    ) -> None:
-        self.pid = process.pid
-        self.name = name
-        self.has_stop = has_stop
-        self.is_remote = is_remote
-        self.worker_pid = 0
-        self.log = log
-        self.listener: socket.socket | None = listener
-        self.connection: socket.socket | None = None
-        self.has_begun = False
-        self.template_key = ""
-        self.origin: tuple[Environment, ContainerStart] | None = None
-        self.modules: tuple[str, ...] | None = None
-        self._pidfd: int | None = None
-        self._process = process
-        self._directory = directory
-
-    def connected(self, connection: socket.socket, pid: int) -> None:
-        """Its program has connected."""
-        self.stop_listening()
-        self.connection = connection
-        self.worker_pid = pid
-        if self.is_remote and pid > 0:
-            with contextlib.suppress(OSError):
-                self._pidfd = os.pidfd_open(pid)
-
-    def read(self) -> None:
-        """Whether the worker has begun."""
-        if self.connection is not None and not self.has_begun:
-            with contextlib.suppress(OSError):
-                self.has_begun = self.connection.recv(len(BEGUN)) == BEGUN
-
-    def kill_remote(self) -> None:
-        """Kill the worker if it is no descendant of this process; all in its container end with it."""
-        if self._pidfd is not None:
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def wait(self) -> int:
-        """Wait for the end of the runner; its exit code, or the negative number of the signal that killed it."""
-        return self._process.wait()
-
-    def stop_listening(self) -> None:
-        """Accept no more connections."""
-        if self.listener is not None:
-            self.listener.close()
-            self.listener = None
-            with contextlib.suppress(OSError):
-                (self._directory / _SOCKET).unlink()
-
-    def close(self) -> None:
-        """Remove what the start needed."""
-        self.stop_listening()
-        if self.connection is not None:
-            self.connection.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
-        self.log.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-
-class StartLog:
-    """Output of a runner: a pipe that this process reads, and a file with its beginning.
-
-    :param path: the file; None: none.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self.writer, True)
-        self._left_bytes = _MOST_LOG_BYTES
-        self._tail = b""
-        self._file: int | None = None
-        with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._file = None if path is None else os.open(path, flags, 0o600)
-
-    def fileno(self) -> int:
-        """Readable when there is output, or its end; -1 after that."""
-        return self._reader
-
-    def started(self) -> None:
-        """The runner has its own copy of the pipe's other end."""
-        os.close(self.writer)
-        self.writer = -1
-
-    def read(self) -> bool:
-        """Read what there is; False at the end."""
-        while self._reader >= 0:
-            try:
-                data = os.read(self._reader, _TAIL_BYTES)
-            except BlockingIOError:
-                return True
-            self._left_bytes -= len(data)
-            self._tail = (self._tail + data)[-_TAIL_BYTES:]
-            if self._file is not None:
-                with contextlib.suppress(OSError):  # a full disk is no reason not to start
-                    os.write(self._file, data)
-            if not data or self._left_bytes < 0:
-                return False
-        return False
-
-    def last_lines(self) -> str:
-        """The end of the output, for an error message."""
-        return probe.last_lines(self._tail)
-
-    def close(self) -> None:
-        """Close all descriptors."""
-        for descriptor in (self._reader, self.writer, self._file):
-            if descriptor is not None and descriptor >= 0:
-                os.close(descriptor)
-        self._reader = self.writer = -1
-        self._file = None
 
 
 class EnvironmentLauncher:
@@ -286,13 +108,8 @@ class EnvironmentLauncher:
         self._containers: dict[int, Container] = {}  # by descriptors of their sockets and logs
         self._starts: dict[str, ContainerStart] = {}  # that have not connected yet, by name
         self._prepared: dict[str, Prepared] = {}
-        self._pending: dict[str, Environment] = {}
-        self._ordered_at: dict[str, float] = {}
-        self._heard_at = 0.0
-        self._lost: list[PreparationReport] = []  # to be reported by the next call of serve
-        self._stops: dict[str, preparation.Started] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+        self._preparer = Preparer(self._preparation_settings)
+        self._epoll.register(self._preparer.fileno(), select.EPOLLIN)
         self._root: Path | None = None
         self._pool = TemplatePool(
             PreloadStore(cache_directory(settings) / _IMPORTS),
@@ -313,11 +130,11 @@ class EnvironmentLauncher:
     def children(self) -> set[int]:
         """Process ids of this process's children that are no workers."""
         templates = {*(each.pid for each in self._templates), *(each.pid for each in self._own.values())}
-        return templates if self._process is None else {*templates, self._process.pid}
+        return templates if self._preparer.pid is None else {*templates, self._preparer.pid}
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
-        return 0.0 if self._lost else self._pool.next_deadline()
+        return min(self._preparer.next_deadline(), self._pool.next_deadline())
 
     # -- preparation ---------------------------------------------------------------------------------------------------
 
@@ -326,22 +143,13 @@ class EnvironmentLauncher:
 
         :param trusted: whether the owner of the endpoint has named it.
         """
-        key = environment.key
-        if self._pending.pop(key, None) is not None and self._heard_at < self._ordered_at[key]:
-            # The time for the same order before is over, and there was no word of this or any other one.
-            _logger.error("the preparation of environments hangs: it is replaced")
-            if self._process is not None:
-                process_reaper.kill_trees({self._process.pid})
-                self._lost += self._lost_process()
-        self._pending[key] = environment
-        self._ordered_at[key] = time.monotonic()
-        self._order(preparation.Prepare(environment, trusted))
+        self._preparer.prepare(environment, trusted=trusted)
 
     def release(self, key: str) -> None:
         """An environment is not used any more, until it is prepared again."""
         self._pool.release(key)
         if self._prepared.pop(key, None) is not None:
-            self._order(preparation.Release(key))
+            self._preparer.order(preparation.Release(key))
 
     def learn(self, key: str, modules: Sequence[str]) -> None:
         """Tasks have imported these; ``key``: as of :func:`~farcall_endpoint.environments.preload.statistics_key`."""
@@ -349,16 +157,19 @@ class EnvironmentLauncher:
 
     def serve(self) -> list[PreparationReport | TemplateChange]:
         """Do what is due, without waiting; what happened to environments."""
-        reports: list[PreparationReport | TemplateChange] = [*self._lost]
-        self._lost.clear()
+        reports: list[PreparationReport | TemplateChange] = []
+        if self._preparer.next_deadline() == 0.0:
+            reports += self._read_reports()
         if time.monotonic() >= self._pool.next_deadline():
             reports += self._serve_templates()
         for descriptor, _ in self._epoll.poll(0):
             container = self._containers.get(descriptor)
             if descriptor == self._pool.fileno():
                 reports += self._serve_templates()
-            elif container is None:
+            elif descriptor == self._preparer.fileno():
                 reports += self._read_reports()
+            elif container is None:
+                continue
             elif descriptor == self._ends.get(container.name):
                 self._template_failed(container)
             elif container.listener is not None and descriptor == container.listener.fileno():
@@ -373,28 +184,13 @@ class EnvironmentLauncher:
                 container.log.close()
         return reports
 
-    def _order(self, order: preparation.Order) -> None:
-        if self._process is None:
-            self._start_process()
-        if isinstance(order, preparation.Started):
-            self._stops[order.name] = order
-        elif isinstance(order, preparation.Ended):
-            self._stops.pop(order.name, None)
-        self._write(order)
+    def _read_reports(self) -> list[PreparationReport]:
+        reports = self._preparer.read()
+        self._prepared |= {report.key: report for report in reports if isinstance(report, Prepared)}
+        return reports
 
-    def _write(self, order: preparation.Order) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        line = msgspec.json.encode(order) + b"\n"
-        written = 0
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            written = os.write(self._process.stdin.fileno(), line)
-        # It hangs, or it has ended: its end is about to be read, and another one gets the order.
-        if written < len(line):
-            process_reaper.kill_trees({self._process.pid})
-
-    def _start_process(self) -> None:
-        settings = PreparationSettings(
+    def _preparation_settings(self) -> PreparationSettings:
+        return PreparationSettings(
             environments=self.settings,
             cache=str(cache_directory(self.settings)),
             log_dir="" if self._log_dir is None else str(self._log_dir),
@@ -404,69 +200,6 @@ class EnvironmentLauncher:
             writable=self._writable,
             passed=self._passed,
         )
-        command = [sys.executable, "-P", "-m", preparation_process.__name__, msgspec.json.encode(settings).decode()]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        assert self._process.stdout is not None
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        with contextlib.suppress(OSError):  # the user has too many pipes: then fewer orders may wait
-            fcntl.fcntl(self._process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _ORDERS_BYTES)
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
-        for started in self._stops.values():  # it replaces another one
-            self._write(started)
-
-    def _read_reports(self) -> list[PreparationReport]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        reports: list[PreparationReport] = []
-        while True:
-            try:
-                data = os.read(self._process.stdout.fileno(), 2**16)
-            except BlockingIOError:
-                break
-            if not data:
-                return [*reports, *self._lost_process()]
-            *lines, self._unread = (self._unread + data).split(b"\n")
-            reports += [msgspec.json.decode(line, type=PreparationReport) for line in lines]
-            self._heard_at = time.monotonic()
-        for report in reports:
-            if isinstance(report, Prepared):
-                self._prepared[report.key] = report
-            if isinstance(report, Prepared | Failed):
-                self._pending.pop(report.key, None)
-                self._ordered_at.pop(report.key, None)
-        return reports
-
-    def _lost_process(self) -> list[PreparationReport]:
-        """The process of preparations was killed: what it was doing is lost, and the next order starts another."""
-        assert self._process is not None
-        code = self._close_process()
-        _logger.error("the preparation of environments ended with exit code %d", code)
-        lost, self._pending, self._unread = self._pending, {}, b""
-        self._ordered_at.clear()
-        return [
-            Failed(key, _retryable(outcomes.environment_failed(each.label, "the process that prepared it was killed")))
-            for key, each in lost.items()
-        ]
-
-    def _close_process(self, limit_s: float | None = None) -> int:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._epoll.unregister(process.stdout.fileno())
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process_reaper.kill_trees({process.pid})
-            code = process.wait()
-        process.stdout.close()
-        self._process = None
-        return code
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -546,7 +279,7 @@ class EnvironmentLauncher:
         log: StartLog | None = None
         listener: socket.socket | None = None
         try:
-            listener = booting.listen(str(directory / _SOCKET))
+            listener = booting.listen(str(directory / SOCKET))
             log = StartLog(self._new_log(environment, name))
             start = self._start_of(environment, prepared, runner, wanted, directory, module)
             place = None
@@ -561,7 +294,7 @@ class EnvironmentLauncher:
             if wanted.confine is not None:
                 command = [*wanted.confine((prepared.bundle, str(directory)), prepared.image, place), *command]
             if stop is not None:
-                self._order(preparation.Started(name, tuple(stop)))
+                self._preparer.order(preparation.Started(name, tuple(stop)))
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -608,7 +341,7 @@ class EnvironmentLauncher:
         words = "" if container.has_begun else container.log.last_lines()
         container.close()
         if container.has_stop:
-            self._order(preparation.Ended(container.name))
+            self._preparer.order(preparation.Ended(container.name))
         return words
 
     def close(self) -> None:
@@ -618,8 +351,7 @@ class EnvironmentLauncher:
             self._end_template(container)
         for container in set(self._containers.values()):
             self.ended(container)
-        if self._process is not None:
-            self._close_process(_STOP_LIMIT_S)
+        self._preparer.close()
         self._epoll.close()
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
@@ -668,10 +400,10 @@ class EnvironmentLauncher:
         process = self._own.pop(name)
         process_reaper.kill_trees({process.pid})
         process.wait()
-        self._order(preparation.Ended(name, stops=False))
+        self._preparer.order(preparation.Ended(name, stops=False))
 
     def _kill_if_manager_is_killed(self, name: str, group: int) -> None:
-        self._order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
+        self._preparer.order(preparation.Started(name, ("kill", "-KILL", "--", f"-{group}")))
 
     def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
@@ -754,7 +486,7 @@ class EnvironmentLauncher:
         self._forget(self._ends[template.name])
         os.close(self._ends.pop(template.name))
         if not template.has_stop:
-            self._order(preparation.Ended(template.name, stops=False))
+            self._preparer.order(preparation.Ended(template.name, stops=False))
         self.ended(template)
 
     def _serve_templates(self) -> list[TemplateChange]:
@@ -790,7 +522,7 @@ class EnvironmentLauncher:
             "-I",
             "-S",
             f"{code}/{bundle.BOOTSTRAP}",
-            f"{run}/{_SOCKET}",
+            f"{run}/{SOCKET}",
             *filter(None, [module]),
         )
         return Start(
@@ -908,7 +640,3 @@ def key_of_template(place: str, wanted: ContainerStart) -> str:
     In a container that has no other accelerators than its worker's, these variables are the same for all workers.
     """
     return template_key("-".join((place, wanted.group, *wanted.accelerators)), wanted.boot.variables)
-
-
-def _retryable(record: ErrorRecord) -> ErrorRecord:
-    return dataclasses.replace(record, retryable=True)

@@ -12,6 +12,8 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 
 _PROGRAMS: Final[Mapping[str, str]] = {"bubblewrap": "bwrap", "charliecloud": "ch-run"}
 """Programs that are not named as their technology."""
+_MASKED: Final = ("docker", "podman", "podman-hpc")
+"""They cover parts of ``/proc``, and the kernel permits another one only where the present one is whole."""
 
 
 def technologies(settings: EnvironmentSettings) -> dict[str, str]:
@@ -48,6 +50,8 @@ def without_forks(technology: str, *, confined: bool, is_root: bool = os.geteuid
 
     :param confined: whether bubblewrap confines it from outside.
     """
+    if technology in _MASKED:
+        return f"{technology} permits no further /proc in its containers, which forks would need"
     if is_root and (technology == "bubblewrap" or confined):
         return "an endpoint of root does not let containers of bubblewrap mount another /proc, which forks would need"
     return ""

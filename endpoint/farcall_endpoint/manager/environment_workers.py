@@ -15,7 +15,8 @@ from farcall_common.environments import PREFIXES, UV, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, Refused, confinement_of
-from farcall_endpoint.environments.launcher import ContainerStart, EnvironmentLauncher
+from farcall_endpoint.environments.container import ContainerStart
+from farcall_endpoint.environments.launcher import EnvironmentLauncher
 from farcall_endpoint.environments.preload import statistics_key
 from farcall_endpoint.environments.preparation import Failed, PreparationReport, Prepared, Progressed
 from farcall_endpoint.environments.runner import Mount

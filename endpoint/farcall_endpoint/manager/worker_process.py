@@ -24,7 +24,7 @@ from farcall_endpoint.worker.directories import name_of, submitter_directory
 from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from farcall_endpoint.environments.launcher import Container
+    from farcall_endpoint.environments.container import Container
     from farcall_endpoint.environments.templates import ForkedProcess
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
