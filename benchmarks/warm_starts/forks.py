@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks.report import Figure
 from benchmarks.warm_starts.images import make_image
 from benchmarks.warm_starts.node import Sample, Times
-from benchmarks.warm_starts.places import MeasuredNode, OwnPlace, Place, UserPlace, running_node
+from benchmarks.warm_starts.places import MeasuredNode, OwnPlace, Place, UserPlace, running_node, type_with_forks
 from tests.support.container_user import ordinary_user
 
 _MIB: Final = 2**20
@@ -25,14 +25,14 @@ _GROWTH_BYTES: Final = 2**20
 
 
 def measure(directory: Path, count: int) -> list[Figure]:
-    """The figures of forks with NumPy and pandas in bubblewrap. One at a time they take turns, of root and of an
+    """The figures of forks with NumPy and pandas in a container. One at a time they take turns, of root and of an
     ordinary user; and so do those at once."""
     place, image = OwnPlace(directory), make_image(_PACKAGES)
     with contextlib.ExitStack() as stack:
         user: Place = UserPlace(stack.enter_context(ordinary_user()))
 
         def node(where: Place, name: str, **options: Any) -> MeasuredNode:
-            return stack.enter_context(running_node(where, name, "bubblewrap", image, **options))
+            return stack.enter_context(running_node(where, name, type_with_forks(where), image, **options))
 
         fresh = node(place, "fresh", preload=_PACKAGES)
         after, in_advance, eight = (node(place, f"fork-{n}", **_FORKS, spares=n) for n in (0, 1, _AT_ONCE))
@@ -128,7 +128,7 @@ def sustained(directory: Path, count: int) -> dict[str, list[dict[str, float]]]:
     place = OwnPlace(directory)
     with running_node(place, "own", "", fork=True, spares=1) as node:
         own = node.one_shots("nothing", count, 10)
-    with running_node(place, "container", "bubblewrap", make_image(_PACKAGES), spares=1, **_FORKS) as node:
+    with running_node(place, "container", type_with_forks(place), make_image(_PACKAGES), spares=1, **_FORKS) as node:
         container = node.one_shots("use_pandas", max(10, count // 10), 10)
     return {
         name: [sample._asdict() for sample in samples]

@@ -90,6 +90,11 @@ class UserPlace:
         return self._user.start([self._user.python, *arguments], variables, stdin=pipe, stdout=pipe, stderr=stderr)
 
 
+def type_with_forks(place: Place) -> str:
+    """The type of a directory tree's environment whose workers can be forks: as root, those of bubblewrap are fresh."""
+    return "charliecloud" if isinstance(place, OwnPlace) and os.geteuid() == 0 else "bubblewrap"
+
+
 class MeasuredNode:
     """A node in a process of its own, which answers one order at a time."""
 

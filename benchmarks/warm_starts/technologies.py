@@ -13,7 +13,14 @@ import pytest
 
 from benchmarks.warm_starts.images import make_venv
 from benchmarks.warm_starts.node import RUNC
-from benchmarks.warm_starts.places import MeasuredNode, NodeFailed, OwnPlace, UserPlace, running_node
+from benchmarks.warm_starts.places import (
+    MeasuredNode,
+    NodeFailed,
+    OwnPlace,
+    UserPlace,
+    running_node,
+    type_with_forks,
+)
 from tests.support.container_user import apptainer_user, podman_user
 from tests.support.docker_daemon import docker_daemon
 from tests.support.image_archive import write_archive
@@ -78,10 +85,11 @@ def _technologies(place: OwnPlace, directory: Path, archive: Path) -> Iterator[t
     yield "bubblewrap", running_node(place, "tech-bubblewrap", "bubblewrap", DEBIAN)
     yield "venv", running_node(place, "tech-venv", "venv", str(make_venv(())))
     yield "fresh process", running_node(place, "tech-process", "")
+    forked = type_with_forks(place)
     for spares, title in ((0, "begun after the request"), (1, "in advance")):
         yield (
-            f"fork {title}, bubblewrap",
-            running_node(place, f"tech-fork-{spares}", "bubblewrap", DEBIAN, fork=True, spares=spares),
+            f"fork {title}, {forked}",
+            running_node(place, f"tech-fork-{spares}", forked, DEBIAN, fork=True, spares=spares),
         )
 
 

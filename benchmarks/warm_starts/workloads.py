@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks.warm_starts.functions import WORKLOADS
 from benchmarks.warm_starts.images import make_image, make_venv
 from benchmarks.warm_starts.node import RUNC
-from benchmarks.warm_starts.places import MeasuredNode, NodeFailed, OwnPlace, running_node
+from benchmarks.warm_starts.places import MeasuredNode, NodeFailed, OwnPlace, running_node, type_with_forks
 
 ARMS: Final = (RUNC, "bubblewrap", "process", "fork", "fork in advance", "warm")
 
@@ -29,7 +29,7 @@ def measure(directory: Path, count: int) -> list[dict[str, Any]]:
         with contextlib.ExitStack() as stack:
             nodes: dict[str, MeasuredNode] = {}
             missing = ""
-            for arm, (type_, location, options) in _arms(image, venv, preload).items():
+            for arm, (type_, location, options) in _arms(place, image, venv, preload).items():
                 node = running_node(place, f"{packages[0]}-{arm.replace(' ', '-')}", type_, location, **options)
                 try:
                     nodes[arm] = stack.enter_context(node)
@@ -43,14 +43,16 @@ def measure(directory: Path, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _arms(image: str, venv: Path, preload: Sequence[str]) -> dict[str, tuple[str, str, dict[str, Any]]]:
+def _arms(
+    place: OwnPlace, image: str, venv: Path, preload: Sequence[str]
+) -> dict[str, tuple[str, str, dict[str, Any]]]:
     """The type and the location of each arm's environment, and the options of its node."""
     return {
         RUNC: (RUNC, image, {}),
         "bubblewrap": ("bubblewrap", image, {}),
         "process": ("venv", str(venv), {}),
-        "fork": ("bubblewrap", image, {"preload": preload, "fork": True}),
-        "fork in advance": ("bubblewrap", image, {"preload": preload, "fork": True, "spares": 1}),
+        "fork": (type_with_forks(place), image, {"preload": preload, "fork": True}),
+        "fork in advance": (type_with_forks(place), image, {"preload": preload, "fork": True, "spares": 1}),
         "warm": ("bubblewrap", image, {"keeps": True}),
     }
 
