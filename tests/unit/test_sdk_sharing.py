@@ -100,7 +100,7 @@ def test_commands_say_what_sharing_means_and_show_what_is_shared(api: MemoryApi)
     assert "bob@example.org may use endpoint laptop until 20" in said
     assert "run code on it as the account of its agent" in said
     [share] = farcall(api, "endpoints", "shares", "laptop", "--json")
-    assert share["ends_at"] == pytest.approx((NOW + dt.timedelta(days=30)).timestamp(), abs=300)
+    assert share["ends_at"] == pytest.approx((NOW + dt.timedelta(days=30)).timestamp(), abs=3600)
     assert f"endpoint\t{endpoint_id}\tlaptop\tuse" in farcall(api, "shared", caller=BOB_OF_LAB)
     assert farcall(api, "endpoints", "unshare", "laptop", "--with", "bob@example.org") == ""
     assert farcall(api, "endpoints", "shares", "laptop") == ""
