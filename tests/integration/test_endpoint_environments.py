@@ -159,19 +159,6 @@ def test_idle_workers_beyond_the_memory_that_they_may_have_are_ended(tmp_path: P
         assert cloud.end(cloud.submit(python, environment=environments[0])).error == {}
 
 
-def test_environments_that_alternate_do_not_take_turns_all_the_time(tmp_path: Path, venv: Path) -> None:
-    environments = [Environment(type="venv", location=str(venv)), tree()]
-    with running_endpoint(tmp_path / "home", engine={"environments": {"fork": False}}) as endpoint:
-        cloud = endpoint.cloud
-        workers: set[object] = set()
-        for _ in range(15):
-            ids = [cloud.submit(whose_child, environment=each) for each in (*environments, *environments)]
-            for end in cloud.ends(ids):
-                assert end.error == {}
-                workers.add(end.value)
-        assert len(workers) <= 6, "of 60 tasks"
-
-
 def _is_of(directory: Path, pid: int) -> bool:
     """Whether a directory of sockets has no living manager: the agent starts another one."""
     return not any(

@@ -339,7 +339,7 @@ def test_a_busy_block_makes_room_when_it_has_none_left_to_do() -> None:
 
 
 def prewarmed(monitor: list[BlockLoad], tasks: dict[str, int], wanted: dict[str, int], **policy: float) -> Scaling:
-    return scaling(**policy).scale(Monitor(sum(tasks.values()), SLOTS, monitor, tasks, wanted))
+    return scaling(**policy).scale(Monitor(sum(tasks.values()), SLOTS, monitor, tasks, prewarmed=wanted))
 
 
 def test_images_that_are_prewarmed_have_their_blocks_without_tasks() -> None:

@@ -86,7 +86,7 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
     else:
         found.append((True, "forks of templates can have namespaces of their own on this machine"))
     for reason in sorted({reason for name, reason in facts["without_forks"].items() if reason and name in working}):
-        names = ", ".join(name for name in working if facts["without_forks"][name] == reason)
+        names = ", ".join(name for name in working if facts["without_forks"].get(name) == reason)
         found.append((None, f"each worker of {names} is a fresh container: {reason}"))
     if not facts["cgroups"]:
         found.append((None, "no cgroup can be written here: processes of workers are found by their process tree"))
