@@ -1,9 +1,10 @@
 """Warm starts: ``python -m benchmarks.warm_starts [--image DIRECTORY] [--count N]``.
 
-From a manager's request for a worker to the first line of a function that needs NumPy and pandas, after its imports: in
-a container of an image's own root (bubblewrap; Charliecloud as root), with the launcher that a manager has, which also
-delivers the task. The arms are run in turn: a fresh container, a fork that begins with the request, and a child that was forked in advance,
-one at a time and eight at once. Then the memory of sixteen workers, one-shot workers, and what is left of all this.
+From a manager's request for a worker to the first line of a function that needs NumPy and pandas, after its imports:
+in a container of an image's own root (bubblewrap; Charliecloud as root), with the launcher that a manager has, which
+also delivers the task. The arms are run in turn: a fresh container, a fork that begins with the request, and a child
+that was forked in advance, one at a time and eight at once. Then the memory of sixteen workers, one-shot workers, and
+what is left of all this.
 
 The image is a directory with a Debian of this machine's Python, NumPy and pandas; it is made from the one of the tests.
 As an ordinary user: the same command under ``setpriv --reuid 1000``, with a Python that this user may read.
