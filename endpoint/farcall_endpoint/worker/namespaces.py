@@ -81,7 +81,7 @@ class Mount(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """A directory that each child has anew, and what is mounted below it and stays there. ``mode``: its permissions;
+    """A directory that is new in each child, and what is mounted below it and stays there. ``mode``: its permissions;
     empty for ``/proc``."""
 
     path: str
