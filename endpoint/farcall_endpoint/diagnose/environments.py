@@ -81,12 +81,13 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
     else:
         found.append((None, f"tasks of other submitters are refused: {isolation}; {facts['landlock']}"))
     if reason := facts["namespaces_of_forks"]:
-        fresh = "so each worker in a container is a fresh one"
-        found.append((None, f"forks of templates cannot have namespaces of their own here, {fresh}: {reason}"))
+        instead = "so each worker in a container is a fresh one"
+        found.append((None, f"forks of templates cannot have namespaces of their own here, {instead}: {reason}"))
     else:
         found.append((True, "forks of templates can have namespaces of their own on this machine"))
-    for reason in sorted({reason for name, reason in facts["without_forks"].items() if reason and name in working}):
-        names = ", ".join(name for name in working if facts["without_forks"].get(name) == reason)
+    fresh: dict[str, str] = facts["without_forks"]
+    for reason in sorted({reason for name, reason in fresh.items() if reason and name in working}):
+        names = ", ".join(name for name in working if fresh.get(name) == reason)
         found.append((None, f"each worker of {names} is a fresh container: {reason}"))
     if not facts["cgroups"]:
         found.append((None, "no cgroup can be written here: processes of workers are found by their process tree"))

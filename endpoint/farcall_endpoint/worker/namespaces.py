@@ -81,8 +81,8 @@ class Mount(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """A directory of which each child has its own, and what is mounted below it and stays there. ``mode``: its
-    permissions; empty for ``/proc``."""
+    """A directory that is new in each child, and what is mounted below it and stays there. ``mode``: its permissions;
+    empty for ``/proc``."""
 
     path: str
     below: tuple[str, ...]
