@@ -1,7 +1,7 @@
 """Real libraries in templates: what survives a fork works in forks, and what may not survive one is not loaded.
 
 scikit-learn and SciPy are among the development packages. With the others: ``uv run --with pyarrow --with pandas --with
-polars --with grpcio --with jax pytest tests/integration/test_fork_libraries.py``.
+polars --with grpcio --with jax --with numba --with numexpr pytest tests/integration/test_fork_libraries.py``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,30 @@ def group() -> bool:
     return bool(frame.groupby("a").b.sum().to_list() == [50_000.0, 50_000.0])
 
 
+def evaluate() -> bool:
+    import numexpr  # type: ignore[import-not-found]
+    import numpy
+
+    found = numexpr.evaluate("sum(values * 2)", {"values": numpy.ones(100_000)})
+    return bool(found == 200_000.0 and numexpr.get_num_threads() == 2)
+
+
+def add_in_parallel() -> bool:
+    import os
+
+    import numba  # type: ignore[import-not-found]
+    import numpy
+
+    @numba.njit(parallel=True)  # type: ignore[untyped-decorator]
+    def total(values: Any) -> float:
+        found = 0.0
+        for number in numba.prange(len(values)):
+            found += values[number]
+        return found
+
+    return bool(total(numpy.ones(1000)) == 1000.0 and numba.get_num_threads() == len(os.sched_getaffinity(0)))
+
+
 def group_with_threads() -> bool:
     import polars  # type: ignore[import-not-found]
 
@@ -92,6 +116,8 @@ SURVIVE: dict[str, Callable[[], bool]] = {
     "scipy.linalg": solve,
     "pyarrow.compute": query_table,
     "pandas": group,
+    "numexpr": evaluate,
+    "numba": add_in_parallel,
 }
 LEFT_OUT: dict[str, Callable[[], bool]] = {
     "polars": group_with_threads,

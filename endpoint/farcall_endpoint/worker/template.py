@@ -63,10 +63,11 @@ from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.trusted_places import TrustedPlaces
 
-#: What libraries of numerics read when they are loaded: their number of threads, which is one in a template.
+#: What libraries of numerics read when they are loaded: their number of threads, which is one in a template. Numba is
+#: none of them: it starts no thread before its first parallel function, and cannot be told another number later.
 THREAD_VARIABLES: Final = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
-    *("NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS"),
+    *("NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
 )
 _OPENBLAS: Final = (
     *("openblas_set_num_threads", "openblas_set_num_threads64_"),
@@ -518,6 +519,8 @@ def _thread_setters() -> list[tuple[str, Callable[[int], Any]]]:
             function = next((getattr(library, name) for name in names if hasattr(library, name)), None)
             if function is not None:
                 found.append((variable, function))
+    if (numexpr := sys.modules.get("numexpr")) is not None:
+        found.append(("NUMEXPR_NUM_THREADS", numexpr.set_num_threads))
     return found
 
 
