@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,39 @@ def test_without_a_directory_statistics_last_as_long_as_their_store(tmp_path: Pa
     store.put("k", after(["numpy"]), now=0.0)
     store.close()
     assert "numpy" in store.of("k").modules
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_statistics_that_other_users_could_have_put_there_are_neither_read_nor_written(
+    tmp_path: Path, above: bool
+) -> None:
+    directory = tmp_path / "cache/preload"
+    directory.mkdir(parents=True)
+    (directory.parent if above else directory).chmod(0o777)
+    os.mkfifo(directory / "k.json")  # to open it would take forever
+    store = PreloadStore(directory)
+    assert store.of("k") == Statistics()
+    store.put("k", after(["numpy"]), now=0.0, at_once=True)
+    store.close()
+    assert [path.is_fifo() for path in directory.iterdir()] == [True]
+    assert "numpy" in store.of("k").modules
+
+
+def test_the_directory_of_statistics_is_not_a_link(tmp_path: Path) -> None:
+    (tmp_path / "of-the-owner").mkdir()
+    (tmp_path / "preload").symlink_to(tmp_path / "of-the-owner")
+    store = PreloadStore(tmp_path / "preload")
+    store.put("k", after(["numpy"]), now=0.0, at_once=True)
+    assert not list((tmp_path / "of-the-owner").iterdir())
+
+
+def test_the_cache_in_which_statistics_are_kept_is_private(tmp_path: Path) -> None:
+    former = os.umask(0)
+    try:
+        PreloadStore(tmp_path / "cache/preload").put("k", after(["numpy"]), now=0.0, at_once=True)
+    finally:
+        os.umask(former)
+    assert [(tmp_path / path).stat().st_mode & 0o777 for path in ("cache", "cache/preload")] == [0o700, 0o700]
 
 
 def test_any_number_of_environments_is_remembered_within_limits(tmp_path: Path) -> None:
