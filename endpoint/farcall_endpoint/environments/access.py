@@ -228,7 +228,8 @@ def shown(type_: str, start: Start, place: Place, cache: Path) -> tuple[Start, l
 
 def seen_in(cache: Path, place: Place) -> str:
     """Where a command of :func:`showing` finds what others could replace."""
-    return str(cache / (".directory" if os.path.isdir(place.path) else ".file"))  # noqa: PTH112
+    kind = tree_root.DIRECTORY if os.path.isdir(place.path) else tree_root.FILE  # noqa: PTH112
+    return str(cache / f".{kind}")
 
 
 def showing(type_: str, place: Place, seen: str) -> list[str]:
