@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.access import Place, confinement_of, locate, refusal
+from farcall_endpoint.environments.access import Place, confinement_of, locate, mounted_by_others, refusal
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
 ANY = EnvironmentSettings()
@@ -133,6 +133,20 @@ def test_what_only_the_owner_can_replace_is_fixed(tmp_path: Path) -> None:
     (tmp_path / "images").chmod(0o1777)
     assert found(image) == Place(str(image), is_fixed=True)
     assert found(tmp_path / "missing") == Place(f"{tmp_path}/missing", is_fixed=False)
+
+
+def test_what_a_user_s_program_serves_as_a_file_system_is_not_fixed() -> None:
+    options = {
+        "/scratch/my\\040images": "rw,user_id=1001,allow_other",
+        "/cvmfs": "ro,user_id=0",
+        "/own": "rw,user_id=7",
+    }
+    lines = [
+        f"{number} 27 0:48 / {path} rw - fuse.sshfs evil {each}"
+        for number, (path, each) in enumerate(options.items(), 36)
+    ]
+    lines.append("30 27 0:1 / /plain rw - ext4 /dev/vda rw")
+    assert mounted_by_others(lines, user=7) == {"/scratch/my images"}
 
 
 def test_where_an_image_is_mounted_for_a_confined_runner() -> None:
