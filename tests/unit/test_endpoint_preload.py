@@ -168,6 +168,12 @@ def test_names_that_only_look_forbidden() -> None:
     assert not any(map(is_forbidden, ["polars_ds", "mpi4py", "testing", "grpc_tools", "numpy.test"]))
 
 
+@pytest.mark.parametrize("name", ["NVIDIA_API_KEY", "CUDA_TOKEN", "TF_VAR_database", "JAX_SECRET", "PYTHON_AUTH"])
+def test_templates_get_no_secrets_as_other_users_can_read_the_command_that_starts_them(name: str) -> None:
+    assert not variables_of_template({name: "x"})
+    assert template_key("abc", {name: "x"}) == "abc"
+
+
 def test_templates_are_known_by_the_variables_that_imports_read() -> None:
     variables = {"CUDA_VISIBLE_DEVICES": "0", "PYTHONHASHSEED": "1", "HOME": "/home/ada", "FARCALL_WORKER_ID": "7"}
     assert variables_of_template(variables) == {"CUDA_VISIBLE_DEVICES": "0", "PYTHONHASHSEED": "1"}

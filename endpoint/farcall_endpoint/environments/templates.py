@@ -29,6 +29,7 @@ import msgspec
 
 from farcall_common.plain_text import plain
 from farcall_endpoint import process_reaper
+from farcall_endpoint.isolation.environment import is_secret
 from farcall_endpoint.worker.boot import MOST_DESCRIPTORS, Boot, Descriptors, send_boot
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
@@ -63,6 +64,8 @@ READ_AT_IMPORT: Final = (
 """Environment variables that Python and well-known packages read when they are loaded. A fork cannot change what they
 led to, so workers that differ in one of them come from different templates."""
 _is_read: Final = re.compile("|".join(map(fnmatch.translate, READ_AT_IMPORT))).match
+_is_for_others: Final = re.compile("TF_VAR_").match
+"""Values for Terraform, passwords among them; TensorFlow reads none of these."""
 _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
@@ -84,8 +87,13 @@ _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 def variables_of_template(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of a worker's variables that its template must have, too, because they are read by imports."""
-    return {name: value for name, value in variables.items() if _is_read(name) and name not in _SET_BY_CHILDREN}
+    """Those of a worker's variables that its template must have, too, because they are read by imports. No secrets:
+    other users of the node can read the command line of a runner, and no import needs them."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if _is_read(name) and name not in _SET_BY_CHILDREN and not (is_secret(name) or _is_for_others(name))
+    }
 
 
 def template_key(environment_key: str, variables: Mapping[str, str]) -> str:
