@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,11 @@ def test_packages_by_name(requirement: str) -> None:
 @pytest.mark.parametrize("requirement", ["./here", "/home/owner/x", "a @ file:///home/owner/a", "git+https://x/y"])
 def test_packages_by_address(requirement: str) -> None:
     assert refusal(Environment(type="uv", requirements=(requirement,)), ANY, readable=[])
+
+
+def test_a_check_takes_no_longer_for_a_hostile_requirement() -> None:
+    began = time.process_time()
+    for _ in range(20):
+        assert refusal(Environment(type="uv", requirements=(f"a{' ' * 3900}!x@",)), ANY, readable=[])
+        assert refusal(Environment(type="uv", requirements=(f"a{' ' * 3900}x",)), ANY, readable=[])
+    assert time.process_time() - began < 1.0

@@ -43,7 +43,7 @@ _REFERENCE: Final = re.compile(
     re.ASCII,
 )
 """An image in a registry, and not one of the many ways to name a file."""
-_REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[\w.,\s-]*\])?\s*([<>=!~;(].*)?", re.ASCII)
+_REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][\w.-]*(\s*\[[\w.,\s-]*\])?(\s*[<>=!~;(].*)?\s*", re.ASCII)
 """A package by name and version, and not the path or address of one."""
 _OWNERS_ONLY: Final = ("shifter",)
 _NEVER: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
