@@ -30,10 +30,12 @@ from farcall_endpoint.worker import namespaces
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import channel_pair
 from farcall_endpoint.worker.fork_protocol import (
+    Exited,
     Forked,
     FromTemplate,
     Imported,
     Importing,
+    Refused,
     Serving,
     Skipped,
     encode,
@@ -540,6 +542,9 @@ time.sleep(600)
         [Serving("3"), Serving("3")],
         [Serving("3"), Forked(1), Forked(1)],
         [Serving("3"), Forked(2)],
+        [Importing("json")] * 4,
+        [Refused("os", "unfit")],
+        [Serving("3"), *[Exited(9, 0)] * 5],
     ],
     ids=str,
 )
@@ -554,6 +559,77 @@ def test_a_template_of_a_hostile_image_is_ended(packets: list[FromTemplate]) -> 
             template.serve()
         assert "sent what no template sends" in template.problem
         assert process.wait(WAIT_S) == -signal.SIGKILL
+
+
+_FLOODS = """
+import os, signal, socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+serving, packet = map(bytes.fromhex, sys.argv[2:])
+connection.recv(2**16)
+connection.send(serving)
+_, descriptors, *_ = socket.recv_fds(connection, 2**16, 1)
+os.read(descriptors[0], 2**20)  # the boot message: it cannot be taken back
+os.fork()
+while True:
+    connection.send(packet)
+"""
+
+
+def test_a_template_that_sends_without_end_does_not_hold_its_manager() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [encode(packet).hex() for packet in (Serving("3"), Exited(0, 0))]
+    command = [sys.executable, "-c", _FLOODS, str(theirs.fileno()), *words]
+    template = Template(ours)
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL) as process:
+        theirs.close()
+        wait_for(template, lambda: template.is_serving)
+        with pytest.raises(TemplateFailed, match="more packets than a template sends"), fork_once(template):
+            pytest.fail("it never forks")
+        assert process.wait(WAIT_S) == -signal.SIGKILL
+
+
+_DENIES = """
+import os, socket, sys, time
+connection = socket.socket(fileno=int(sys.argv[1]))
+serving, forked, exited = map(bytes.fromhex, sys.argv[2:])
+connection.recv(2**16)
+connection.send(serving)
+connection.recv(2**16)
+if os.fork() == 0:
+    connection.send(forked)
+    time.sleep(600)
+time.sleep(0.5)
+connection.send(exited)
+time.sleep(600)
+"""
+
+
+def test_a_child_whose_end_a_template_invents_is_killed() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [encode(packet).hex() for packet in (Serving("3"), Forked(1), Exited(1, 0))]
+    command = [sys.executable, "-c", _DENIES, str(theirs.fileno()), *words]
+    template = Template(ours)
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]):
+        theirs.close()
+        wait_for(template, lambda: template.is_serving)
+        with fork_once(template) as worker:
+            wait_for(template, lambda: template.is_over)
+            assert "a child that has not ended" in template.problem
+            worker.kill()
+            assert worker.wait() == -signal.SIGKILL
+            wait_until(lambda: not psutil.pid_exists(worker.pid) or psutil.Process(worker.pid).status() == "zombie")
+            os.close(worker.pidfd)
+
+
+def test_what_a_template_says_of_itself_is_one_line() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    refused = encode(Refused("", "unfit\n2026-01-01 ERROR \x1b[2Jforged" + "x" * 1000)).hex()
+    template = Template(ours)
+    command = [sys.executable, "-c", _HOSTILE, str(theirs.fileno()), refused]
+    with theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]):
+        wait_for(template, lambda: template.is_over)
+        assert template.problem.startswith("unfit 2026-01-01 ERROR \\x1b[2Jforgedx")
+        assert len(template.problem) <= 510
 
 
 def test_a_template_that_a_task_has_stopped_is_suspected_until_it_answers() -> None:

@@ -93,6 +93,25 @@ def test_a_link_that_is_put_there_after_the_check_is_never_opened(shared: Path) 
     assert "forbidden" not in found
 
 
+def test_a_directory_that_becomes_a_file_leaves_the_place_of_others_alone(shared: Path, tmp_path: Path) -> None:
+    place = access.Place(f"{shared}/chosen", is_fixed=False)
+    command = [*access.showing("apptainer", place, access.seen_in(tmp_path, place)), "true"]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    (shared / "chosen").rename(shared / "moved")
+    (shared / "chosen").write_text("")
+    done = run()
+    if "user namespace" in done.stderr:
+        pytest.skip(done.stderr)
+    assert "replaced by something else" in done.stderr
+    (shared / "chosen").unlink()
+    (shared / "moved").rename(shared / "chosen")
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
 def test_confined_programs_see_what_was_checked_or_do_not_start(shared: Path) -> None:
     location = f"{shared}/chosen"

@@ -51,6 +51,16 @@ def test_nothing_where_nothing_is_permitted(tmp_path: Path) -> None:
     groups.close()
 
 
+def test_processes_that_cannot_be_seen_here_are_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda pid, _: killed.append(pid))
+    group = tmp_path / f"farcall-{2**22 + 1}-1" / "slot-0"
+    group.mkdir(parents=True)
+    (group / "cgroup.procs").write_text(f"0\n{2**22 + 2}\n0\n")
+    Cgroups([Hierarchy(tmp_path)]).close()
+    assert killed == [2**22 + 2]  # 0 would be the group of this process
+
+
 def test_names() -> None:
     for name in ("../x", "", ".", "a/b", "-x"):
         with pytest.raises(ValueError, match="group"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,39 @@ def test_without_a_directory_statistics_last_as_long_as_their_store(tmp_path: Pa
     assert "numpy" in store.of("k").modules
 
 
+@pytest.mark.parametrize("above", [True, False])
+def test_statistics_that_other_users_could_have_put_there_are_neither_read_nor_written(
+    tmp_path: Path, above: bool
+) -> None:
+    directory = tmp_path / "cache/preload"
+    directory.mkdir(parents=True)
+    (directory.parent if above else directory).chmod(0o777)
+    os.mkfifo(directory / "k.json")  # to open it would take forever
+    store = PreloadStore(directory)
+    assert store.of("k") == Statistics()
+    store.put("k", after(["numpy"]), now=0.0, at_once=True)
+    store.close()
+    assert [path.is_fifo() for path in directory.iterdir()] == [True]
+    assert "numpy" in store.of("k").modules
+
+
+def test_the_directory_of_statistics_is_not_a_link(tmp_path: Path) -> None:
+    (tmp_path / "of-the-owner").mkdir()
+    (tmp_path / "preload").symlink_to(tmp_path / "of-the-owner")
+    store = PreloadStore(tmp_path / "preload")
+    store.put("k", after(["numpy"]), now=0.0, at_once=True)
+    assert not list((tmp_path / "of-the-owner").iterdir())
+
+
+def test_the_cache_in_which_statistics_are_kept_is_private(tmp_path: Path) -> None:
+    former = os.umask(0)
+    try:
+        PreloadStore(tmp_path / "cache/preload").put("k", after(["numpy"]), now=0.0, at_once=True)
+    finally:
+        os.umask(former)
+    assert [(tmp_path / path).stat().st_mode & 0o777 for path in ("cache", "cache/preload")] == [0o700, 0o700]
+
+
 def test_any_number_of_environments_is_remembered_within_limits(tmp_path: Path) -> None:
     store = PreloadStore(tmp_path)
     for number in range(1500):
@@ -132,6 +166,12 @@ def test_modules_that_are_never_preloaded(name: str) -> None:
 
 def test_names_that_only_look_forbidden() -> None:
     assert not any(map(is_forbidden, ["polars_ds", "mpi4py", "testing", "grpc_tools", "numpy.test"]))
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_API_KEY", "CUDA_TOKEN", "TF_VAR_database", "JAX_SECRET", "PYTHON_AUTH"])
+def test_templates_get_no_secrets_as_other_users_can_read_the_command_that_starts_them(name: str) -> None:
+    assert not variables_of_template({name: "x"})
+    assert template_key("abc", {name: "x"}) == "abc"
 
 
 def test_templates_are_known_by_the_variables_that_imports_read() -> None:

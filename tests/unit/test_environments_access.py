@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.access import Place, confinement_of, locate, refusal
+from farcall_endpoint.environments.access import Place, confinement_of, locate, mounted_by_others, refusal
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
 ANY = EnvironmentSettings()
@@ -135,6 +136,20 @@ def test_what_only_the_owner_can_replace_is_fixed(tmp_path: Path) -> None:
     assert found(tmp_path / "missing") == Place(f"{tmp_path}/missing", is_fixed=False)
 
 
+def test_what_a_user_s_program_serves_as_a_file_system_is_not_fixed() -> None:
+    options = {
+        "/scratch/my\\040images": "rw,user_id=1001,allow_other",
+        "/cvmfs": "ro,user_id=0",
+        "/own": "rw,user_id=7",
+    }
+    lines = [
+        f"{number} 27 0:48 / {path} rw - fuse.sshfs evil {each}"
+        for number, (path, each) in enumerate(options.items(), 36)
+    ]
+    lines.append("30 27 0:1 / /plain rw - ext4 /dev/vda rw")
+    assert mounted_by_others(lines, user=7) == {"/scratch/my images"}
+
+
 def test_where_an_image_is_mounted_for_a_confined_runner() -> None:
     def mounts(place: Place | None, *readable: str) -> tuple[bool, list[str]]:
         command = confinement_of(readable, "venv", image="/site/link", place=place)
@@ -162,3 +177,11 @@ def test_packages_by_name(requirement: str) -> None:
 @pytest.mark.parametrize("requirement", ["./here", "/home/owner/x", "a @ file:///home/owner/a", "git+https://x/y"])
 def test_packages_by_address(requirement: str) -> None:
     assert refusal(Environment(type="uv", requirements=(requirement,)), ANY, readable=[])
+
+
+def test_a_check_takes_no_longer_for_a_hostile_requirement() -> None:
+    began = time.process_time()
+    for _ in range(20):
+        assert refusal(Environment(type="uv", requirements=(f"a{' ' * 3900}!x@",)), ANY, readable=[])
+        assert refusal(Environment(type="uv", requirements=(f"a{' ' * 3900}x",)), ANY, readable=[])
+    assert time.process_time() - began < 1.0

@@ -14,7 +14,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,6 +25,7 @@ from farcall_endpoint.environments.runner import Runner, Start
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
+from farcall_endpoint.worker.namespaces import unescaped
 
 CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
 """Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
@@ -42,7 +43,7 @@ _REFERENCE: Final = re.compile(
     re.ASCII,
 )
 """An image in a registry, and not one of the many ways to name a file."""
-_REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[\w.,\s-]*\])?\s*([<>=!~;(].*)?", re.ASCII)
+_REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][\w.-]*(\s*\[[\w.,\s-]*\])?(\s*[<>=!~;(].*)?\s*", re.ASCII)
 """A package by name and version, and not the path or address of one."""
 _OWNERS_ONLY: Final = ("shifter",)
 _NEVER: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
@@ -157,6 +158,11 @@ def _resolve(path: str, tasks_write: Collection[str]) -> str | None:
 
 def _is_fixed(path: str, tasks_write: Collection[str]) -> bool:
     """Whether only root and the owner can replace a path without links, and what is in it; their tasks cannot."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+            of_others = mounted_by_others(file, user=os.geteuid())
+    except OSError:
+        return False
     for each in (path, *map(str, Path(path).parents)):
         try:
             found = os.lstat(each)
@@ -164,9 +170,25 @@ def _is_fixed(path: str, tasks_write: Collection[str]) -> bool:
             return False
         is_shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not found.st_mode & stat.S_ISVTX
         is_of_tasks = each in tasks_write or os.path.basename(each).startswith(TEMPORARY_PREFIX)  # noqa: PTH119
-        if is_shared or is_of_tasks or found.st_uid not in (0, os.geteuid()):
+        if each in of_others or is_shared or is_of_tasks or found.st_uid not in (0, os.geteuid()):
             return False
     return True
+
+
+def mounted_by_others(lines: Iterable[str], *, user: int) -> set[str]:
+    """Where other users than root and this one have mounted a file system that a program of theirs serves (FUSE): it
+    says what it likes about owners, modes and links, at each time. Pure.
+
+    :param lines: of ``/proc/self/mountinfo``.
+    """
+    found: set[str] = set()
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split()[:3]
+        own = {"user_id=0", f"user_id={user}"}
+        if kind.split(".")[0] in ("fuse", "fuseblk") and not own & set(options.split(",")):
+            found.add(unescaped(before.split()[4]))
+    return found
 
 
 def _is_below(location: str, target: str, readable: Collection[str]) -> bool:
@@ -228,7 +250,8 @@ def shown(type_: str, start: Start, place: Place, cache: Path) -> tuple[Start, l
 
 def seen_in(cache: Path, place: Place) -> str:
     """Where a command of :func:`showing` finds what others could replace."""
-    return str(cache / (".directory" if os.path.isdir(place.path) else ".file"))  # noqa: PTH112
+    kind = tree_root.DIRECTORY if os.path.isdir(place.path) else tree_root.FILE  # noqa: PTH112
+    return str(cache / f".{kind}")
 
 
 def showing(type_: str, place: Place, seen: str) -> list[str]:

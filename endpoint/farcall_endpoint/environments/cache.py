@@ -49,14 +49,7 @@ class Cache:
         :raises OSError: if others could write into it: it may be in a directory that all users share. Or if no code
             could be loaded from it.
         """
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.directory.lstat()
-        if (
-            not stat.S_ISDIR(found.st_mode)
-            or found.st_uid != os.geteuid()
-            or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        ):
-            raise PermissionError(f"the cache {self.directory} must be a directory that only this user can write")
+        make_private(self.directory)
         if os.statvfs(self.directory).f_flag & os.ST_NOEXEC:
             raise PermissionError(
                 f"the cache {self.directory} is on a file system without programs (mounted noexec); "
@@ -229,6 +222,18 @@ def locked(path: Path, kind: int, *, removes: bool = False) -> Iterator[None]:
                 return
         finally:
             os.close(descriptor)
+
+
+def make_private(directory: Path) -> None:
+    """Make the directory of a cache if it does not exist.
+
+    :raises OSError: if others could write into it: it may be in a directory that all users share.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    is_shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or is_shared:
+        raise PermissionError(f"the cache {directory} must be a directory that only this user can write")
 
 
 def _opened(path: Path) -> int:

@@ -190,7 +190,8 @@ def _remove_leftovers(parent: Path) -> None:
 
 def _kill_all(path: Path) -> None:
     with contextlib.suppress(OSError):
-        for pid in map(int, (path / "cgroup.procs").read_text(encoding="ascii").split()):
+        # 0 is a process outside of this one's process namespace, and to kill it would end this process's own group.
+        for pid in filter(None, map(int, (path / "cgroup.procs").read_text(encoding="ascii").split())):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 

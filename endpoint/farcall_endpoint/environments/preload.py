@@ -21,6 +21,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.files import write_private
+from farcall_endpoint.environments.cache import make_private
 from farcall_endpoint.worker.fork_hazards import is_forbidden
 
 _logger = logging.getLogger(__name__)
@@ -159,7 +160,8 @@ def statistics_key(environment_key: str, submitter: str) -> str:
 class PreloadStore:
     """Statistics by key, in a directory that several managers may share: the last writer wins.
 
-    :param directory: made when it is needed. Where it cannot be written, what is learned lasts as long as this object.
+    :param directory: in that of the cache; made when it is needed. Where it cannot be written, or others can write,
+        what is learned lasts as long as this object.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -190,6 +192,7 @@ class PreloadStore:
                 self._forget()
             statistics = Statistics()
             with contextlib.suppress(OSError, msgspec.MsgspecError):
+                self._check_directory()
                 statistics = msgspec.json.decode(self._path(key).read_bytes(), type=Statistics)
             self._kept[key] = _Kept(statistics)
         kept = self._kept[key] = self._kept.pop(key)  # the latest are at the end
@@ -202,6 +205,7 @@ class PreloadStore:
         if not kept.is_saved:
             self._save(oldest, kept)
         with contextlib.suppress(OSError):
+            self._check_directory()
             files = list(self._directory.iterdir())
             if len(files) > _MOST_FILES:
                 files.sort(key=lambda path: path.stat().st_mtime)
@@ -211,9 +215,18 @@ class PreloadStore:
     def _save(self, key: str, kept: _Kept) -> None:
         kept.is_saved = True
         try:
+            self._check_directory()
             write_private(self._path(key), msgspec.json.encode(kept.statistics))
         except OSError as error:
             _logger.debug("what tasks import is not saved: %s", error)
+
+    def _check_directory(self) -> None:
+        """Make the directory; before each use, as a program that cleans ``/tmp`` may have removed it.
+
+        :raises OSError: if other users could put files or links there.
+        """
+        make_private(self._directory.parent)
+        make_private(self._directory)
 
     def _path(self, key: str) -> Path:
         return self._directory / f"{key or 'own'}.json"

@@ -27,7 +27,9 @@ from typing import Final
 
 import msgspec
 
+from farcall_common.plain_text import plain
 from farcall_endpoint import process_reaper
+from farcall_endpoint.isolation.environment import is_secret
 from farcall_endpoint.worker.boot import MOST_DESCRIPTORS, Boot, Descriptors, send_boot
 from farcall_endpoint.worker.fork_protocol import (
     MAX_PACKET,
@@ -62,6 +64,8 @@ READ_AT_IMPORT: Final = (
 """Environment variables that Python and well-known packages read when they are loaded. A fork cannot change what they
 led to, so workers that differ in one of them come from different templates."""
 _is_read: Final = re.compile("|".join(map(fnmatch.translate, READ_AT_IMPORT))).match
+_is_for_others: Final = re.compile("TF_VAR_").match
+"""Values for Terraform, passwords among them; TensorFlow reads none of these."""
 _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
@@ -71,6 +75,8 @@ _SUSPECTED_LIMIT_S: Final = 60.0
 """A template that has been suspected for so long is killed, with its workers: nothing can be seen of their ends."""
 _MOST_PACKETS: Final = 200
 """In one turn: a hostile image sends without end."""
+_MOST_REASON: Final = 500
+"""Characters of what a template says of itself; its image may be hostile."""
 _FILL_AFTER_S: Final = 0.005
 """A spare child is replaced when the worker that it became has begun."""
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -81,8 +87,13 @@ _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 def variables_of_template(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of a worker's variables that its template must have, too, because they are read by imports."""
-    return {name: value for name, value in variables.items() if _is_read(name) and name not in _SET_BY_CHILDREN}
+    """Those of a worker's variables that its template must have, too, because they are read by imports. No secrets:
+    other users of the node can read the command line of a runner, and no import needs them."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if _is_read(name) and name not in _SET_BY_CHILDREN and not (is_secret(name) or _is_for_others(name))
+    }
 
 
 def template_key(environment_key: str, variables: Mapping[str, str]) -> str:
@@ -217,6 +228,8 @@ class Template:
         self._forks: dict[int, ForkedProcess] = {}
         self._spares: deque[ForkedProcess] = deque()
         self._next_number = 1
+        # Two packets for each module, and one of two at the end of the imports; then two for each child.
+        self._packets_left = 2 * len(modules) + 1
         self._fill_at = float("inf")
         self._suspected_at: float | None = None
         self._is_over = False
@@ -305,7 +318,9 @@ class Template:
             if fork.take_back():
                 self._spares.append(fork)  # when the template answers
                 raise TemplateSuspected("the template did not fork in time")
-            while not fork.is_answered() and self._read():  # the child says that it exists before it reads
+            deadline = time.monotonic() + ANSWER_S
+            # The child says that it exists before it reads.
+            while not fork.is_answered() and time.monotonic() < deadline and self._read():
                 pass
             if not fork.is_answered():
                 self._end("a child began without a word")
@@ -406,6 +421,9 @@ class Template:
     def _take(self, packet: FromTemplate, sender: int) -> None:
         if self.is_serving != isinstance(packet, Forked | NotForked | Exited):
             raise ValueError("a packet at the wrong time")
+        self._packets_left -= 1
+        if self._packets_left < 0:
+            raise ValueError("more packets than a template sends")
         match packet:
             case Importing(module=module) | Imported(module=module) | Skipped(module=module) if (
                 module not in self._modules
@@ -418,10 +436,12 @@ class Template:
                 self._cost[module] = seconds, size_bytes
             case Skipped(module=module, reason=reason):
                 self._importing = ""
-                self._skipped[module] = reason
+                self._skipped[module] = _one_line(reason)
+            case Refused(module=module) if module and module not in self._modules:
+                raise ValueError("a module that was not asked for")
             case Refused(module=module, reason=reason):
                 self.problem_module = module
-                self._end(reason)
+                self._end(_one_line(reason))
             case Serving(private_bytes=private_bytes):
                 self._importing = ""
                 self.private_bytes = private_bytes
@@ -433,11 +453,13 @@ class Template:
                 self._forked(fork, sender)
             case NotForked(number=number, reason=reason):
                 fork = self._forks.pop(number)
-                fork.problem = reason
+                fork.problem = _one_line(reason) or "it did not fork"
                 self._drop_spare(fork)
                 self._end_if_closed()
             case Exited(number=number, code=code):
                 if (ended := self._forks.get(number)) is not None:
+                    if ended.pidfd >= 0 and not _wait_readable(ended.pidfd, 0):
+                        raise ValueError("the end of a child that has not ended")  # it would not be killed any more
                     ended.code = code
                     if self._drop_spare(ended):
                         self._discard(ended)
@@ -470,6 +492,7 @@ class Template:
     def _ask(self, asked: Fork | Branch) -> ForkedProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._next_number += 1
+        self._packets_left += 2
         fork = ForkedProcess(self, ours, theirs, asked=asked)
         self._forks[fork.number] = fork
         if not self._send(asked, theirs.fileno()):
@@ -585,6 +608,11 @@ def start_template(
             ours.close()
             raise
     return process, ours
+
+
+def _one_line(reason: str) -> str:
+    """What a template says of itself, for logs and messages."""
+    return " ".join(plain(reason[:_MOST_REASON]).split())
 
 
 def _pid_of(ancillary: Sequence[tuple[int, int, bytes]]) -> int:

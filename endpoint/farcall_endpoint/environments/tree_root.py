@@ -302,6 +302,9 @@ def _become_with(how: str, path: str, command: list[str]) -> NoReturn:
             system.enter(network=True)
         descriptor = open_path(path)
         if how == "shown":
+            # In the cache, a place of the wrong kind would stay, and no later command could use it.
+            if os.path.basename(place) != f".{_kind_of(descriptor)}":  # noqa: PTH119
+                raise OSError(0, "it was replaced by something else")
             system.bind(descriptor, place, kind=_kind_of(descriptor), writable=False)
         else:
             os.dup2(descriptor, int(DESCRIPTOR))

@@ -66,6 +66,11 @@ def for_submitter(environment: Mapping[str, str], *, passed: Collection[str] = (
     }
 
 
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable may be a secret, by its name."""
+    return _pattern(_REFUSED).match(name) is not None
+
+
 def for_runner(technology: str, environment: Mapping[str, str], *, passed: Collection[str] = ()) -> dict[str, str]:
     """The variables for the program that starts a container for a submitter other than the owner: those of its tasks,
     and for Docker and Podman where their daemon, configuration and storage are. Their containers see neither."""

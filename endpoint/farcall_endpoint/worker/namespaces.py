@@ -328,10 +328,11 @@ def _mount_of(line: str) -> Mount:
     kind, _, of_all = after.split()[:3]
     written = options.split(",")
     is_writable = "ro" not in written and "ro" not in of_all.split(",")
-    return Mount(int(number), int(parent), _unescaped(path), kind, tuple(written), is_writable)
+    return Mount(int(number), int(parent), unescaped(path), kind, tuple(written), is_writable)
 
 
-def _unescaped(path: str) -> str:
+def unescaped(path: str) -> str:
+    """A path, as ``/proc/self/mountinfo`` writes it."""
     for escaped, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         path = path.replace(escaped, character)
     return path
