@@ -38,6 +38,14 @@ _MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 #: An option of a command: at the beginning or behind a space.
 _AN_OPTION: Final = re.compile(r"(^|\s)-")
+_PACKAGE: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_VERSION: Final = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9._*+!-]+"
+_REQUIREMENT: Final = re.compile(
+    rf"{_PACKAGE}\s*(?:\[\s*{_PACKAGE}(?:\s*,\s*{_PACKAGE})*\s*\])?"
+    rf"\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*\s*,?|\(\s*{_VERSION}(?:\s*,\s*{_VERSION})*\s*\))?"
+    r"\s*(?:;[\w\s.'\"<>=!~()*+-]+)?"
+)
+_FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
 #: Of apptainer and singularity, which take all else for the path of a file.
 _URI: Final = re.compile(r"[a-z]+://|(docker-archive|docker-daemon|oci|oci-archive|dir|localimage):")
 _LONGEST_LABEL: Final = 80
@@ -124,7 +132,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             return f"type {self.type} takes {what} or an absolute path of the endpoint's nodes, not {self.location!r}"
         if len(msgspec.json.encode(self)) > MAX_BYTES:
             return f"more than {MAX_BYTES} bytes"
-        return ""
+        return next(filter(None, map(requirement_problem, self.requirements)), "")
 
     @property
     def key(self) -> str:
@@ -145,6 +153,18 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         """The ``container`` of a task whose environment is not registered. A release that knows no environments leaves
         the environment out and keeps this name: it has no such container, and refuses the task."""
         return f"environment-{self.key[:16]}"
+
+
+def requirement_problem(requirement: str) -> str:
+    """Why a requirement is refused; empty for a name with extras, versions and markers (PEP 508). A path would be read,
+    and a URL be fetched, with the rights of the endpoint's owner."""
+    text = " ".join(requirement.split())  # many spaces would take the pattern long
+    if _REQUIREMENT.fullmatch(text) and not text.lower().endswith(_FILES):
+        return ""
+    return (
+        f"{requirement!r} is refused: a requirement is the name of a package with versions, such as polars==1.*; "
+        "paths, URLs and options are not installed here. Fix: publish it to the index, or use a container image."
+    )
 
 
 def state_of(row: Mapping[str, Any]) -> str:

@@ -42,8 +42,6 @@ _REFERENCE: Final = re.compile(
     re.ASCII,
 )
 """An image in a registry, and not one of the many ways to name a file."""
-_REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[\w.,\s-]*\])?\s*([<>=!~;(].*)?", re.ASCII)
-"""A package by name and version, and not the path or address of one."""
 _OWNERS_ONLY: Final = ("shifter",)
 _NEVER: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
@@ -94,9 +92,9 @@ def locate(
         return None
     location = environment.location
     if environment.type == UV:
-        if all(_REQUIREMENT.fullmatch(each) and "@" not in each for each in environment.requirements):
-            return None
-        raise Refused("packages are named by name and version, not by path or address")
+        if problem := environment.problem():
+            raise Refused(problem)
+        return None
     if environment.type in _OWNERS_ONLY:
         raise Refused(f"{environment.type} does not separate them from the owner's files")
     if ".." in Path(location).parts:

@@ -32,17 +32,14 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.preload import PreloadStore, statistics_key
-from farcall_endpoint.environments.preparation import (
-    PreparationReport,
-    PreparationSettings,
-    Prepared,
-)
+from farcall_endpoint.environments.preparation import PreparationReport, PreparationSettings, Prepared
 from farcall_endpoint.environments.preparer import Preparer
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool, TemplateRoot
 from farcall_endpoint.environments.templates import (
+    TEMPLATE,
     ForkedProcess,
     start_template,
     template_key,
@@ -57,7 +54,6 @@ _LONGEST_SOCKET_NAME: Final = 100
 """Of 108 bytes with the final zero; a mount may add a few."""
 _MOST_LOGS: Final = 50
 _CREDENTIALS: Final = struct.Struct("3i")
-TEMPLATE: Final = "farcall_endpoint.worker.template"
 _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
 _REMOTE: Final = ("docker",)
