@@ -58,7 +58,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param type: the technology, one of :data:`TYPES`.
     :param location: the image, root directory or prefix; empty for ``uv``.
     :param requirements: packages to install, as pip takes them; for ``uv`` only.
-    :param preload: modules that a worker has loaded before its first task; None: those that earlier tasks imported.
+    :param preload: modules that templates import, for the workers forked from them; None: those that earlier tasks
+        imported.
     :param name: the name that it was registered under, for people.
     """
 

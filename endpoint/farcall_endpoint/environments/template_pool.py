@@ -464,6 +464,8 @@ class TemplatePool:
 
     def _learn_cost(self, entry: _Entry, *, now: float) -> None:
         imports = entry.template.imports
+        for module, reason in imports.skipped.items():
+            _logger.warning("%s is not preloaded in %s: %.200r", module, entry.environment_key or "workers", reason)
         statistics = measured(self._store.of(entry.statistics_key), imports.cost, imports.skipped)
         self._store.put(entry.statistics_key, statistics, now=now)
 
