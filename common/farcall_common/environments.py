@@ -18,6 +18,8 @@ from farcall_common.errors import did_you_mean
 
 IMAGES: Final = ("apptainer", "docker", "podman", "podman-hpc", "shifter", "singularity")
 """Technologies whose location is an image: a reference, a file or a directory, in the form that their commands take."""
+OF_REGISTRIES: Final = ("docker", "shifter")
+"""Of these, those that take references only."""
 TREES: Final = ("bubblewrap", "charliecloud")
 """Technologies whose location is the directory of a root file system."""
 PREFIXES: Final = ("conda", "venv")
@@ -126,11 +128,17 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.type in (*TREES, *PREFIXES) and not self.location.startswith("/"):
             what = "prefix, not its name (`conda env list` shows it)" if self.type == "conda" else "directory"
             return f"type {self.type} takes the absolute path of the {what}, not {self.location!r}"
+        if self.type in OF_REGISTRIES and self.location.startswith("/"):
+            return (
+                f"type {self.type} takes a reference (NAME:TAG), not the path {self.location!r}. Choose another type: "
+                "apptainer for a file, bubblewrap for the directory of a root file system, venv for one of Python"
+            )
         by_uri = self.type in ("apptainer", "singularity")
         is_path = by_uri and _URI.match(self.location) is None and not self.location.startswith("/")
         if self.type in IMAGES and (is_path or self.location[0] in ".~"):
             what = "a URI (docker://NAME)" if by_uri else "a reference (NAME:TAG)"
-            return f"type {self.type} takes {what} or an absolute path of the endpoint's nodes, not {self.location!r}"
+            what += "" if self.type in OF_REGISTRIES else " or an absolute path of the endpoint's nodes"
+            return f"type {self.type} takes {what}, not {self.location!r}"
         if len(msgspec.json.encode(self)) > MAX_BYTES:
             return f"more than {MAX_BYTES} bytes"
         return next(filter(None, map(requirement_problem, self.requirements)), "")

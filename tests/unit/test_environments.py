@@ -8,7 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from farcall_common.environments import IMAGES, MAX_BYTES, PREFIXES, TREES, TYPES, UV, Environment, requirement_problem
+from farcall_common.environments import (
+    IMAGES,
+    MAX_BYTES,
+    OF_REGISTRIES,
+    PREFIXES,
+    TREES,
+    TYPES,
+    UV,
+    Environment,
+    requirement_problem,
+)
 from farcall_common.task_options import TaskOptions
 
 SIF = {"type": "apptainer", "location": "/images/sci.sif"}
@@ -16,7 +26,8 @@ SIF = {"type": "apptainer", "location": "/images/sci.sif"}
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_every_type_has_a_valid_form(type_: str) -> None:
-    fields = {"requirements": ["polars==1.*"]} if type_ == UV else {"location": "/opt/env"}
+    location = {"location": "python:3.12-slim" if type_ in OF_REGISTRIES else "/opt/env"}
+    fields = {"requirements": ["polars==1.*"]} if type_ == UV else location
     made = Environment.of({"type": type_, **fields})
     assert Environment.of(made) == made == msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Environment)
     assert {*IMAGES, *TREES, *PREFIXES, UV} == set(TYPES)
@@ -65,6 +76,8 @@ def test_references_of_each_technology_are_taken(type_: str, location: str) -> N
             "a URI \\(docker://NAME\\) or an absolute path of the endpoint's nodes",
         ),
         (SIF | {"location": "sci.sif", "type": "singularity"}, "not 'sci.sif'"),
+        ({"type": "docker", "location": "/images/sci.sif"}, "apptainer for a file"),
+        ({"type": "shifter", "location": "./sci"}, "takes a reference \\(NAME:TAG\\), not"),
         ({"type": "podman", "location": "./sci"}, "a reference \\(NAME:TAG\\) or an absolute path"),
         (SIF | {"preload": ["os; import evil"]}, "preload"),
         (SIF | {"preload": ["os\n"]}, "preload"),

@@ -103,7 +103,7 @@ class Preparation:
     def release(self, key: str) -> None:
         """What was prepared of an environment may be removed."""
         for name in self._entries.pop(key, ()):
-            if not any(name in names for names in self._entries.values()):
+            if not any(name in names for names in list(self._entries.values())):  # threads add some
                 self._cache.release(name)
 
     def _prepare(self, environment: Environment, *, trusted: bool) -> Prepared:
