@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.access import Place, confinement_of, locate, refusal
+from farcall_endpoint.environments.access import Place, Refused, confinement_of, locate
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
 ANY = EnvironmentSettings()
@@ -15,6 +16,17 @@ ANY = EnvironmentSettings()
 
 def of(type_: str, location: str) -> Environment:
     return Environment(type=type_, location=location)
+
+
+def refusal(
+    environment: Environment, settings: EnvironmentSettings, *, readable: Collection[str], node_path: str = ""
+) -> str:
+    """Why tasks of other submitters may not use an environment; empty if they may."""
+    try:
+        locate(environment, settings, readable=readable, node_path=node_path)
+    except Refused as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(

@@ -61,17 +61,6 @@ class Place(NamedTuple):
     is_fixed: bool
 
 
-def refusal(
-    environment: Environment, settings: EnvironmentSettings, *, readable: Collection[str], node_path: str = ""
-) -> str:
-    """Why tasks of other submitters than the owner may not use an environment; empty if they may. As :func:`locate`."""
-    try:
-        locate(environment, settings, readable=readable, node_path=node_path)
-    except Refused as error:
-        return str(error)
-    return ""
-
-
 def locate(
     environment: Environment,
     settings: EnvironmentSettings,

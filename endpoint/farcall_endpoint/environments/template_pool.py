@@ -212,12 +212,12 @@ class TemplatePool:
         except TemplateFailed as error:
             _logger.info("a template is started afresh: %s", error)
             return False
-        self._begin(
+        self.add(
             key,
             environment_key,
             connection,
             modules,
-            parent.root,
+            root=parent.root,
             stop=lambda: parent.template.end_branch(process),
             now=now,
             statistics_key=statistics_key,
@@ -246,27 +246,14 @@ class TemplatePool:
         stop: Callable[[], object],
         now: float,
         statistics_key: str | None = None,
+        parent: _Entry | None = None,
     ) -> None:
         """A template has connected.
 
         :param statistics_key: None: that of the owner's tasks.
         :param stop: ends what was started for it, when it is over.
+        :param parent: the template that it is a branch of.
         """
-        self._begin(key, environment_key, connection, modules, root, stop=stop, now=now, statistics_key=statistics_key)
-
-    def _begin(
-        self,
-        key: str,
-        environment_key: str,
-        connection: socket.socket,
-        modules: tuple[str, ...],
-        root: TemplateRoot,
-        *,
-        stop: Callable[[], object],
-        now: float,
-        statistics_key: str | None,
-        parent: _Entry | None = None,
-    ) -> None:
         self._reserved.discard(key)
         template = Template(
             connection,

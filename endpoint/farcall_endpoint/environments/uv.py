@@ -74,7 +74,6 @@ class UvRunner:
 
     type: Final = UV
     worker_target: Final = PrefixRunner.worker_target
-    passes_descriptors: Final = PrefixRunner.passes_descriptors
 
     def __init__(
         self, *, source_builds: bool = False, index_url: str = "", confine: bool = True, readable: Sequence[str] = ()
