@@ -26,7 +26,9 @@ PREFIXES: Final = ("conda", "venv")
 """Technologies whose location is the directory of a Python installation."""
 UV: Final = "uv"
 """Packages that the endpoint installs; there is no location."""
-TYPES: Final = tuple(sorted((*IMAGES, *TREES, *PREFIXES, UV)))
+WITHOUT_CONTAINER: Final = (*PREFIXES, UV)
+"""Technologies whose workers see the node as its user does."""
+TYPES: Final = tuple(sorted((*IMAGES, *TREES, *WITHOUT_CONTAINER)))
 
 MAX_LOCATION: Final = 1000
 MAX_REQUIREMENTS: Final = 100

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from farcall_common.environments import PREFIXES, TREES, UV, Environment
+from farcall_common.environments import TREES, UV, WITHOUT_CONTAINER, Environment
 from farcall_endpoint.environments import tree_root
 from farcall_endpoint.environments.bubblewrap import ASSEMBLE
 from farcall_endpoint.environments.runner import Runner, Start
@@ -26,7 +26,7 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
 
-CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
+CONFINED_OUTSIDE: Final = frozenset({*TREES, *WITHOUT_CONTAINER})
 """Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
 namespaces of their own."""
 UNTRUSTED_OUTSIDE: Final = CONFINED_OUTSIDE - {UV}

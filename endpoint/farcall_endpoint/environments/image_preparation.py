@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_common.environments import PREFIXES, UV, Environment
+from farcall_common.environments import PREFIXES, UV, WITHOUT_CONTAINER, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments import access, probe
@@ -234,7 +234,7 @@ class Preparation:
 
     def _mounts_of(self, environment: Environment, runner: Runner) -> tuple[Mount, ...]:
         """An empty directory in the place of the worker's code: so a probe starts as a worker does."""
-        if environment.type in (*PREFIXES, UV):
+        if environment.type in WITHOUT_CONTAINER:
             return ()
         empty = self._cache.directory / _EMPTY
         empty.mkdir(mode=0o755, exist_ok=True)

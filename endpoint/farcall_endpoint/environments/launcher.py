@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, UV, Environment
+from farcall_common.environments import WITHOUT_CONTAINER, Environment
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
@@ -507,7 +507,7 @@ class EnvironmentLauncher:
     ) -> Start:
         code, run = prepared.bundle, str(directory)
         mounts: tuple[Mount, ...] = ()
-        if environment.type not in (*PREFIXES, UV):
+        if environment.type not in WITHOUT_CONTAINER:
             code, run = runner.worker_target, f"{runner.worker_target}/{bundle.RUN}"
             mounts = (
                 *(Mount(prepared.bundle, code), Mount(str(directory), run)),
