@@ -18,13 +18,17 @@ from farcall_common.errors import did_you_mean
 
 IMAGES: Final = ("apptainer", "docker", "podman", "podman-hpc", "shifter", "singularity")
 """Technologies whose location is an image: a reference, a file or a directory, in the form that their commands take."""
+OF_REGISTRIES: Final = ("docker", "shifter")
+"""Of these, those that take references only."""
 TREES: Final = ("bubblewrap", "charliecloud")
 """Technologies whose location is the directory of a root file system."""
 PREFIXES: Final = ("conda", "venv")
 """Technologies whose location is the directory of a Python installation."""
 UV: Final = "uv"
 """Packages that the endpoint installs; there is no location."""
-TYPES: Final = tuple(sorted((*IMAGES, *TREES, *PREFIXES, UV)))
+WITHOUT_CONTAINER: Final = (*PREFIXES, UV)
+"""Technologies whose workers see the node as its user does."""
+TYPES: Final = tuple(sorted((*IMAGES, *TREES, *WITHOUT_CONTAINER)))
 
 MAX_LOCATION: Final = 1000
 MAX_REQUIREMENTS: Final = 100
@@ -38,6 +42,14 @@ _MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 #: An option of a command: at the beginning or behind a space.
 _AN_OPTION: Final = re.compile(r"(^|\s)-")
+_PACKAGE: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_VERSION: Final = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9._*+!-]+"
+_REQUIREMENT: Final = re.compile(
+    rf"{_PACKAGE}\s*(?:\[\s*{_PACKAGE}(?:\s*,\s*{_PACKAGE})*\s*\])?"
+    rf"\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*\s*,?|\(\s*{_VERSION}(?:\s*,\s*{_VERSION})*\s*\))?"
+    r"\s*(?:;[\w\s.'\"<>=!~()*+-]+)?"
+)
+_FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
 #: Of apptainer and singularity, which take all else for the path of a file.
 _URI: Final = re.compile(r"[a-z]+://|(docker-archive|docker-daemon|oci|oci-archive|dir|localimage):")
 _LONGEST_LABEL: Final = 80
@@ -50,7 +62,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param type: the technology, one of :data:`TYPES`.
     :param location: the image, root directory or prefix; empty for ``uv``.
     :param requirements: packages to install, as pip takes them; for ``uv`` only.
-    :param preload: modules that a worker has loaded before its first task; None: those that earlier tasks imported.
+    :param preload: modules that templates import, for the workers forked from them; None: those that earlier tasks
+        imported.
     :param name: the name that it was registered under, for people.
     """
 
@@ -117,14 +130,20 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         if self.type in (*TREES, *PREFIXES) and not self.location.startswith("/"):
             what = "prefix, not its name (`conda env list` shows it)" if self.type == "conda" else "directory"
             return f"type {self.type} takes the absolute path of the {what}, not {self.location!r}"
+        if self.type in OF_REGISTRIES and self.location.startswith("/"):
+            return (
+                f"type {self.type} takes a reference (NAME:TAG), not the path {self.location!r}. Choose another type: "
+                "apptainer for a file, bubblewrap for the directory of a root file system, venv for one of Python"
+            )
         by_uri = self.type in ("apptainer", "singularity")
         is_path = by_uri and _URI.match(self.location) is None and not self.location.startswith("/")
         if self.type in IMAGES and (is_path or self.location[0] in ".~"):
             what = "a URI (docker://NAME)" if by_uri else "a reference (NAME:TAG)"
-            return f"type {self.type} takes {what} or an absolute path of the endpoint's nodes, not {self.location!r}"
+            what += "" if self.type in OF_REGISTRIES else " or an absolute path of the endpoint's nodes"
+            return f"type {self.type} takes {what}, not {self.location!r}"
         if len(msgspec.json.encode(self)) > MAX_BYTES:
             return f"more than {MAX_BYTES} bytes"
-        return ""
+        return next(filter(None, map(requirement_problem, self.requirements)), "")
 
     @property
     def key(self) -> str:
@@ -145,6 +164,18 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         """The ``container`` of a task whose environment is not registered. A release that knows no environments leaves
         the environment out and keeps this name: it has no such container, and refuses the task."""
         return f"environment-{self.key[:16]}"
+
+
+def requirement_problem(requirement: str) -> str:
+    """Why a requirement is refused; empty for a name with extras, versions and markers (PEP 508). A path would be read,
+    and a URL be fetched, with the rights of the endpoint's owner."""
+    text = " ".join(requirement.split())  # many spaces would take the pattern long
+    if _REQUIREMENT.fullmatch(text) and not text.lower().endswith(_FILES):
+        return ""
+    return (
+        f"{requirement!r} is refused: a requirement is the name of a package with versions, such as polars==1.*; "
+        "paths, URLs and options are not installed here. Fix: publish it to the index, or use a container image."
+    )
 
 
 def state_of(row: Mapping[str, Any]) -> str:

@@ -159,7 +159,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "pending_blocks": "Those of the blocks that have no manager yet.",
     "pending_tasks": "Tasks that wait for a worker there.",
     "platform": "Operating system and machine.",
-    "preload": "Modules that a worker has loaded before its first task; null: those that earlier tasks imported.",
+    "preload": "Modules that templates import, for workers forked from them; null: those that earlier tasks imported.",
     "problem": "The problem that the endpoint reported; empty: none.",
     "provider": "Identity provider: `dev`, `globus`, `oidc`, or `farcall` for a service account.",
     "public": "Whether every user of the deployment may use it.",

@@ -708,7 +708,8 @@ class Client(SourceCode, Sharing):
         :param container_type: apptainer, bubblewrap, charliecloud, conda, docker, podman, podman-hpc, shifter,
             singularity, uv or venv; with ``requirements`` it is uv.
         :param name: its name in :meth:`Client.run` and elsewhere; else its id.
-        :param preload: modules that a worker has loaded before its first task; else those that earlier tasks imported.
+        :param preload: modules that templates import, for the workers forked from them; else those that earlier tasks
+            imported.
         :param requirements: packages that the endpoint installs, as pip takes them; then there is no ``location``.
         :raises InvalidRequest: for a type that there is not, or a location that it cannot have.
         :raises Conflict: for the name of another container of yours.

@@ -169,6 +169,17 @@ def test_a_template_is_replaced_when_tasks_import_more(pool: Pool) -> None:
     assert pool.start() is None
 
 
+def test_a_module_of_the_list_that_is_missing_is_logged_and_tried_again(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert pool.start(preload=("wave", "late")) == ("wave", "late")
+    assert "late is not preloaded in e: " in caplog.text
+    pool.pool.release("e")
+    (pool.directory / "late.py").touch()  # such as by `pip install`
+    assert pool.start(preload=("wave", "late")) == ("wave", "late")
+    assert {"wave", "late"} <= set(pool.loaded())
+
+
 def test_a_template_is_kept_for_four_times_its_start(pool: Pool) -> None:
     """No longer: until another one replaces it, each task of a new kind imports its modules itself."""
     pool.start_s = 2.0

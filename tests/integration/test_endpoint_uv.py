@@ -165,7 +165,8 @@ def test_an_index_that_does_not_answer_fails_in_words_of_uv(cache: Path, monkeyp
 def test_a_dangerous_requirement_never_reaches_uv(index: Path, cache: Path, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "own", "1.0")
     for requirement in (str(wheel), f"own @ {wheel.as_uri()}", "git+https://example.org/x", f"{wheel.name}"):
-        said = refusal(UvRunner(index_url=str(index)), packages("stone", requirement), cache)
+        unchecked = Environment(type="uv", requirements=("stone", requirement))
+        said = refusal(UvRunner(index_url=str(index)), unchecked, cache)
         assert f"{requirement!r} is refused: a requirement is the name of a package" in said
     assert not cache.exists()
 

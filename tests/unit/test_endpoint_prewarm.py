@@ -129,11 +129,15 @@ def test_the_status_says_how_far_it_is(status: EnvironmentStatus, why: str, fail
 
 def test_the_status_names_other_requests_that_hold_the_slots() -> None:
     managers, prewarming = managers_of(2), Prewarming()
-    other = PrewarmRequest(environment=Environment(type="venv", location="/v"), count=1)
-    prewarming.request([other, request(2)])
+    other = PrewarmRequest(environment=Environment(type="apptainer", location="/v.sif"), count=1)
+    elsewhere = PrewarmRequest(environment=Environment(type="apptainer", location="/w.sif"), count=1, node="typo")
+    prewarming.request([other, elsewhere, request(2)])
     managers.note_environments("m0", (EnvironmentStatus(SCI.key, "sci", "apptainer", warm=1),))
     rows = {row["key"]: row for row in prewarming.describe(managers)}
     assert "there are 2 slots, and other requests want 1" in str(rows[SCI.key]["why"])
+    failed = EnvironmentStatus(other.environment.key, "/v.sif", "apptainer", problem="no such image")
+    managers.note_environments("m0", (EnvironmentStatus(SCI.key, "sci", "apptainer", warm=1), failed))
+    assert {row["key"]: row["why"] for row in prewarming.describe(managers)}[SCI.key] == ""
     managers.note_environments("m0", (EnvironmentStatus(SCI.key, "sci", "apptainer", warm=2),))
     assert {row["key"]: row["why"] for row in prewarming.describe(managers)}[SCI.key] == ""
 

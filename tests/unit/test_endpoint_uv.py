@@ -5,53 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import Start
 from farcall_endpoint.environments.runners import runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.uv import UvRunner, _variables, problem_of
+from farcall_endpoint.environments.uv import UvRunner, _variables
 
 CACHE = Path("/cache")
 
 
 def packages(*requirements: str) -> Environment:
     return Environment.of({"type": "uv", "requirements": requirements})
-
-
-@pytest.mark.parametrize(
-    "requirement",
-    [
-        *("numpy", "polars==1.*", "scipy >= 1.11, < 2", "requests[socks,security]>=2", "zope.interface", "a1"),
-        *("x~=1.4.2", "x===1.0+local", "x!=1.5", "x (>=1,<2)", "torch==2.4.0+cu121", "ruamel_yaml"),
-        'tomli>=2; python_version < "3.11"',
-        "pywin32 ; sys_platform == 'win32' and platform_machine != 'arm64'",
-    ],
-)
-def test_names_with_versions_are_taken(requirement: str) -> None:
-    assert problem_of(requirement) == ""
-
-
-@pytest.mark.parametrize(
-    "requirement",
-    [
-        *("./here", "/etc", "../x", ".", "a/b", "package.whl", "package-1.0.tar.gz", "~/x", "C:\\x"),
-        *("x @ https://example.org/x.whl", "https://example.org/x.whl", "git+https://example.org/x", "file:///etc"),
-        *(
-            "-r requirements.txt",
-            "--index-url=https://example.org",
-            "-e .",
-            "-c x",
-            "x --no-binary x",
-            "x @ file:///etc",
-        ),
-        *("", " ", "x y", "x==", "==1", "x;", "x\nx", "x\n--index-url=y", "x[", "x[]", "x==1;import os;/etc"),
-    ],
-)
-def test_everything_else_is_refused(requirement: str) -> None:
-    assert "is refused: a requirement is the name of a package" in problem_of(requirement)
 
 
 def test_the_command_of_a_preparation() -> None:

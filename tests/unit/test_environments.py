@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
-from farcall_common.environments import IMAGES, MAX_BYTES, PREFIXES, TREES, TYPES, UV, Environment
+from farcall_common.environments import (
+    IMAGES,
+    MAX_BYTES,
+    OF_REGISTRIES,
+    PREFIXES,
+    TREES,
+    TYPES,
+    UV,
+    Environment,
+    requirement_problem,
+)
 from farcall_common.task_options import TaskOptions
 
 SIF = {"type": "apptainer", "location": "/images/sci.sif"}
@@ -15,7 +26,8 @@ SIF = {"type": "apptainer", "location": "/images/sci.sif"}
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_every_type_has_a_valid_form(type_: str) -> None:
-    fields = {"requirements": ["polars==1.*"]} if type_ == UV else {"location": "/opt/env"}
+    location = {"location": "python:3.12-slim" if type_ in OF_REGISTRIES else "/opt/env"}
+    fields = {"requirements": ["polars==1.*"]} if type_ == UV else location
     made = Environment.of({"type": type_, **fields})
     assert Environment.of(made) == made == msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Environment)
     assert {*IMAGES, *TREES, *PREFIXES, UV} == set(TYPES)
@@ -64,6 +76,8 @@ def test_references_of_each_technology_are_taken(type_: str, location: str) -> N
             "a URI \\(docker://NAME\\) or an absolute path of the endpoint's nodes",
         ),
         (SIF | {"location": "sci.sif", "type": "singularity"}, "not 'sci.sif'"),
+        ({"type": "docker", "location": "/images/sci.sif"}, "apptainer for a file"),
+        ({"type": "shifter", "location": "./sci"}, "takes a reference \\(NAME:TAG\\), not"),
         ({"type": "podman", "location": "./sci"}, "a reference \\(NAME:TAG\\) or an absolute path"),
         (SIF | {"preload": ["os; import evil"]}, "preload"),
         (SIF | {"preload": ["os\n"]}, "preload"),
@@ -149,3 +163,47 @@ def test_task_has_one_environment(both: dict[str, Any]) -> None:
 def test_requirements_are_a_list(wrong: Any) -> None:
     with pytest.raises(TypeError, match="requirements: expected a list"):
         TaskOptions.of(requirements=wrong)
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        *("numpy", "polars==1.*", "scipy >= 1.11, < 2", "requests[socks,security]>=2", "zope.interface", "a1"),
+        *("x~=1.4.2", "x===1.0+local", "x!=1.5", "x (>=1,<2)", "torch==2.4.0+cu121", "ruamel_yaml"),
+        'tomli>=2; python_version < "3.11"',
+        "pywin32 ; sys_platform == 'win32' and platform_machine != 'arm64'",
+    ],
+)
+def test_names_with_versions_are_taken(requirement: str) -> None:
+    assert requirement_problem(requirement) == ""
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        *("./here", "/etc", "../x", ".", "a/b", "package.whl", "package-1.0.tar.gz", "~/x", "C:\\x"),
+        *("x @ https://example.org/x.whl", "https://example.org/x.whl", "git+https://example.org/x", "file:///etc"),
+        *(
+            "-r requirements.txt",
+            "--index-url=https://example.org",
+            "-e .",
+            "-c x",
+            "x --no-binary x",
+            "x @ file:///etc",
+        ),
+        *("", " ", "x y", "x==", "==1", "x;", "x\nx", "x\n--index-url=y", "x[", "x[]", "x==1;import os;/etc"),
+    ],
+)
+def test_everything_else_is_refused(requirement: str) -> None:
+    assert "is refused: a requirement is the name of a package" in requirement_problem(requirement)
+
+
+def test_a_refused_requirement_makes_no_environment() -> None:
+    with pytest.raises(ValueError, match="is refused: a requirement is the name of a package"):
+        Environment.of({"type": "uv", "requirements": ["polars", "git+https://example.org/x"]})
+
+
+def test_many_spaces_are_checked_at_once() -> None:
+    before = time.monotonic()
+    assert requirement_problem("x" + " " * 100_000 + "!")
+    assert time.monotonic() - before < 1.0

@@ -7,13 +7,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from farcall_endpoint.environments import bundle
-from farcall_endpoint.environments.bundle import Abi, make_bundle, modules_in, own_abi, uv_command
+from farcall_endpoint.environments.bundle import Abi, make_bundle, own_abi, uv_command
 from farcall_endpoint.environments.probe import STANDARD_MODULES
 from farcall_endpoint.worker import bootstrap
 
@@ -56,6 +56,13 @@ def imports(made: Path) -> dict[str, str | None]:
     assert done.returncode == 0, done.stderr
     found: dict[str, str | None] = json.loads(done.stdout)
     return found
+
+
+def modules_in(library: Path) -> Iterator[str]:
+    """The names of the Python modules in a bundle's library."""
+    for path in library.rglob("*.py"):
+        parts = path.relative_to(library).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def test_the_bundle_is_small(made: Path) -> None:

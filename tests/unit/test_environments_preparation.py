@@ -103,7 +103,6 @@ class ConvertingRunner:
     """Makes an image whose programs are not there until ``has_python`` is true."""
 
     type = "apptainer"
-    passes_descriptors = False
     worker_target = "/run/farcall/worker"
     has_python = False
 

@@ -175,7 +175,7 @@ class FunctionAlias:
 @dataclasses.dataclass(frozen=True)
 class Container:
     """A registered environment: an image as its ``technology`` (docker, singularity, ...) refers to one, or packages to
-    install (``uv``). ``preload``: modules that a worker has loaded before its first task; None: learned."""
+    install (``uv``). ``preload``: modules that templates import; None: learned."""
 
     container_id: str
     owner_id: str

@@ -170,11 +170,24 @@ class Prewarming:
             if status.key == key and status.problem and status.since != self._since.get((manager_id, key))
         ]
         warm = sum(each.warm + each.busy for each in here)
-        others = sum(each.count for each in self._requests.values() if each is not request) if warm < placed else 0
+        others = 0
+        if warm < placed:
+            rest = [each for each in self._requests.values() if each is not request]
+            others = sum(_taken(each, managers.members) for each in rest)
         why, is_final = _why(request, members, placed, others=others)
         if failed and not is_final and key not in self._renewed:
             why, is_final = failed[0], True
         return _described(request, placed, warm, sum(each.starting for each in here), why, is_final)
+
+
+def _taken(request: PrewarmRequest, managers: Mapping[str, ManagerEntry]) -> int:
+    """The slots that the workers of a request have or get: none where they cannot be started."""
+    key = request.environment.key
+    return sum(
+        count
+        for manager_id, count in spread(request, managers).items()
+        if not any(status.key == key and status.problem for status in managers[manager_id].environments)
+    )
 
 
 def _described(
@@ -198,7 +211,7 @@ def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int
     """What the request waits for, or why it cannot be done in full, and whether that is final; empty if nothing is to
     say.
 
-    :param others: workers that other requests want, if some of this one are missing.
+    :param others: workers that other requests have or get, if some of this one are missing.
     """
     if not members:
         return (f"there is no node {request.node}", True) if request.node else ("there is no node yet", False)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from farcall_common.environments import PREFIXES, TREES, UV, Environment
+from farcall_common.environments import TREES, UV, WITHOUT_CONTAINER, Environment
 from farcall_endpoint.environments import tree_root
 from farcall_endpoint.environments.bubblewrap import ASSEMBLE
 from farcall_endpoint.environments.runner import Runner, Start
@@ -27,7 +27,7 @@ from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
 from farcall_endpoint.worker.namespaces import unescaped
 
-CONFINED_OUTSIDE: Final = frozenset({*TREES, *PREFIXES, UV})
+CONFINED_OUTSIDE: Final = frozenset({*TREES, *WITHOUT_CONTAINER})
 """Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
 namespaces of their own."""
 UNTRUSTED_OUTSIDE: Final = CONFINED_OUTSIDE - {UV}
@@ -43,8 +43,6 @@ _REFERENCE: Final = re.compile(
     re.ASCII,
 )
 """An image in a registry, and not one of the many ways to name a file."""
-_REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][\w.-]*(\s*\[[\w.,\s-]*\])?(\s*[<>=!~;(].*)?\s*", re.ASCII)
-"""A package by name and version, and not the path or address of one."""
 _OWNERS_ONLY: Final = ("shifter",)
 _NEVER: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
@@ -62,17 +60,6 @@ class Place(NamedTuple):
 
     path: str
     is_fixed: bool
-
-
-def refusal(
-    environment: Environment, settings: EnvironmentSettings, *, readable: Collection[str], node_path: str = ""
-) -> str:
-    """Why tasks of other submitters than the owner may not use an environment; empty if they may. As :func:`locate`."""
-    try:
-        locate(environment, settings, readable=readable, node_path=node_path)
-    except Refused as error:
-        return str(error)
-    return ""
 
 
 def locate(
@@ -95,9 +82,9 @@ def locate(
         return None
     location = environment.location
     if environment.type == UV:
-        if all(_REQUIREMENT.fullmatch(each) and "@" not in each for each in environment.requirements):
-            return None
-        raise Refused("packages are named by name and version, not by path or address")
+        if problem := environment.problem():
+            raise Refused(problem)
+        return None
     if environment.type in _OWNERS_ONLY:
         raise Refused(f"{environment.type} does not separate them from the owner's files")
     if ".." in Path(location).parts:

@@ -43,7 +43,6 @@ class ApptainerRunner:
     The container has process and IPC namespaces of its own: it dies with its first process, which dies with ours.
     """
 
-    passes_descriptors = False
     worker_target = "/run/farcall/worker"
 
     def __init__(self, type: Literal["apptainer", "singularity"]) -> None:  # noqa: A002 - the seam's name

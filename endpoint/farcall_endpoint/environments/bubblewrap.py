@@ -58,7 +58,6 @@ class BubblewrapRunner:
 
     type = "bubblewrap"
     worker_target = WORKER_TARGET
-    passes_descriptors = True
 
     def __init__(self, *, is_root: bool = os.geteuid() == 0) -> None:
         self._is_root = is_root

@@ -21,7 +21,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -184,10 +184,3 @@ def _source(name: str) -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin)
-
-
-def modules_in(library: Path) -> Iterator[str]:
-    """The names of the Python modules in a bundle's library."""
-    for path in sorted(library.rglob("*.py")):
-        parts = path.relative_to(library).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -33,7 +33,6 @@ class CharliecloudRunner:
 
     type = "charliecloud"
     worker_target = WORKER_TARGET
-    passes_descriptors = True
 
     def missing(self) -> str:
         """Why containers cannot be started on this node, after a try: of an image that is made of the node's system."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_common.environments import PREFIXES, UV, Environment
+from farcall_common.environments import PREFIXES, UV, WITHOUT_CONTAINER, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments import access, probe
@@ -103,7 +103,7 @@ class Preparation:
     def release(self, key: str) -> None:
         """What was prepared of an environment may be removed."""
         for name in self._entries.pop(key, ()):
-            if not any(name in names for names in self._entries.values()):
+            if not any(name in names for names in list(self._entries.values())):  # threads add some
                 self._cache.release(name)
 
     def _prepare(self, environment: Environment, *, trusted: bool) -> Prepared:
@@ -234,7 +234,7 @@ class Preparation:
 
     def _mounts_of(self, environment: Environment, runner: Runner) -> tuple[Mount, ...]:
         """An empty directory in the place of the worker's code: so a probe starts as a worker does."""
-        if environment.type in (*PREFIXES, UV):
+        if environment.type in WITHOUT_CONTAINER:
             return ()
         empty = self._cache.directory / _EMPTY
         empty.mkdir(mode=0o755, exist_ok=True)

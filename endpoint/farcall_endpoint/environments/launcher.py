@@ -27,22 +27,19 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, UV, Environment
+from farcall_common.environments import WITHOUT_CONTAINER, Environment
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.preload import PreloadStore, statistics_key
-from farcall_endpoint.environments.preparation import (
-    PreparationReport,
-    PreparationSettings,
-    Prepared,
-)
+from farcall_endpoint.environments.preparation import PreparationReport, PreparationSettings, Prepared
 from farcall_endpoint.environments.preparer import Preparer
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
 from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool, TemplateRoot
 from farcall_endpoint.environments.templates import (
+    TEMPLATE,
     ForkedProcess,
     start_template,
     template_key,
@@ -57,7 +54,6 @@ _LONGEST_SOCKET_NAME: Final = 100
 """Of 108 bytes with the final zero; a mount may add a few."""
 _MOST_LOGS: Final = 50
 _CREDENTIALS: Final = struct.Struct("3i")
-TEMPLATE: Final = "farcall_endpoint.worker.template"
 _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
 _REMOTE: Final = ("docker",)
@@ -511,7 +507,7 @@ class EnvironmentLauncher:
     ) -> Start:
         code, run = prepared.bundle, str(directory)
         mounts: tuple[Mount, ...] = ()
-        if environment.type not in (*PREFIXES, UV):
+        if environment.type not in WITHOUT_CONTAINER:
             code, run = runner.worker_target, f"{runner.worker_target}/{bundle.RUN}"
             mounts = (
                 *(Mount(prepared.bundle, code), Mount(str(directory), run)),

@@ -72,7 +72,6 @@ class OciRunner:
     :param limits: soft and hard ones, as of ``ulimit``, with Podman; None: those that this process has.
     """
 
-    passes_descriptors = False
     worker_target = "/run/farcall/worker"
 
     def __init__(

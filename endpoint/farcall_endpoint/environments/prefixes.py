@@ -30,7 +30,6 @@ class PrefixRunner:
     """
 
     worker_target = ""
-    passes_descriptors = True
 
     def __init__(self, type_: Literal["venv", "conda"]) -> None:
         self.type: str = type_

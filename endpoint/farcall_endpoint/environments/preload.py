@@ -85,14 +85,19 @@ def learned(statistics: Statistics, names: Sequence[str]) -> Statistics:
 def measured(
     statistics: Statistics, cost: Mapping[str, tuple[float, int]], skipped: Mapping[str, str] | None = None
 ) -> Statistics:
-    """After the start of a template: what the imports cost, and what it did not import."""
+    """After the start of a template: what the imports cost, and what it did not import.
+
+    Of that, only what tasks imported is left out from then on: the environment's own list is tried by each template, as
+    what is missing may be installed later.
+    """
     modules = {
         name: msgspec.structs.replace(each, seconds=cost[name][0], size_bytes=cost[name][1]) if name in cost else each
         for name, each in statistics.modules.items()
     }
     found = Statistics(statistics.reports, modules, statistics.excluded)
     for name, reason in (skipped or {}).items():
-        found = excluded(found, name, reason)
+        if name in statistics.modules:
+            found = excluded(found, name, reason)
     return found
 
 

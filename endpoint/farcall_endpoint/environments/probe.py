@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, TREES, UV
+from farcall_common.environments import TREES, WITHOUT_CONTAINER
 from farcall_common.plain_text import plain
 from farcall_endpoint.environments.bundle import Abi
 
@@ -117,7 +117,7 @@ class Python(msgspec.Struct, frozen=True, kw_only=True):
 
 def candidates(environment_type: str, image: str) -> tuple[str, ...]:
     """Where to look for Python, the best first."""
-    if environment_type in (*PREFIXES, UV):
+    if environment_type in WITHOUT_CONTAINER:
         return f"{image}/bin/python3", f"{image}/bin/python"
     return _CANDIDATES
 

@@ -78,10 +78,6 @@ class Runner(Protocol):
     def worker_target(self) -> str:
         """Where the worker's code is mounted in the container."""
 
-    @property
-    def passes_descriptors(self) -> bool:
-        """Whether a descriptor that the runner inherits is open in the container, too."""
-
     def missing(self) -> str:
         """Why the technology does not work on this node, after a try; empty if it works."""
 

@@ -28,7 +28,6 @@ class ShifterRunner:
     """Runs ``shifter``. The location is a reference to an image, with or without ``docker:`` before it."""
 
     type = "shifter"
-    passes_descriptors = False
     worker_target = "/mnt"
 
     def missing(self) -> str:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from farcall_common.environments import PREFIXES, TYPES, UV
+from farcall_common.environments import TYPES, WITHOUT_CONTAINER
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
 _PROGRAMS: Final[Mapping[str, str]] = {"bubblewrap": "bwrap", "charliecloud": "ch-run"}
@@ -37,8 +37,7 @@ def not_allowed(settings: EnvironmentSettings) -> str:
 def find_installed(types: Collection[str]) -> list[str]:
     """Of these technologies those whose programs are in the search path; whether they work is another question.
     Python prefixes and uv need none."""
-    own = (*PREFIXES, UV)
-    return [each for each in types if each in own or shutil.which(_PROGRAMS.get(each, each)) is not None]
+    return [each for each in types if each in WITHOUT_CONTAINER or shutil.which(_PROGRAMS.get(each, each)) is not None]
 
 
 def without_forks(technology: str, *, confined: bool, is_root: bool = os.geteuid() == 0) -> str:

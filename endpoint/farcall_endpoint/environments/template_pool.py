@@ -212,12 +212,12 @@ class TemplatePool:
         except TemplateFailed as error:
             _logger.info("a template is started afresh: %s", error)
             return False
-        self._begin(
+        self.add(
             key,
             environment_key,
             connection,
             modules,
-            parent.root,
+            root=parent.root,
             stop=lambda: parent.template.end_branch(process),
             now=now,
             statistics_key=statistics_key,
@@ -246,27 +246,14 @@ class TemplatePool:
         stop: Callable[[], object],
         now: float,
         statistics_key: str | None = None,
+        parent: _Entry | None = None,
     ) -> None:
         """A template has connected.
 
         :param statistics_key: None: that of the owner's tasks.
         :param stop: ends what was started for it, when it is over.
+        :param parent: the template that it is a branch of.
         """
-        self._begin(key, environment_key, connection, modules, root, stop=stop, now=now, statistics_key=statistics_key)
-
-    def _begin(
-        self,
-        key: str,
-        environment_key: str,
-        connection: socket.socket,
-        modules: tuple[str, ...],
-        root: TemplateRoot,
-        *,
-        stop: Callable[[], object],
-        now: float,
-        statistics_key: str | None,
-        parent: _Entry | None = None,
-    ) -> None:
         self._reserved.discard(key)
         template = Template(
             connection,
@@ -464,6 +451,8 @@ class TemplatePool:
 
     def _learn_cost(self, entry: _Entry, *, now: float) -> None:
         imports = entry.template.imports
+        for module, reason in imports.skipped.items():
+            _logger.warning("%s is not preloaded in %s: %.200r", module, entry.environment_key or "workers", reason)
         statistics = measured(self._store.of(entry.statistics_key), imports.cost, imports.skipped)
         self._store.put(entry.statistics_key, statistics, now=now)
 

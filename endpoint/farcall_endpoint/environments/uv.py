@@ -28,7 +28,7 @@ from typing import Final
 
 import uv
 
-from farcall_common.environments import UV, Environment
+from farcall_common.environments import UV, Environment, requirement_problem
 from farcall_endpoint.environments.cache import locked
 from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import ImagePreparation, Start
@@ -41,17 +41,9 @@ _MAX_WHAT: Final = 100
 _PACKAGES: Final = "uv-packages"
 """uv's own cache of unpacked wheels, from which environments are hard links."""
 
-_NAME: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_VERSION: Final = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9._*+!-]+"
-_REQUIREMENT: Final = re.compile(
-    rf"{_NAME}\s*(?:\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\])?"
-    rf"\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*\s*,?|\(\s*{_VERSION}(?:\s*,\s*{_VERSION})*\s*\))?"
-    r"\s*(?:;[\w\s.'\"<>=!~()*+-]+)?"
-)
 _SETTINGS: Final = "pyvenv.cfg"
 _INTERPRETERS: Final = re.compile(r"python|pybuilddir", re.I)
 """Files beside a Python that it reads before all others."""
-_FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
 
 _COMMON: Final = ("--quiet", "--no-config", "--no-progress", "--color", "never", "--no-python-downloads")
 _NETWORK: Final = ("UV_*", "*_proxy", "*_PROXY")
@@ -70,16 +62,6 @@ _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
 
 
-def problem_of(requirement: str) -> str:
-    """Why a requirement is refused; empty for a name with extras, versions and markers (PEP 508)."""
-    if _REQUIREMENT.fullmatch(requirement) and not requirement.lower().endswith(_FILES):
-        return ""
-    return (
-        f"{requirement!r} is refused: a requirement is the name of a package with versions, such as polars==1.*; "
-        "paths, URLs and options are not installed here. Fix: publish it to the index, or use a container image."
-    )
-
-
 class UvRunner:
     """Environments that uv installs; a worker is the Python of its virtual environment.
 
@@ -92,7 +74,6 @@ class UvRunner:
 
     type: Final = UV
     worker_target: Final = PrefixRunner.worker_target
-    passes_descriptors: Final = PrefixRunner.passes_descriptors
 
     def __init__(
         self, *, source_builds: bool = False, index_url: str = "", confine: bool = True, readable: Sequence[str] = ()
@@ -165,7 +146,7 @@ def install(
     :raises Refused: if it may not be made.
     :raises OSError: if the disk is full, for example.
     """
-    if problems := list(filter(None, map(problem_of, requirements))):
+    if problems := list(filter(None, map(requirement_problem, requirements))):
         raise Refused("\n".join(problems))
     cache = image.parent
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)

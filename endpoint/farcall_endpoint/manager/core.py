@@ -122,12 +122,10 @@ class ManagerCore:
         warm: WarmPoolSettings | None = None,
         tasks_per_worker: int = 0,
     ) -> None:
-        self._slots = slots
         self._start_limit_s = start_limit_s
         self._environment_start_limit_s = environment_start_limit_s
         self._prefetch = prefetch
         self._max_packet_tasks = orders.MAX_PACKET_TASKS if batching else 1
-        self._shared_workers = shared_workers
         self._refusal = refusal
         self._default = default_environment
         self._default_key = "" if default_environment is None else default_environment.key

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import PREFIXES, UV, Environment
+from farcall_common.environments import WITHOUT_CONTAINER, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, Refused, confinement_of
@@ -206,7 +206,7 @@ class EnvironmentWorkers:
                 raise OSError(refused.message)
         place.working_dir.mkdir(parents=True, exist_ok=True)
         working_dir = place.working_dir.resolve()
-        is_image = environment.type not in (*PREFIXES, UV)
+        is_image = environment.type not in WITHOUT_CONTAINER
         outer, own = dict(place.environment), {"HOME": str(working_dir)} if is_image else {}
         writable = [str(working_dir)]
         if submitter:
@@ -317,7 +317,7 @@ class EnvironmentWorkers:
         if not confinement.landlock:
             return confine, place.settings
         own = (*writable, bubblewrap.TEMPORARY, "/var/tmp")  # noqa: S108 - the container's
-        is_image = environment.type not in (*PREFIXES, UV)
+        is_image = environment.type not in WITHOUT_CONTAINER
         seen = ("/",) if is_image else (*readable, *self._launcher.paths(environment))
         return confine, msgspec.structs.replace(place.settings, readable=seen, writable=own if is_image else own[:-1])
 

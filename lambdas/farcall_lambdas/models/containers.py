@@ -41,9 +41,9 @@ class _Definition(Shape):
 class EnvironmentShape(_Definition):
     """An environment for tasks. ``type`` is the technology; ``location`` is the image as that technology refers to one,
     the directory of a root file system (bubblewrap, charliecloud) or of a Python installation (venv, conda);
-    ``requirements`` are packages that the endpoint installs (uv). ``preload``: modules that a worker has loaded before
-    its first task; without it, those that earlier tasks imported. An unknown field is refused: the tasks would run in
-    another environment than the one meant."""
+    ``requirements`` are packages that the endpoint installs (uv). ``preload``: modules that templates import, for
+    the workers forked from them; without it, those that earlier tasks imported. An unknown field is refused: the tasks
+    would run in another environment than the one meant."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -65,7 +65,9 @@ def register(
     description: Annotated[str, typer.Option(help="Its description.")] = "",
     preload: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODULE", help="A module that workers load before their first task. Repeatable."),
+        typer.Option(
+            metavar="MODULE", help="A module that templates import, for the workers forked from them. Repeatable."
+        ),
     ] = None,
     requirement: Annotated[
         list[str] | None,
