@@ -777,6 +777,7 @@ def test_a_problem_of_an_environment_is_logged_once_and_its_end_too() -> None:
     [(level, text)] = log.changes("m", (fails,))
     assert level == logging.WARNING
     assert text == f"no such image: https://registry.example/sci (logs/environment-{SCI.key}.log)"
+    assert log.changes("m", None) == []
     assert log.changes("m", (fails,)) == []
     assert log.changes("other", (fails,)) == [(level, text)], "each node has its own"
     works = EnvironmentStatus(SCI.key, SCI.label, SCI.type, warm=1)

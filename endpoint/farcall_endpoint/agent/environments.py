@@ -175,8 +175,13 @@ class ProblemsLogged:
     def __init__(self) -> None:
         self._problems: dict[str, dict[str, str]] = {}
 
-    def changes(self, manager_id: str, statuses: Iterable[EnvironmentStatus]) -> list[tuple[int, str]]:
-        """What is to be logged, with its level, of the environments that a manager has reported."""
+    def changes(self, manager_id: str, statuses: Iterable[EnvironmentStatus] | None) -> list[tuple[int, str]]:
+        """What is to be logged, with its level, of the environments that a manager has reported.
+
+        :param statuses: of all that its node knows; None: unchanged.
+        """
+        if statuses is None:
+            return []
         former = self._problems.pop(manager_id, {})
         lines: list[tuple[int, str]] = []
         problems: dict[str, str] = {}

@@ -553,7 +553,7 @@ class Agent:
                 case protocol.Progress() as progress:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
-                    for level, text in self._problems_logged.changes(manager_id, progress.environments or ()):
+                    for level, text in self._problems_logged.changes(manager_id, progress.environments):
                         _logger.log(level, "%s: %s", manager_id, text)
                     self._events.append(ev.ManagerProgress(manager_id, progress, UserBytes(bodies)))
                 case protocol.OutputRead() as read:

@@ -49,6 +49,7 @@ class Cache:
         :raises OSError: if others could write into it: it may be in a directory that all users share. Or if no code
             could be loaded from it.
         """
+        is_new = not self.directory.exists()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.directory.lstat()
         if (
@@ -62,6 +63,10 @@ class Cache:
                 f"the cache {self.directory} is on a file system without programs (mounted noexec); "
                 "the owner sets engine.environments.cache_dir to another one"
             )
+        if (
+            is_new
+        ):  # also one that was deleted while it was in use: the next process must not take it for another layout
+            (self.directory / _LAYOUT_FILE).write_text(_LAYOUT, encoding="ascii")
 
     def name_of(self, image: str) -> str | None:
         """The name of the entry that a path lies in; None if it is none of the cache's."""
