@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import random
 import sys
 import types
@@ -25,6 +26,7 @@ from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.demand import missing_slots
+from farcall_endpoint.agent.environments import ProblemsLogged
 from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
 from farcall_endpoint.agent.nodes import image_check
 from farcall_endpoint.agent.reports import REPORT_AFTER_S
@@ -766,3 +768,21 @@ def check_counts(core: AgentCore) -> None:
         task.environment_key for task in core._tasks.values() if task.environment_key and task.stage is Stage.QUEUED
     )
     assert {key: len(each) for key, each in core._queue.waiting.items()} == waiting
+
+
+def test_a_problem_of_an_environment_is_logged_once_and_its_end_too() -> None:
+    log = ProblemsLogged()
+    words = "no such image:\nhttps://me:secret@registry.example/sci"
+    fails = EnvironmentStatus(SCI.key, SCI.label, SCI.type, problem=words)
+    [(level, text)] = log.changes("m", (fails,))
+    assert level == logging.WARNING
+    assert text == f"no such image: https://registry.example/sci (logs/environment-{SCI.key}.log)"
+    assert log.changes("m", None) == []
+    assert log.changes("m", (fails,)) == []
+    assert log.changes("other", (fails,)) == [(level, text)], "each node has its own"
+    works = EnvironmentStatus(SCI.key, SCI.label, SCI.type, warm=1)
+    assert log.changes("m", (works,)) == [(logging.INFO, "The environment sci can be started again")]
+    assert log.changes("m", (works,)) == []
+    log.changes("m", (fails,))
+    log.forget("m")
+    assert log.changes("m", (works,)) == []

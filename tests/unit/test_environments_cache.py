@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import types
 from pathlib import Path
 
@@ -109,6 +110,19 @@ def test_what_was_deleted_while_others_use_it_is_made_again(tmp_path: Path) -> N
     other.release("uv-1")
     other.remove("uv-1")
     assert (tmp_path / "uv-1").exists(), "it is in use"
+
+
+def test_a_cache_that_was_deleted_in_use_is_made_again_and_kept_at_the_next_start(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    cache = Cache(directory, most_bytes=10**9)
+    cache.make()
+    cache.tidy()
+    shutil.rmtree(directory)
+    cache.make()
+    make(cache, "apptainer-1", 10)
+    cache.release("apptainer-1")
+    Cache(directory, most_bytes=10**9).tidy()
+    assert names(directory) == {"apptainer-1", ".apptainer-1.use", ".layout"}
 
 
 def test_a_cache_of_another_layout_is_emptied_but_for_what_is_in_use(tmp_path: Path) -> None:

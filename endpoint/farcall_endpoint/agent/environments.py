@@ -6,6 +6,7 @@ Pure. Instants are epoch seconds.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -166,6 +167,39 @@ def image_of(environment: Environment) -> str:
 def in_pods(types: Mapping[str, str]) -> dict[str, str]:
     """The technologies of a manager that is a pod itself: images run in pods of their own, not in containers in it."""
     return {**types, **dict.fromkeys(_REGISTRY_IMAGES, "on Kubernetes, only images from a registry run")}
+
+
+class ProblemsLogged:
+    """Problems of environments on nodes, for the endpoint's log: each one once, and when it is over."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, dict[str, str]] = {}
+
+    def changes(self, manager_id: str, statuses: Iterable[EnvironmentStatus] | None) -> list[tuple[int, str]]:
+        """What is to be logged, with its level, of the environments that a manager has reported.
+
+        :param statuses: of all that its node knows; None: unchanged.
+        """
+        if statuses is None:
+            return []
+        former = self._problems.pop(manager_id, {})
+        lines: list[tuple[int, str]] = []
+        problems: dict[str, str] = {}
+        for status in statuses:
+            if status.problem:
+                problem = problems[status.key] = " ".join(without_secrets(status.problem).split())
+                if problem != former.get(status.key):
+                    lines.append((logging.WARNING, f"{problem} (logs/environment-{status.key}.log)"))
+            elif status.key in former:
+                works = "can be started again" if status.warm + status.busy else "is tried again"
+                lines.append((logging.INFO, f"The environment {without_secrets(status.label)} {works}"))
+        if problems:
+            self._problems[manager_id] = problems
+        return lines
+
+    def forget(self, manager_id: str) -> None:
+        """A manager has ended."""
+        self._problems.pop(manager_id, None)
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

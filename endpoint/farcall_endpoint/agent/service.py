@@ -47,6 +47,7 @@ from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.environments import ProblemsLogged
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.agent.output import OutputAnswers
@@ -194,6 +195,7 @@ class Agent:
         self._nodes = ev.NodesChanged("", "")
         self._draining: tuple[str, ...] = ()
         self._prewarms: Sequence[PrewarmRequest] = ()
+        self._problems_logged = ProblemsLogged()
         self._measured = ev.SpoolMeasured(None)
         self._has_spool_problem = False
         self._status_at = 0.0
@@ -254,6 +256,7 @@ class Agent:
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.INFO if expected else logging.ERROR, "%s: %s", lost.manager_id, lost.reason)
             reason = "the endpoint was stopped while it ran" if self._kill_at else lost.reason
+            self._problems_logged.forget(lost.manager_id)
             self._events.append(ev.ManagerLost(lost.manager_id, reason, expected, lost.unstarted))
         if self._fleet.draining != self._draining:
             self._draining = self._fleet.draining
@@ -550,6 +553,8 @@ class Agent:
                 case protocol.Progress() as progress:
                     if progress.problem:
                         _logger.warning("%s: %s", manager_id, progress.problem)
+                    for level, text in self._problems_logged.changes(manager_id, progress.environments):
+                        _logger.log(level, "%s: %s", manager_id, text)
                     self._events.append(ev.ManagerProgress(manager_id, progress, UserBytes(bodies)))
                 case protocol.OutputRead() as read:
                     self._outputs_read.append(read)

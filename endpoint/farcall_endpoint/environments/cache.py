@@ -229,11 +229,14 @@ def make_private(directory: Path) -> None:
 
     :raises OSError: if others could write into it: it may be in a directory that all users share.
     """
+    is_new = not directory.exists()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     is_shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or is_shared:
         raise PermissionError(f"the cache {directory} must be a directory that only this user can write")
+    if is_new:  # also one that was deleted while it was in use: the next process must not take it for another layout
+        (directory / _LAYOUT_FILE).write_text(_LAYOUT, encoding="ascii")
 
 
 def _opened(path: Path) -> int:

@@ -417,12 +417,13 @@ class Manager:
             process = self._launcher.launch(
                 worker_id, slot=action.slot, submitter=action.submitter, environment=action.environment
             )
+        except EnvironmentLost as error:
+            _logger.warning("cannot start worker %d: %s; it is prepared again", worker_id, error)
+            gone = [] if action.environment is None else [EnvironmentGone(action.environment.key)]
+            return [*gone, WorkerDied(worker_id, 0, str(error))]
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
-            died = WorkerDied(worker_id, 0, str(error))
-            if isinstance(error, EnvironmentLost) and action.environment is not None:
-                return [EnvironmentGone(action.environment.key), died]
-            return [died]
+            return [WorkerDied(worker_id, 0, str(error))]
         self._notify_reaper(f"+{process.pid}")
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
