@@ -422,6 +422,11 @@ def test_a_second_start_is_worth_it_only_when_tasks_turn_out_to_be_long() -> Non
             "why": f"waits for environment sci to start on node node-{name}: converts the image, 40 s so far",
         }
     ]
+    fresh = EnvironmentStatus(SCI.key, "sci", "apptainer", starting=1, since=1.0, start_s=2.0)
+    core.progress(name, Progress(environments=(fresh,), workers=3, idle_workers=3))
+    core.decide(now=1.0)
+    [waiting] = core.core.waiting_reasons(41.0)
+    assert waiting["why"] == f"waits for environment sci to start on node node-{name}: a worker starts"
     busy = EnvironmentStatus(SCI.key, "sci", "apptainer", busy=1, start_s=2.0)
     core.progress(name, Progress(workers=4, idle_workers=3, environments=(busy,)))
     core.decide(now=2.0)

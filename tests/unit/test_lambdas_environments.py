@@ -275,6 +275,11 @@ CONVERTING: Final = "apptainer is converting the image"
         ),
         ([state(starting=2)], "ENVIRONMENT_STARTING", "environment sci to start on node n3 (as of now); "),
         (
+            [state(starting=2, since=1_699_999_000.0)],  # a fresh worker for each task, for a long time
+            "ENVIRONMENT_STARTING",
+            "environment sci to start on node n3 (as of now); ",
+        ),
+        (
             [state(problem="FATAL: no such image.")],
             "ENVIRONMENT_PROBLEM",
             "Environment sci cannot start on node n3: FATAL: no such image (as of now); ",

@@ -278,9 +278,10 @@ def _why(key: str, label: str, managers: Managers, seen: EnvironmentsSeen, now: 
     of_it = [(node, status) for node, status in here if status.key == key]
     for node, status in of_it:
         if status.text or (status.starting and not status.warm + status.busy):
-            what = status.text or "a worker starts"
-            since = f", {now - status.since:.0f} s so far" if status.since else ""
-            return f"waits for environment {label} to start on node {node}: {without_secrets(what)}{since}"
+            what = without_secrets(status.text) or "a worker starts"
+            if status.text and status.since:  # without a text it is when the environment was prepared
+                what = f"{what}, {now - status.since:.0f} s so far"
+            return f"waits for environment {label} to start on node {node}: {what}"
     for node, status in of_it:
         if status.problem:
             return f"environment {label} cannot be started on node {node}: {without_secrets(status.problem)}"

@@ -220,9 +220,10 @@ def _of_the_environment(situation: Situation) -> _Answer | None:
     label, as_of, waits = environment.label, _as_of(situation), _waits(situation, place="the endpoint")
     starting = [each for each in states if each.starting or (each.text and not each.problem)]
     if starting:
-        first = min(starting, key=lambda each: each.since or math.inf)
-        since_s = None if first.since is None else situation.now.timestamp() - first.since
-        doing = ", ".join(filter(None, (first.text, "" if since_s is None else f"{span(since_s)} so far")))
+        first = min(starting, key=lambda each: (not each.text, each.since or math.inf))
+        doing = first.text  # without one, ``since`` is when the environment was prepared
+        if doing and first.since is not None:
+            doing = f"{doing}, {span(situation.now.timestamp() - first.since)} so far"
         text = f"The task waits for environment {label} to start {_where(starting, first)}"
         return Reason.ENVIRONMENT_STARTING, f"{text}{': ' if doing else ''}{doing}{as_of}; {waits}."
     busy = sum(each.busy for each in states)
