@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 _logger = logging.getLogger(__name__)
@@ -34,6 +35,16 @@ def write_private(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, data, mode=0o600)
+
+
+def keep_latest(paths: Iterable[Path], most: int) -> None:
+    """Remove all files but so many, the oldest first.
+
+    :raises OSError: if one cannot be looked at or removed.
+    """
+    by_age = sorted(paths, key=lambda path: path.stat().st_mtime)
+    for path in by_age[: max(0, len(by_age) - most)]:
+        path.unlink(missing_ok=True)
 
 
 def warn_if_shared(path: Path) -> None:

@@ -225,6 +225,13 @@ def test_after_a_kill_workers_are_fresh_for_a_while(pool: Pool) -> None:
     assert "json" in pool.loaded()
 
 
+def test_what_a_template_does_not_preload_is_logged_once(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    pool.start(preload=("no_such_module",))
+    pool.processes[0].kill()
+    pool.serve_until(lambda: not pool.pool.is_forkable("k"))
+    assert sum("no_such_module is not preloaded" in message for message in caplog.messages) == 1
+
+
 def test_a_template_that_is_killed_before_the_pool_has_it_is_replaced(pool: Pool) -> None:
     assert pool.start(killed=True) == ()
     [change] = pool.changes

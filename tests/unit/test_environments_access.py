@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
 
 from farcall_common.environments import Environment
+from farcall_endpoint.environments import access
 from farcall_endpoint.environments.access import Place, Refused, confinement_of, locate, mounted_by_others
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
@@ -159,6 +161,36 @@ def test_what_a_user_s_program_serves_as_a_file_system_is_not_fixed() -> None:
     ]
     lines.append("30 27 0:1 / /plain rw - ext4 /dev/vda rw")
     assert mounted_by_others(lines, user=7) == {"/scratch/my images"}
+
+
+def test_nothing_is_looked_up_where_a_program_of_others_serves_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served"
+    (served / "venv").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("served/venv")
+    (tmp_path / "own").mkdir()
+    looked_up: list[str] = []
+
+    def lstat(path: str, real: Callable[[str], os.stat_result] = os.lstat) -> os.stat_result:
+        looked_up.append(str(path))
+        return real(path)
+
+    readable = [str(tmp_path)]
+    assert not refusal(of("venv", f"{tmp_path}/link"), ANY, readable=readable)
+    monkeypatch.setattr(access, "mounted_by_others", lambda *_, **__: {str(served)})
+    monkeypatch.setattr(os, "lstat", lstat)
+    for location in (f"{served}", f"{served}/venv", f"{tmp_path}/link"):
+        assert "another user's program serves" in refusal(of("venv", location), ANY, readable=readable)
+    assert not refusal(of("venv", f"{tmp_path}/own"), ANY, readable=readable)
+    assert looked_up
+    assert not [path for path in looked_up if path.startswith(str(served))]
+
+
+def test_links_without_an_end_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert "too many links" in refusal(of("venv", f"{tmp_path}/a"), ANY, readable=[str(tmp_path)])
 
 
 def test_where_an_image_is_mounted_for_a_confined_runner() -> None:

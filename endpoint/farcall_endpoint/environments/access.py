@@ -45,6 +45,7 @@ _REFERENCE: Final = re.compile(
 """An image in a registry, and not one of the many ways to name a file."""
 _OWNERS_ONLY: Final = ("shifter",)
 _NEVER: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
+_MOST_LINKS: Final = 100
 
 
 class Refused(Exception):
@@ -97,28 +98,30 @@ def locate(
             return None
         raise Refused("its location is not an image in a registry")
     bound = [each.partition(":")[0] for each in settings.binds if not each.endswith(":ro")]
-    tasks_write = list(map(os.path.realpath, (*bound, *writable)))
+    node = _Node.of_now(map(os.path.realpath, (*bound, *writable)))
     try:
-        target = os.path.realpath(path)
+        target = node.resolve(os.path.abspath(path))  # noqa: PTH100 - text all along
     except OSError as error:
         raise Refused("the endpoint cannot read its location") from error
-    if settings.locations and _is_allowed(target, settings.locations, tasks_write):
+    if target is None:
+        raise Refused("its location has too many links, or leads to a file system that another user's program serves")
+    if settings.locations and _is_allowed(target, settings.locations, node):
         pass
     elif not path.startswith("/") or not _is_below(path, target, readable):
         if settings.locations:
             raise Refused("its location leads to one that is not among those that the owner allows")
         raise Refused("they may not read its location")
-    return Place(target, _is_fixed(target, tasks_write))
+    return Place(target, node.is_fixed(target))
 
 
-def _is_allowed(target: str, patterns: Collection[str], tasks_write: Collection[str]) -> bool:
+def _is_allowed(target: str, patterns: Collection[str], node: _Node) -> bool:
     """Whether a path without links is what patterns allow. In the part of a pattern without wildcards, the links that
     the owner has made are followed; others may be able to write there."""
     for pattern in patterns:
         wanted = re.sub("^[a-z-]+:(//)?", "", pattern)
         has_wildcards = re.search(r"[*?[]", wanted) is not None
         fixed = re.split(r"[*?[]", wanted, maxsplit=1)[0].rpartition("/")[0] if has_wildcards else wanted
-        base = _resolve(os.path.abspath(fixed or "/"), tasks_write)  # noqa: PTH100 - text all along
+        base = node.resolve(os.path.abspath(fixed or "/"), owners_only=True)  # noqa: PTH100 - text all along
         if base is None:
             continue
         if fnmatch.fnmatchcase(target, glob.escape(base).rstrip("/") + (wanted[len(fixed) :] if has_wildcards else "")):
@@ -126,40 +129,59 @@ def _is_allowed(target: str, patterns: Collection[str], tasks_write: Collection[
     return False
 
 
-def _resolve(path: str, tasks_write: Collection[str]) -> str | None:
-    """A path without links; None if one of them is not the owner's."""
-    left, found, most = list(reversed(Path(path).parts[1:])), "/", 100
-    while left and most:
-        each = left.pop()
-        inner = os.path.normpath(os.path.join(found, each))  # noqa: PTH118 - text all along
-        if not os.path.islink(inner):  # noqa: PTH114 - text all along
-            found = inner
-            continue
-        if not _is_fixed(found, tasks_write) or os.lstat(inner).st_uid not in (0, os.geteuid()):
-            return None
-        leads_to, most = os.readlink(inner), most - 1  # noqa: PTH115
-        found = "/" if leads_to.startswith("/") else found
-        left += reversed([part for part in leads_to.split("/") if part not in ("", ".")])
-    return found if most else None
+class _Node(NamedTuple):
+    """What others can change on this node. ``tasks_write``: where tasks may write; ``of_others``: as of
+    :func:`mounted_by_others`. Nothing is looked up in those: a program that does not answer would hold this one."""
 
+    tasks_write: Collection[str]
+    of_others: Collection[str]
 
-def _is_fixed(path: str, tasks_write: Collection[str]) -> bool:
-    """Whether only root and the owner can replace a path without links, and what is in it; their tasks cannot."""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
-            of_others = mounted_by_others(file, user=os.geteuid())
-    except OSError:
-        return False
-    for each in (path, *map(str, Path(path).parents)):
+    @classmethod
+    def of_now(cls, tasks_write: Iterable[str]) -> _Node:
+        """With the present mounts.
+
+        :raises Refused: if the kernel does not say which there are.
+        """
         try:
-            found = os.lstat(each)
-        except OSError:
-            return False
-        is_shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not found.st_mode & stat.S_ISVTX
-        is_of_tasks = each in tasks_write or os.path.basename(each).startswith(TEMPORARY_PREFIX)  # noqa: PTH119
-        if each in of_others or is_shared or is_of_tasks or found.st_uid not in (0, os.geteuid()):
-            return False
-    return True
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+                return cls(list(tasks_write), mounted_by_others(file, user=os.geteuid()))
+        except OSError as error:
+            raise Refused("the endpoint cannot read its location") from error
+
+    def resolve(self, path: str, *, owners_only: bool = False) -> str | None:
+        """An absolute path without links. None if there are too many, if it leads to a file system of others, or, with
+        ``owners_only``, over a link that is not the owner's.
+
+        :raises OSError: if a link cannot be read.
+        """
+        left, found, most = list(reversed(Path(path).parts[1:])), "/", _MOST_LINKS
+        while left:
+            inner = os.path.normpath(os.path.join(found, left.pop()))  # noqa: PTH118 - text all along
+            if inner in self.of_others or most == 0:
+                return None
+            if not os.path.islink(inner):  # noqa: PTH114 - text all along
+                found = inner
+                continue
+            if owners_only and not (self.is_fixed(found) and os.lstat(inner).st_uid in (0, os.geteuid())):
+                return None
+            leads_to, most = os.readlink(inner), most - 1  # noqa: PTH115
+            found = "/" if leads_to.startswith("/") else found
+            left += reversed([part for part in leads_to.split("/") if part not in ("", ".")])
+        return found
+
+    def is_fixed(self, path: str) -> bool:
+        """Whether only root and the owner can replace a path of :meth:`resolve`, and what is in it; their tasks
+        cannot."""
+        for each in (path, *map(str, Path(path).parents)):
+            try:
+                found = os.lstat(each)
+            except OSError:
+                return False
+            is_shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not found.st_mode & stat.S_ISVTX
+            is_of_tasks = each in self.tasks_write or os.path.basename(each).startswith(TEMPORARY_PREFIX)  # noqa: PTH119
+            if is_shared or is_of_tasks or found.st_uid not in (0, os.geteuid()):
+                return False
+        return True
 
 
 def mounted_by_others(lines: Iterable[str], *, user: int) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Final
 
 from farcall_common.environments import PREFIXES, UV, WITHOUT_CONTAINER, Environment
 from farcall_common.errors import ErrorRecord
+from farcall_common.files import keep_latest
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments import access, probe
 from farcall_endpoint.environments.bundle import make_bundle, name_of
@@ -182,9 +183,7 @@ class Preparation:
         if self._log_dir is None:
             return None
         with contextlib.suppress(OSError):
-            logs = sorted(self._log_dir.glob("environment-*.log"), key=lambda path: path.stat().st_mtime)
-            for path in logs[: max(0, len(logs) - _MOST_LOGS)]:
-                path.unlink(missing_ok=True)
+            keep_latest(self._log_dir.glob("environment-*.log"), _MOST_LOGS)
         return self._log_dir / f"environment-{key}.log"
 
     def _waits(self, key: str, deadline: float) -> bool:

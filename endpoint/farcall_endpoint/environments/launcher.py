@@ -28,6 +28,7 @@ from typing import Final
 import msgspec
 
 from farcall_common.environments import WITHOUT_CONTAINER, Environment
+from farcall_common.files import keep_latest
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
@@ -603,9 +604,7 @@ class EnvironmentLauncher:
         directory = self._log_dir / "starts"
         with contextlib.suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            logs = sorted(directory.glob("*.log"), key=lambda path: path.stat().st_mtime)
-            for path in logs[: max(0, len(logs) + 1 - _MOST_LOGS)]:
-                path.unlink(missing_ok=True)
+            keep_latest(directory.glob("*.log"), _MOST_LOGS - 1)
         return directory / f"{environment.key}-{name}.log"
 
 

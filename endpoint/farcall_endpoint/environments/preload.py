@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from farcall_common.environments import Environment
-from farcall_common.files import write_private
+from farcall_common.files import keep_latest, write_private
 from farcall_endpoint.environments.cache import make_private
 from farcall_endpoint.worker.fork_hazards import is_forbidden
 
@@ -211,11 +211,7 @@ class PreloadStore:
             self._save(oldest, kept)
         with contextlib.suppress(OSError):
             self._check_directory()
-            files = list(self._directory.iterdir())
-            if len(files) > _MOST_FILES:
-                files.sort(key=lambda path: path.stat().st_mtime)
-                for path in files[: len(files) - _MOST_FILES]:
-                    path.unlink(missing_ok=True)
+            keep_latest(self._directory.iterdir(), _MOST_FILES)
 
     def _save(self, key: str, kept: _Kept) -> None:
         kept.is_saved = True

@@ -128,13 +128,14 @@ class Preparer:
         assert self._process is not None
         assert self._process.stdout is not None
         reports: list[PreparationReport] = []
+        has_ended = False
         while True:
             try:
                 data = os.read(self._process.stdout.fileno(), 2**16)
             except BlockingIOError:
                 break
-            if not data:
-                return [*reports, *self._lost_process()]
+            if has_ended := not data:
+                break
             *lines, self._unread = (self._unread + data).split(b"\n")
             reports += [msgspec.json.decode(line, type=PreparationReport) for line in lines]
             self._heard_at = time.monotonic()
@@ -142,7 +143,7 @@ class Preparer:
             if isinstance(report, Prepared | Failed):
                 self._pending.pop(report.key, None)
                 self._ordered_at.pop(report.key, None)
-        return reports
+        return [*reports, *self._lost_process()] if has_ended else reports
 
     def _lost_process(self) -> list[PreparationReport]:
         """The process of preparations was killed: what it was doing is lost, and the next order starts another."""

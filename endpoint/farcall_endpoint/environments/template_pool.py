@@ -38,8 +38,8 @@ _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
 """Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
 _PAUSE_S: Final = 60.0
-"""After a failure without a module to blame, or too many. The next one is twice as long: a task can stop its template,
-and the manager waits for that for seconds."""
+"""After a failure without a module to blame, or too many. The next one is twice as long: a task can end its template
+each time, and a start takes seconds of a core."""
 _LONGEST_PAUSE_S: Final = 3600.0
 _MOST_FAILED: Final = 1000
 """Templates whose failures, and whose sizes, are remembered."""
@@ -335,12 +335,12 @@ class TemplatePool:
         changes, self._changes = self._changes, []
         for key, entry in list(self._starting.items()):
             entry.template.serve()
-            if entry.template.is_over:
-                del self._starting[key]
-                changes.append(self._ended(key, entry, now=now))
-            elif entry.template.is_serving:
+            if entry.template.is_over or entry.template.is_serving:
                 del self._starting[key]
                 self._learn_cost(entry, now=now)
+            if entry.template.is_over:
+                changes.append(self._ended(key, entry, now=now))
+            elif entry.template.is_serving:
                 entry.measure()
                 entry.used_at = entry.serving_since = now
                 if entry.modules:
@@ -377,7 +377,7 @@ class TemplatePool:
 
     def _excess_bytes(self, needed_bytes: int = 0) -> int:
         """What templates have beyond the budget; a single one may have more."""
-        sizes = [*filter(None, (entry.size_bytes for entry in self._all())), *filter(None, (needed_bytes,))]
+        sizes = [size for size in (*(entry.size_bytes for entry in self._all()), needed_bytes) if size]
         return 0 if self._memory_bytes is None or len(sizes) < 2 else sum(sizes) - self._memory_bytes
 
     def _make_room(self, needed_bytes: int, *, now: float) -> bool:
@@ -458,7 +458,6 @@ class TemplatePool:
 
     def _ended(self, key: str, entry: _Entry, *, now: float) -> TemplateChange:
         template = entry.template
-        self._learn_cost(entry, now=now)
         if now - entry.started_at >= _LONGEST_PAUSE_S and (failures := self._failures.get(key)) is not None:
             failures.pauses = 0  # it was fit for long
         self._failed(key, template.problem, template.problem_module, now=now)

@@ -557,7 +557,7 @@ class Template:
 
     def _take_spare(self) -> ForkedProcess | None:
         for spare in self._spares:
-            if isinstance(spare.asked, Fork) and spare.code is None:
+            if spare.code is None:
                 self._spares.remove(spare)
                 return spare
         return None

@@ -78,7 +78,7 @@ class EnvironmentWorkers:
         )
         self._trusted = set() if settings.default is None else {settings.default.key}
         self._forkable: set[str] = set()
-        self._without_forks: set[str] = set()  # environments, as logged
+        self._logged: set[str] = set()  # reasons
         self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
@@ -108,10 +108,10 @@ class EnvironmentWorkers:
         except Refused as error:
             raise OSError(outcomes.location_refused(environment.label, str(error)).message) from error
 
-    def _log_once(self, environment: Environment, reason: str) -> None:
-        if environment.key not in self._without_forks:
-            self._without_forks.add(environment.key)
-            _logger.info("workers of %s are started afresh: %s", environment.label, reason)
+    def _log_once(self, reason: str) -> None:
+        if reason not in self._logged:
+            self._logged.add(reason)
+            _logger.info("workers are started afresh: %s", reason)
 
     def trust(self, environment: Environment) -> None:
         """The owner uses an environment: what it is prepared by needs no confinement."""
@@ -123,6 +123,7 @@ class EnvironmentWorkers:
 
     def release(self, key: str) -> None:
         """End the template of an environment."""
+        self._forkable.discard(key)
         self._launcher.release(key)
 
     def fileno(self) -> int:
@@ -239,7 +240,7 @@ class EnvironmentWorkers:
         namespaces = is_image or confine is not None
         if forks and (reason := without_forks(environment.type, confined=confine is not None)):
             forks = False
-            self._log_once(environment, reason)
+            self._log_once(reason)
         settings = msgspec.structs.replace(settings, reports_imports=forks)
         channel, worker_end, claims = channel_pair()
         output = (open_capture_file(), open_capture_file())

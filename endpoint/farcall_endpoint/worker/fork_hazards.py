@@ -42,7 +42,7 @@ SIDE_EFFECTS: Final = frozenset(
 _REMADE_THREADS: Final = ("jemalloc_bg_thd",)
 """Names of threads that a fork may lose. jemalloc's, which gives memory back to the kernel, runs from the moment that a
 library with it is loaded (as pyarrow's is, and so pandas where pyarrow is installed): around a fork jemalloc takes its
-locks, and it goes on without the thread in the child."""
+locks, and it works without the thread in the child."""
 _DEVICES: Final = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/")
 _KINDS: Final = {
     "anon_inode:[eventpoll]": "an epoll descriptor",
