@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.cgroups import Cgroups, Hierarchy, writable_hierarchies
+from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy, writable_hierarchies
 from farcall_endpoint.manager.events import EnvironmentReady
 from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.process_reaper import tree
@@ -44,6 +44,8 @@ def test_workers_join_with_their_descendants_and_are_found_no_more(parents: list
             groups.add(ended.pid, 0)
             groups.remove(ended.pid)
             groups.add(joins.pid, 1)
+            assert not groups.groups
+            groups.make()
             wait_until(lambda: groups.groups[1].processes() == {joins.pid, *tree(joins.pid)})
             assert groups.groups[0].processes() == set()
         finally:
@@ -59,7 +61,7 @@ def test_workers_join_with_their_descendants_and_are_found_no_more(parents: list
 def test_nothing_happens_where_nothing_is_permitted(tmp_path: Path) -> None:
     groups = SlotGroups(2, Cgroups([Hierarchy(tmp_path / "missing")]))
     groups.add(os.getpid(), 0)
-    assert (list(groups.groups), groups.directories) == ([], ())
+    assert (list(groups.make()), groups.directories) == ([], ())
     groups.close()
 
 
@@ -79,7 +81,12 @@ def test_no_group_is_left_of_a_manager(tmp_path: Path, killed: bool) -> None:
         def groups() -> list[Path]:
             return [path for each in writable_hierarchies() for path in each.path.glob(f"farcall-{manager.pid}-*")]
 
-        wait_until(lambda: any((path / "slot-0/cgroup.procs").read_text() for path in groups()))
+        wait_until(lambda: len(groups()) == len(writable_hierarchies()))
+        for path in groups():  # as when something weighs slots
+            group = Group("slot-0", (path / "slot-0",))
+            group.paths[0].mkdir()
+            for each in endpoint.workers():
+                group.join(each.pid)
         if killed:
             os.kill(manager.pid, signal.SIGKILL)
             wait_until(lambda: not groups())

@@ -1,7 +1,8 @@
-"""cgroups of a manager's slots: one for each, which its workers join when they have run for a moment.
+"""cgroups of a manager's slots: one for each, made when something weighs or limits slots.
 
-To join takes the kernel up to 30 ms, in which no process of the machine can fork. So workers that end at once, such as
-one-shot ones, join none, and a thread does it for the others, all together.
+Workers join when they have run for a moment: to join takes the kernel up to 30 ms, in which no process of the machine
+can fork. So workers that end at once, such as one-shot ones, join none, and a thread does it for the others, all
+together.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ _PERIOD_S: Final = 1.0
 
 
 class SlotGroups:
-    """The groups of slots, by their numbers. Where none can be made, nothing happens.
-
-    ``groups``: empty where there are none. What limits or weighs slots writes there; nothing does so yet.
+    """The groups of slots, by their numbers; ``groups`` is empty before :meth:`make`, and where none can be made.
 
     :param slots: how many.
     :param cgroups: of this process; this object closes them.
@@ -31,18 +30,22 @@ class SlotGroups:
     """
 
     def __init__(self, slots: int, cgroups: Cgroups, *, period_s: float = _PERIOD_S) -> None:
+        self._slots = slots
         self._cgroups = cgroups
         self._period_s = period_s
         self.groups: Sequence[Group] = ()
-        if cgroups.works:
-            with contextlib.suppress(OSError):
-                self.groups = [cgroups.create(f"slot-{number}") for number in range(slots)]
         self._waiting: dict[int, tuple[int, float]] = {}  # slot and time, by process
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._join_all, name="farcall-cgroups", daemon=True)
-        if self.groups:
-            self._thread.start()
+
+    def make(self) -> Sequence[Group]:
+        """Make the groups, which all workers join from now on, also those that run already."""
+        if not self.groups and self._cgroups.works:
+            with contextlib.suppress(OSError):
+                self.groups = [self._cgroups.create(f"slot-{number}") for number in range(self._slots)]
+                self._thread.start()
+        return self.groups
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -51,9 +54,8 @@ class SlotGroups:
 
     def add(self, pid: int, slot: int) -> None:
         """A worker has started; it joins with all its descendants, unless it has ended by then."""
-        if self.groups:
-            with self._lock:
-                self._waiting[pid] = slot, time.monotonic()
+        with self._lock:
+            self._waiting[pid] = slot, time.monotonic()
 
     def remove(self, pid: int) -> None:
         """A worker has ended, and is about to be reaped."""
