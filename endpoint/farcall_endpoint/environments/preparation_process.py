@@ -48,7 +48,8 @@ from farcall_endpoint.environments.runners import runners_of
 
 _STOPS_AT_ONCE: Final = 8
 _MOST_THREADS: Final = 200
-_END_LIMIT_S: Final = 10.0
+_END_LIMIT_S: Final = 2.0
+"""What hangs at the end is left alone after so long; what it leaves in the cache is removed at the next start."""
 
 
 class _Threads:
