@@ -19,3 +19,11 @@ def span(seconds: float) -> str:
 def ago(seconds: float) -> str:
     """How long ago something was: ``5 s ago``, or ``now`` within the last second."""
     return "now" if seconds < 1 else f"{span(seconds)} ago"
+
+
+def retry_of(retry_at: float | None, *, now: float) -> str:
+    """What to write after the problem of an environment that has failed: when it is tried again. Empty if it has not
+    failed. Instants are epoch seconds."""
+    if retry_at is None:
+        return ""
+    return f" (tried again in {span(retry_at - now)})" if retry_at > now else " (tried again with the next task)"

@@ -172,8 +172,8 @@ class EnvironmentStatus(_Part, frozen=True):
 
     ``warm``: its idle workers, ``parked``: those of them that have no slot, ``busy``: those with a task, ``starting``:
     those that start. ``forkable``: it has a template. ``text``: what happens ("apptainer is converting the image"),
-    since the epoch second ``since``. ``problem``: why it cannot be started, in the runner's own words. ``start_s``: how
-    long a start takes, as seen last.
+    since the epoch second ``since``. ``problem``: why it cannot be started, in the runner's own words; ``retry_at``:
+    when it may be tried again after it has failed, in epoch seconds. ``start_s``: how long a start takes, as seen last.
     """
 
     key: str
@@ -188,6 +188,7 @@ class EnvironmentStatus(_Part, frozen=True):
     problem: str = ""
     start_s: float | None = None
     parked: int = 0
+    retry_at: float | None = None
 
 
 class Started(_Part, frozen=True):

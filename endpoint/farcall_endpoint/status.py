@@ -201,10 +201,10 @@ def _value(key: str, value: object, now: float) -> str:
 
 
 def _moment(at: float, now: float) -> str:
-    """A local time, with its date if that is another day, and how long ago it was."""
+    """A local time, with its date if that is another day, and how long ago it was, or how far ahead it is."""
     local, today = (dt.datetime.fromtimestamp(each).astimezone() for each in (at, now))
     written = f"{local:%H:%M:%S}" if local.date() == today.date() else f"{local:%Y-%m-%d %H:%M:%S}"
-    return f"{written} ({_duration(max(0.0, now - at))} ago)"
+    return f"{written} (in {_duration(at - now)})" if at > now else f"{written} ({_duration(now - at)} ago)"
 
 
 def _duration(seconds: float) -> str:

@@ -280,6 +280,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "Connect.containers": "Technologies of environments that tasks may run in there.",
     "EnvironmentEntry.label": "Name of the environment, or technology and place.",
     "EnvironmentEntry.problem": "Why it cannot be started, in the words of its technology.",
+    "EnvironmentEntry.retry_at": "When an environment that has failed may be tried again, in epoch seconds.",
     "EnvironmentEntry.since": "Since when that is what it does, in epoch seconds.",
     "EnvironmentEntry.text": "What it does, such as converting an image.",
     "EnvironmentShape.name": "Name of the environment, for people.",

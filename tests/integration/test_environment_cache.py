@@ -16,11 +16,14 @@ from farcall_common.environments import Environment
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import preparation_process
 from farcall_endpoint.environments.preparation import (
+    Alive,
+    Located,
     PreparationReport,
     PreparationSettings,
     Prepare,
     Prepared,
     Progressed,
+    Report,
 )
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from tests.waiting import wait_until
@@ -62,10 +65,12 @@ class Preparing:
         self.process.stdin.flush()
 
     def report(self) -> PreparationReport:
-        """The next report."""
+        """The next report of a preparation."""
         assert self.process.stdout is not None
-        report: PreparationReport = msgspec.json.decode(self.process.stdout.readline(), type=PreparationReport)
-        return report
+        while True:
+            report: Report = msgspec.json.decode(self.process.stdout.readline(), type=Report)
+            if not isinstance(report, Alive | Located):
+                return report
 
     def until(self, text: str) -> None:
         """Wait for a report of progress."""

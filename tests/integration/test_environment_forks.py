@@ -176,9 +176,9 @@ def test_a_location_that_becomes_a_link_is_not_started(tmp_path: Path) -> None:
     for path in (venv, place):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
     environment = Environment(type="venv", location=str(place))
-    with running_node(tmp_path, EnvironmentSettings(locations=(f"{tmp_path}/open/*",))) as node:
+    with running_node(tmp_path, EnvironmentSettings(locations=(f"{tmp_path}/open/*",), fork=False)) as node:
         assert isinstance(node.prepare(environment), EnvironmentReady)
-        assert node.launcher.refusal(environment) is None
+        assert node.located(lambda: node.launcher.refusal(environment)) is None
         node.packet(node.launch(environment, submitter=SUBMITTER))
         place.rename(tmp_path / "open/other")
         place.symlink_to(venv)

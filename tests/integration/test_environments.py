@@ -15,6 +15,7 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_endpoint import process_reaper
+from farcall_endpoint.environments import preparer
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.templates import ForkedProcess
@@ -392,12 +393,15 @@ def test_a_process_of_preparations_that_hangs_stops_nothing(node: Node, venv: Pa
         child for child in psutil.Process().children() if any("preparation" in each for each in child.cmdline())
     ]
     preparing.suspend()
-    node.launcher.prepare(environment)
-    node.launcher.prepare(tree())
-    node.launcher.prepare(tree())  # the manager does so when the time is over
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(preparer, "_QUIET_S", 0.1)
+        node.launcher.prepare(environment)
+        answer = node.answer(environment)
     wait_gone([preparing])
-    assert isinstance(node.answer(environment), EnvironmentFailed)
-    assert isinstance(node.answer(tree()), EnvironmentReady)
+    assert isinstance(answer, EnvironmentFailed)
+    assert answer.record.retryable
+    assert isinstance(node.prepare(environment), EnvironmentReady)
+    assert isinstance(node.prepare(tree()), EnvironmentReady)
 
 
 def test_orders_to_a_process_of_preparations_that_hangs_never_wait(node: Node, venv: Path) -> None:

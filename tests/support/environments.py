@@ -9,7 +9,7 @@ import os
 import select
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
+from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
@@ -25,6 +26,8 @@ from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess, 
 from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.waiting import wait_until
+
+T = TypeVar("T")
 
 SUBMITTER = "00000000-0000-4000-8000-000000000001"
 
@@ -91,9 +94,26 @@ class Node:
 
     def launch(self, environment: Environment | None, *, submitter: str = "") -> WorkerProcess:
         """A worker that starts."""
+        return self.located(lambda: self._launch(environment, submitter))
+
+    def _launch(self, environment: Environment | None, submitter: str) -> WorkerProcess:
         worker = self.launcher.launch(len(self.workers), slot=0, submitter=submitter, environment=environment)
         self.workers.append(worker)
         return worker
+
+    def located(self, do: Callable[[], T]) -> T:
+        """What a function returns, as soon as locations were looked up for it."""
+        found: list[T] = []
+
+        def is_done() -> bool:
+            with contextlib.suppress(NotLocated):
+                found.append(do())
+                return True
+            self.serve()
+            return False
+
+        wait_until(is_done)
+        return found[0]
 
     def ready(self, environment: Environment | None, *, submitter: str = "") -> WorkerProcess:
         """A worker that is ready, of an environment that is prepared for this."""

@@ -238,6 +238,11 @@ def test_tasks_of_an_environment_that_cannot_be_prepared_fail_with_its_record() 
     assert rig.finish(None) == "own"
     rig.wait(0.5)
     assert rig.statuses["a"].problem == "no such image"
+    assert rig.statuses["a"].retry_at == 1010.0
+    rig.now += 10.0
+    rig.settle(tasks(A, "a4"))
+    rig.wait(0.5)
+    assert rig.statuses["a"].retry_at is None
 
 
 def test_after_a_pause_one_try_is_made_and_pauses_double() -> None:

@@ -33,6 +33,13 @@ def numbers(**more: Any) -> dict[str, Any]:
     return {"connected": True, "at": NOW - 1, "managers": 2, "workers": 64, "idle_workers": 3, **more}
 
 
+def test_what_is_to_come_is_shown_as_such() -> None:
+    said = numbers(environments=[{"environment": "sci", "state": "failed", "what": "denied", "retry_at": NOW + 250}])
+    text = shown(facts_of("lab", State("Running", "e-1", AGENT, said, ""), now=NOW))
+    assert "retry" in text
+    assert "(in 4 min)" in text
+
+
 def test_running_endpoint_is_shown_with_blocks() -> None:
     said = numbers(
         waiting_tasks=12_345,

@@ -590,7 +590,9 @@ def test_the_report_has_what_is_interesting_first() -> None:
     statuses = [
         EnvironmentStatus("k1", "cold", "apptainer"),
         EnvironmentStatus("k2", "busy", "apptainer", busy=2, warm=1),
-        EnvironmentStatus("k3", "broken", "apptainer", problem="from docker://me:token@registry.example: denied"),
+        EnvironmentStatus(
+            "k3", "broken", "apptainer", problem="from docker://me:token@registry.example: denied", retry_at=9.0
+        ),
         EnvironmentStatus("k4", "new", "apptainer", starting=1, text="converts the image", since=5.0),
     ]
     core.progress("a", Progress(workers=4, environments=tuple(statuses)))
@@ -610,7 +612,7 @@ def test_the_report_has_what_is_interesting_first() -> None:
         "since": 5.0,
         "problem": "",
     }
-    assert rows[0]["problem"] == "from docker://registry.example: denied"
+    assert (rows[0]["problem"], rows[0]["retry_at"]) == ("from docker://registry.example: denied", 9.0)
     many = [EnvironmentStatus(f"k{number}", f"e{number:03}", "apptainer", warm=1) for number in range(50)]
     typos = [EnvironmentStatus(f"t{at}", f"typo{at}", "apptainer", problem="none", since=at) for at in range(30)]
     core.progress("a", Progress(workers=4, environments=(*many, *typos)))
@@ -618,6 +620,18 @@ def test_the_report_has_what_is_interesting_first() -> None:
     labels = [row["label"] for row in core.report().detail["environments"]]
     assert labels[:6] == ["typo29", "typo28", "typo27", "typo26", "typo25", "e000"], "few of those, the newest"
     assert len(labels) == 20
+
+
+def test_why_tasks_wait_says_when_an_environment_that_failed_is_tried_again() -> None:
+    core = core_with()
+    manager(core, "a")
+    submit(core, SCI, 12)
+    for retry_at, words in ((281.0, "tried again in 4 minutes"), (41.0, "tried again with the next task")):
+        failed = EnvironmentStatus(SCI.key, "sci", "apptainer", problem="denied", retry_at=retry_at)
+        core.progress("a", Progress(workers=4, environments=(failed,)))
+        core.decide(now=1.0)
+        [waiting] = core.core.waiting_reasons(41.0)
+        assert waiting["why"] == f"environment sci cannot be started on node node-a: denied ({words})"
 
 
 def test_a_cancelled_task_does_not_count_as_waiting() -> None:

@@ -79,6 +79,7 @@ def test_a_python_that_a_submitter_has_named_sees_no_secrets(
         environments=EnvironmentSettings(),
         cache=str(tmp_path / "cache"),
         confined=confined,
+        isolated=True,
         readable=("/usr", "/bin", "/lib", "/lib64", str(tmp_path)),
         passed=("COLOR",),
     )

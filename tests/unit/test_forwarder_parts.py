@@ -317,7 +317,9 @@ def test_environments_of_a_report_are_bounded() -> None:
     def cleaned(environments: Any) -> tuple[EnvironmentState, ...]:
         return clean_status(EndpointReport(detail={"environments": environments}), now=1_800_000_000.0).environments
 
-    good = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1_799_999_999.0, "none")
+    good = EnvironmentState(
+        "k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1_799_999_999.0, "none", 1_800_000_240.0
+    )
     assert cleaned([dataclasses.asdict(good)]) == (good,)
     nothing = EnvironmentState("", "", "", "")
     odd: dict[str, Any] = {
@@ -328,6 +330,7 @@ def test_environments_of_a_report_are_bounded() -> None:
         "starting": 1.5,
         "forkable": 1,
         "since": "x",
+        "retry_at": 1e300,
         "text": [],
     }
     assert cleaned([odd, {}, {"since": 1e300}, {"since": True}]) == (nothing,) * 4

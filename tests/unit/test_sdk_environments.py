@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,15 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
     shared = {"type": "apptainer", "key": "0123456789abcdef", "warm": 0, "busy": 0, "starting": 0, "forkable": False}
     states = [
         {**shared, "label": "sci", "node": "n1", "warm": 2},
-        {**shared, "label": "sci", "node": "n2", "forkable": True, "problem": "FATAL: no space", "since": 1.0},
+        {
+            **shared,
+            "label": "sci",
+            "node": "n2",
+            "forkable": True,
+            "problem": "FATAL: no space",
+            "since": 1.0,
+            "retry_at": 4e9,
+        },
         {**shared, "node": "n3", "starting": 1},
         {**shared, "label": "sci", "node": "n4", "text": "apptainer is converting the image", "since": 1.0},
         {**shared, "label": "sci", "node": "n5", "forkable": True},
@@ -211,7 +220,7 @@ def test_status_shows_environments_by_node(cloud: FakeCloud, monkeypatch: pytest
     assert run.lines("endpoints", "show", "fake")[-7:] == lines
     assert json.loads(run("endpoints", "show", "fake", "--json").stdout)["environments"] == states
     assert lines[1][6].startswith("problem, ")
-    assert lines[1][6].endswith(" ago: FATAL: no space")
+    assert re.search(r" ago: FATAL: no space \(tried again in \d+ days\)$", lines[1][6])
     assert lines[3][6].startswith("apptainer is converting the image, ")
     assert lines[3][6].endswith(" so far")
 

@@ -639,7 +639,7 @@ class RecordsSuite:
     def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
         status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
-        environment = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1.5, "none \x00")
+        environment = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1.5, "none \x00", 2.5)
         status = dataclasses.replace(
             status, blocks=2, pending_blocks=1, environments=(environment,), reported_at=1234.5
         )

@@ -213,6 +213,7 @@ class EnvironmentState:
     :param forkable: whether there is a template that workers are forked from.
     :param text: what happens, for people, since ``since`` (epoch seconds).
     :param problem: why it cannot be started.
+    :param retry_at: when one that has failed may be tried again, in epoch seconds.
     """
 
     key: str
@@ -226,6 +227,7 @@ class EnvironmentState:
     text: str = ""
     since: float | None = None
     problem: str = ""
+    retry_at: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from farcall_common.durations import retry_of
 from farcall_common.environments import Environment
 from farcall_endpoint.agent.loads import EnvironmentDemand
 from farcall_endpoint.agent.managers import ManagerEntry, Managers, TaskQueue
@@ -256,6 +257,7 @@ def _row(node: str, status: EnvironmentStatus) -> dict[str, Any]:
         "text": without_secrets(status.text),
         "since": status.since,
         "problem": without_secrets(status.problem),
+        **({} if status.retry_at is None else {"retry_at": status.retry_at}),
     }
 
 
@@ -284,7 +286,8 @@ def _why(key: str, label: str, managers: Managers, seen: EnvironmentsSeen, now: 
             return f"waits for environment {label} to start on node {node}: {what}"
     for node, status in of_it:
         if status.problem:
-            return f"environment {label} cannot be started on node {node}: {without_secrets(status.problem)}"
+            retry = retry_of(status.retry_at, now=now)
+            return f"environment {label} cannot be started on node {node}: {without_secrets(status.problem)}{retry}"
     if not len(managers):
         return "waits for a node"
     if any(status.busy + status.warm for _, status in of_it):

@@ -375,6 +375,7 @@ class Agent:
                 "starting": row["starting"],
                 "since": row["since"] or None,
                 "what": row["problem"] or row["text"],
+                **({"retry_at": row["retry_at"]} if "retry_at" in row else {}),
             }
             for row in self._core.environments()
         ]

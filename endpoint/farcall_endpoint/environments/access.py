@@ -57,10 +57,42 @@ class Place(NamedTuple):
 
     :param path: without links. Open it without following any, or by name if it is ``is_fixed``.
     :param is_fixed: whether no other user of the node, and no task, can put something else there.
+    :param is_file: whether it is a file, and no directory.
     """
 
     path: str
     is_fixed: bool
+    is_file: bool = False
+
+
+class NotLocated(Exception):
+    """A location is being looked up, which is not done by the thread that wants to know."""
+
+
+def named(environment: Environment, settings: EnvironmentSettings, *, node_path: str = "") -> str:
+    """The file or directory of the node that an environment of another submitter than the owner names; empty if there
+    is none, or if the owner has named it. Nothing is looked up.
+
+    :param node_path: the file or directory of the node that the location names, if it names one.
+    :raises Refused: if they may not use it, whatever is there.
+    """
+    if settings.default is not None and settings.default.key == environment.key:
+        return ""
+    location = environment.location
+    if environment.type == UV:
+        if problem := environment.problem():
+            raise Refused(problem)
+        return ""
+    if environment.type in _OWNERS_ONLY:
+        raise Refused(f"{environment.type} does not separate them from the owner's files")
+    if ".." in Path(location).parts:
+        raise Refused("its location goes up in the directories")
+    if settings.locations and not any(fnmatch.fnmatchcase(location, pattern) for pattern in settings.locations):
+        raise Refused("its location is not among those that the owner allows")
+    path = node_path or (location if location.startswith("/") else "")
+    if not path and not settings.locations and not _REFERENCE.fullmatch(location):
+        raise Refused("its location is not an image in a registry")
+    return path
 
 
 def locate(
@@ -72,31 +104,16 @@ def locate(
     node_path: str = "",
 ) -> Place | None:
     """What an environment of another submitter than the owner names on the node; None if nothing, or if the owner has
-    named it. Others may replace it at any time, so the check is about the path without links that is opened then.
+    named it. Others may replace it at any time, so the check is about the path without links that is opened then. A
+    file system that hangs holds the thread that calls this.
 
     :param readable: directories that they may read, without links.
     :param writable: directories in which their tasks may write, besides those of ``settings``.
-    :param node_path: the file or directory of the node that the location names, if it names one.
+    :param node_path: as of :func:`named`.
     :raises Refused: if they may not use it.
     """
-    if settings.default is not None and settings.default.key == environment.key:
+    if not (path := named(environment, settings, node_path=node_path)):
         return None
-    location = environment.location
-    if environment.type == UV:
-        if problem := environment.problem():
-            raise Refused(problem)
-        return None
-    if environment.type in _OWNERS_ONLY:
-        raise Refused(f"{environment.type} does not separate them from the owner's files")
-    if ".." in Path(location).parts:
-        raise Refused("its location goes up in the directories")
-    if settings.locations and not any(fnmatch.fnmatchcase(location, pattern) for pattern in settings.locations):
-        raise Refused("its location is not among those that the owner allows")
-    path = node_path or (location if location.startswith("/") else "")
-    if not path:
-        if settings.locations or _REFERENCE.fullmatch(location):
-            return None
-        raise Refused("its location is not an image in a registry")
     bound = [each.partition(":")[0] for each in settings.binds if not each.endswith(":ro")]
     node = _Node.of_now(map(os.path.realpath, (*bound, *writable)))
     try:
@@ -111,7 +128,7 @@ def locate(
         if settings.locations:
             raise Refused("its location leads to one that is not among those that the owner allows")
         raise Refused("they may not read its location")
-    return Place(target, node.is_fixed(target))
+    return Place(target, node.is_fixed(target), is_file=os.path.isfile(target))  # noqa: PTH113 - text all along
 
 
 def _is_allowed(target: str, patterns: Collection[str], node: _Node) -> bool:
@@ -259,8 +276,7 @@ def shown(type_: str, start: Start, place: Place, cache: Path) -> tuple[Start, l
 
 def seen_in(cache: Path, place: Place) -> str:
     """Where a command of :func:`showing` finds what others could replace."""
-    kind = tree_root.DIRECTORY if os.path.isdir(place.path) else tree_root.FILE  # noqa: PTH112
-    return str(cache / f".{kind}")
+    return str(cache / f".{tree_root.FILE if place.is_file else tree_root.DIRECTORY}")
 
 
 def showing(type_: str, place: Place, seen: str) -> list[str]:

@@ -37,7 +37,8 @@ class ContainerStart:
     :param group: of workers that see the same of the node: they may be forks of the same template.
     :param fork: whether it may be a fork of a template, and another worker be one of its own template.
     :param accelerators, amd, private_root: as of :class:`~farcall_endpoint.environments.runner.Start`.
-    :param locate: checks what a submitter names on the node, at each start; None: there is nothing to check.
+    :param locate: checks what a submitter names on the node, at each start, or raises
+        :class:`~farcall_endpoint.environments.access.NotLocated`; None: there is nothing to check.
     :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides,
         the image, and what ``locate`` has found.
     """

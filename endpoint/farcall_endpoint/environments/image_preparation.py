@@ -23,6 +23,7 @@ from farcall_endpoint.environments.cache import Cache
 from farcall_endpoint.environments.commands import CommandError, Commands
 from farcall_endpoint.environments.preparation import (
     Failed,
+    Located,
     PreparationReport,
     PreparationSettings,
     Prepared,
@@ -73,6 +74,7 @@ class Preparation:
         self._settings = settings.environments
         self._log_dir = Path(settings.log_dir) if settings.log_dir else None
         self._readable, self._writable = settings.readable, settings.writable
+        self._isolated = settings.isolated
         self._confined = settings.confined
         self._passed = settings.passed
         self._report = report
@@ -95,6 +97,13 @@ class Preparation:
             prepared = Failed(key, dataclasses.replace(record, hint=_may_pass(key), retryable=True))
         self._report(prepared)
 
+    def locate(self, environment: Environment) -> Located:
+        """Look up what an environment of another submitter than the owner names on the node."""
+        try:
+            return Located(environment, self._look_up(environment, self._runners.get(environment.type)))
+        except PreparationError as error:
+            return Located(environment, record=error.record)
+
     def tidy(self) -> None:
         """Remove what killed processes have left in the cache."""
         with contextlib.suppress(OSError):  # the first preparation says what is wrong
@@ -113,6 +122,8 @@ class Preparation:
         self._cache.make()
         names = self._entries.setdefault(key, set())
         preparation = runner.prepare(environment, cache=self._cache.directory)
+        if not trusted and self._isolated and environment.location.startswith("/"):
+            self._report(Progressed(key, f"{environment.location} is looked up"))
         place = self._locate(environment, runner, trusted=trusted)
         if place is not None and preparation.commands:
             preparation = self._of_place(environment, runner, preparation, place)
@@ -155,8 +166,9 @@ class Preparation:
 
         :raises PreparationError: if its tasks may not use it.
         """
-        if trusted or self._readable is None:
-            return None
+        return None if trusted or not self._isolated else self._look_up(environment, runner)
+
+    def _look_up(self, environment: Environment, runner: Runner | None) -> access.Place | None:
         path = access.node_path(runner, environment.location)
         try:
             return access.locate(
@@ -245,7 +257,7 @@ class Preparation:
         place = self._locate(environment, runner, trusted=not start.private_root)
         before: list[str] = []
         if start.private_root and self._confined and environment.type in access.CONFINED_OUTSIDE:
-            needed = (*(self._readable or ()), *(mount.source for mount in start.mounts))
+            needed = (*self._readable, *(mount.source for mount in start.mounts))
             before = access.confinement_of(needed, environment.type, image=start.image, place=place)
         elif place is not None and environment.location == start.image:
             start, before = access.shown(environment.type, start, place, self._cache.directory)

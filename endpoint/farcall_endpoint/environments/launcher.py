@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import shutil
@@ -33,7 +34,7 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import access, bundle, preparation, probe
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.preload import PreloadStore, statistics_key
-from farcall_endpoint.environments.preparation import PreparationReport, PreparationSettings, Prepared
+from farcall_endpoint.environments.preparation import Located, PreparationReport, PreparationSettings, Prepared
 from farcall_endpoint.environments.preparer import Preparer
 from farcall_endpoint.environments.runner import Mount, Runner, Start
 from farcall_endpoint.environments.runners import RUNNERS
@@ -54,6 +55,8 @@ _logger = logging.getLogger(__name__)
 _LONGEST_SOCKET_NAME: Final = 100
 """Of 108 bytes with the final zero; a mount may add a few."""
 _MOST_LOGS: Final = 50
+_LOCATED_S: Final = 1.0
+"""So long after an answer a location counts as looked up just now."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
@@ -105,7 +108,9 @@ class EnvironmentLauncher:
         self._containers: dict[int, Container] = {}  # by descriptors of their sockets and logs
         self._starts: dict[str, ContainerStart] = {}  # that have not connected yet, by name
         self._prepared: dict[str, Prepared] = {}
-        self._preparer = Preparer(self._preparation_settings)
+        self._located: dict[Environment, tuple[float, Located]] = {}  # with when it was answered
+        self._unlocated: dict[str, tuple[Environment, ContainerStart, tuple[str, ...]]] = {}  # templates to be started
+        self._preparer = Preparer(self._preparation_settings, limit_s=settings.start_limit_s)
         self._epoll.register(self._preparer.fileno(), select.EPOLLIN)
         self._root: Path | None = None
         self._pool = TemplatePool(
@@ -155,7 +160,8 @@ class EnvironmentLauncher:
     def serve(self) -> list[PreparationReport | TemplateChange]:
         """Do what is due, without waiting; what happened to environments."""
         reports: list[PreparationReport | TemplateChange] = []
-        if self._preparer.next_deadline() == 0.0:
+        self._located.clear()
+        if time.monotonic() >= self._preparer.next_deadline():
             reports += self._read_reports()
         if time.monotonic() >= self._pool.next_deadline():
             reports += self._serve_templates()
@@ -179,12 +185,17 @@ class EnvironmentLauncher:
             elif not container.log.read():
                 self._forget(descriptor)
                 container.log.close()
+        unlocated, self._unlocated = self._unlocated, {}
+        for key, template in unlocated.items():
+            self._start_root_template(key, *template)
         return reports
 
     def _read_reports(self) -> list[PreparationReport]:
         reports = self._preparer.read()
         self._prepared |= {report.key: report for report in reports if isinstance(report, Prepared)}
-        return reports
+        now = time.monotonic()
+        self._located |= {report.environment: (now, report) for report in reports if isinstance(report, Located)}
+        return [report for report in reports if not isinstance(report, Located)]
 
     def _preparation_settings(self) -> PreparationSettings:
         return PreparationSettings(
@@ -193,34 +204,45 @@ class EnvironmentLauncher:
             log_dir="" if self._log_dir is None else str(self._log_dir),
             run_dir=str(self._run_directory()),
             confined=self._confined,
-            readable=tuple(self._readable()) if self._isolated else None,
+            isolated=self._isolated,
+            readable=tuple(self._readable()),
             writable=self._writable,
             passed=self._passed,
         )
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
-    def refusal(self, environment: Environment, *, readable: Collection[str], unconfined: bool) -> str:
-        """Why tasks of other submitters than the owner may not use an environment; empty if they may.
+    def refusal(self, environment: Environment, *, unconfined: bool) -> str:
+        """Why tasks of other submitters than the owner may not use an environment, whatever is on the node; empty if
+        they may.
 
-        :param readable: what they may read of the node.
         :param unconfined: whether they should be confined, and bubblewrap is not there to do it.
         """
         try:
-            self.locate(environment, readable=readable)
+            self._path_of(environment)
         except access.Refused as error:
             return str(error)
         if unconfined and environment.type in access.UNTRUSTED_OUTSIDE:
             return f"only bubblewrap can confine {environment.type} environments, and this node has none"
         return ""
 
-    def locate(self, environment: Environment, *, readable: Collection[str]) -> access.Place | None:
-        """What an environment of another submitter than the owner names on the node.
+    def locate(self, environment: Environment) -> Located:
+        """What an environment of another submitter than the owner, which is not refused, names on the node, as it was
+        looked up just now.
 
-        :raises Refused: if tasks of the submitter may not use it.
+        :raises NotLocated: if it is looked up: ask again after :meth:`serve`.
         """
+        if not self._path_of(environment):
+            return Located(environment)
+        answered_at, located = self._located.get(environment, (-math.inf, None))
+        if located is None or time.monotonic() >= answered_at + _LOCATED_S:
+            self._preparer.locate(environment)
+            raise access.NotLocated(environment.location)
+        return located
+
+    def _path_of(self, environment: Environment) -> str:
         path = access.node_path(self._runners.get(environment.type), environment.location)
-        return access.locate(environment, self.settings, readable=readable, writable=self._writable, node_path=path)
+        return access.named(environment, self.settings, node_path=path)
 
     def is_prepared(self, key: str) -> bool:
         """Whether workers of an environment can be started."""
@@ -248,6 +270,7 @@ class EnvironmentLauncher:
         """Start a worker: fork it from a template, or start a container; that gets its descriptors when it connects.
 
         :raises EnvironmentLost: if it must be prepared again.
+        :raises NotLocated: as of :meth:`locate`.
         :raises OSError: if the environment is not prepared, or cannot be started so, or the machine lacks something.
         """
         key = key_of_template(environment.key, wanted)
@@ -271,6 +294,9 @@ class EnvironmentLauncher:
         if (path := self._missing(prepared)) is not None:
             raise EnvironmentLost(f"{path} was deleted")
         runner = self._runners[environment.type]
+        place = None
+        if wanted.locate is not None and prepared.image == environment.location:  # else it lies in the cache
+            place = wanted.locate()
         directory = self._new_directory()
         name = directory.name
         log: StartLog | None = None
@@ -279,9 +305,6 @@ class EnvironmentLauncher:
             listener = booting.listen(str(directory / SOCKET))
             log = StartLog(self._new_log(environment, name))
             start = self._start_of(environment, prepared, runner, wanted, directory, module)
-            place = None
-            if wanted.locate is not None and prepared.image == environment.location:  # else it lies in the cache
-                place = wanted.locate()
             if place is None or environment.type in access.CONFINED_OUTSIDE:
                 command = runner.command(start)
             else:
@@ -413,8 +436,16 @@ class EnvironmentLauncher:
             statistics_key=statistics,
         ):
             return
+        self._start_root_template(key, environment, wanted, modules)
+
+    def _start_root_template(
+        self, key: str, environment: Environment, wanted: ContainerStart, modules: tuple[str, ...]
+    ) -> None:
         try:
             template = self._start(environment, wanted, TEMPLATE)
+        except access.NotLocated:
+            self._unlocated[key] = environment, wanted, modules
+            return
         except OSError as error:
             self._pool.not_started(key, str(error), now=time.monotonic())
             return

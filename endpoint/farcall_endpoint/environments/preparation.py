@@ -9,6 +9,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
+from farcall_endpoint.environments.access import Place
 from farcall_endpoint.environments.bundle import Abi
 from farcall_endpoint.environments.settings import EnvironmentSettings
 
@@ -23,6 +24,16 @@ class Prepare(_Message, frozen=True):
 
     environment: Environment
     trusted: bool = False
+
+
+class Locate(_Message, frozen=True):
+    """Look up what an environment of another submitter than the owner names on the node. Answered by Located."""
+
+    environment: Environment
+
+
+class Ping(_Message, frozen=True):
+    """Give a sign of life. Answered by Alive."""
 
 
 class Release(_Message, frozen=True):
@@ -69,8 +80,22 @@ class Failed(_Message, frozen=True):
     record: ErrorRecord
 
 
-Order = Prepare | Release | Started | Ended
+class Located(_Message, frozen=True):
+    """What an environment names on the node; None if there is nothing to check. ``record``: why its tasks cannot use
+    it."""
+
+    environment: Environment
+    place: Place | None = None
+    record: ErrorRecord | None = None
+
+
+class Alive(_Message, frozen=True):
+    """The process has started, or answers Ping."""
+
+
+Order = Prepare | Locate | Ping | Release | Started | Ended
 PreparationReport = Progressed | Prepared | Failed
+Report = PreparationReport | Located | Alive
 
 
 class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +104,8 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     :param log_dir: where the runners' output goes; empty: nowhere.
     :param run_dir: the manager's directory for sockets, which goes with it.
     :param confined: whether what others than the owner name is confined by bubblewrap where its runner does not do it.
-    :param readable: what others than the owner may read; None: they are not isolated from the owner.
+    :param isolated: whether others than the owner may read ``readable`` only.
+    :param readable: what others than the owner may read.
     :param writable: where their tasks may write, besides the directories of ``environments``.
     :param passed: as of :func:`~farcall_endpoint.isolation.environment.for_submitter`.
     """
@@ -89,6 +115,7 @@ class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str = ""
     run_dir: str = ""
     confined: bool = False
-    readable: tuple[str, ...] | None = None
+    isolated: bool = False
+    readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()

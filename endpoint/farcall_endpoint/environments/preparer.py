@@ -24,29 +24,64 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes, process_reaper
 from farcall_endpoint.environments import preparation, preparation_process
-from farcall_endpoint.environments.preparation import Failed, PreparationReport, PreparationSettings, Prepared
+from farcall_endpoint.environments.preparation import (
+    Failed,
+    Located,
+    PreparationReport,
+    PreparationSettings,
+    Prepared,
+    Report,
+)
 
 _logger = logging.getLogger(__name__)
 
 _ORDERS_BYTES: Final = 2**20
 """So many orders may wait for the process, which takes them at once unless it hangs."""
 _STOP_LIMIT_S: Final = 40.0
+_KILL_LIMIT_S: Final = 0.25
+"""A process that was killed in a file system that hangs may be there for longer."""
+_FIRST_WORD_S: Final = 120.0
+"""So long a process may take to start: its Python may lie on a file system under load."""
+_QUIET_S: Final = 15.0
+"""After so long without a word, while an answer is due, it is asked for a sign of life; after as long again, it is
+replaced."""
+_MOST_TRIES: Final = 3
+"""How often a location is looked up when the process ends meanwhile."""
+
+
+@dataclasses.dataclass
+class _LookUp:
+    due_at: float
+    tries: int = 1
 
 
 class Preparer:
     """The process of preparations, which starts with the first order. Not for use in several threads.
 
     :param settings: of a process that starts.
+    :param limit_s: longest look-up of a location.
+    :param clock: monotonic seconds.
     """
 
-    def __init__(self, settings: Callable[[], PreparationSettings]) -> None:
+    def __init__(
+        self,
+        settings: Callable[[], PreparationSettings],
+        *,
+        limit_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
+        self._clock = clock
+        self._limit_s = limit_s
         self._epoll = select.epoll()
         self._process: subprocess.Popen[bytes] | None = None
         self._pending: dict[str, Environment] = {}
-        self._ordered_at: dict[str, float] = {}
-        self._heard_at = 0.0
-        self._lost: list[PreparationReport] = []  # to be reported by the next call of read
+        self._look_ups: dict[Environment, _LookUp] = {}
+        self._killed: list[subprocess.Popen[bytes]] = []  # that have not ended yet
+        self._quiet_since = 0.0
+        self._has_spoken = False
+        self._is_asked = False  # for a sign of life
+        self._lost: list[PreparationReport | Located] = []  # to be reported by the next call of read
         self._stops: dict[str, preparation.Started] = {}
         self._unread = b""
 
@@ -61,23 +96,35 @@ class Preparer:
 
     def next_deadline(self) -> float:
         """When :meth:`read` must be called in any case, in monotonic seconds."""
-        return 0.0 if self._lost else math.inf
+        if self._lost:
+            return 0.0
+        due = [each.due_at for each in self._look_ups.values()]
+        return min([self._silent_at(), *due])
+
+    def _silent_at(self) -> float:
+        if self._process is None or not (self._pending or self._look_ups):
+            return math.inf
+        return self._quiet_since + (_QUIET_S if self._has_spoken else _FIRST_WORD_S)
 
     def prepare(self, environment: Environment, *, trusted: bool) -> None:
         """Prepare an environment; :meth:`read` answers.
 
         :param trusted: whether the owner of the endpoint has named it.
         """
-        key = environment.key
-        if self._pending.pop(key, None) is not None and self._heard_at < self._ordered_at[key]:
-            # The time for the same order before is over, and there was no word of this or any other one.
-            _logger.error("the preparation of environments hangs: it is replaced")
-            if self._process is not None:
-                process_reaper.kill_trees({self._process.pid})
-                self._lost += self._lost_process()
-        self._pending[key] = environment
-        self._ordered_at[key] = time.monotonic()
+        self._expect_answer()
+        self._pending[environment.key] = environment
         self.order(preparation.Prepare(environment, trusted))
+
+    def locate(self, environment: Environment) -> None:
+        """Look up what an environment names on the node, unless that is being done; :meth:`read` answers."""
+        if environment not in self._look_ups:
+            self._expect_answer()
+            self._look_ups[environment] = _LookUp(self._clock() + self._limit_s)
+            self.order(preparation.Locate(environment))
+
+    def _expect_answer(self) -> None:
+        if not (self._pending or self._look_ups):  # else it is quiet since earlier
+            self._quiet_since, self._is_asked = self._clock(), False
 
     def order(self, order: preparation.Order) -> None:
         """Give an order that has no answer."""
@@ -115,19 +162,44 @@ class Preparer:
         with contextlib.suppress(OSError):  # the user has too many pipes: then fewer orders may wait
             fcntl.fcntl(self._process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _ORDERS_BYTES)
         os.set_blocking(self._process.stdout.fileno(), False)
+        self._quiet_since, self._has_spoken, self._is_asked = self._clock(), False, False
         self._epoll.register(self._process.stdout.fileno(), select.EPOLLIN)
         for started in self._stops.values():  # it replaces another one
             self._write(started)
 
-    def read(self) -> list[PreparationReport]:
+    def read(self) -> list[PreparationReport | Located]:
         """What it has reported, and what was lost with a process that ended."""
         lost, self._lost = self._lost, []
-        return lost if self._process is None else [*lost, *self._read()]
+        reports = lost if self._process is None else [*lost, *self._read()]
+        now = self._clock()
+        if now >= self._silent_at():  # after what it may have said
+            reports += self._break_silence(now)
+        return [*reports, *self._overdue(now)]
 
-    def _read(self) -> list[PreparationReport]:
+    def _break_silence(self, now: float) -> list[PreparationReport | Located]:
+        assert self._process is not None
+        if self._has_spoken and not self._is_asked:
+            self._quiet_since, self._is_asked = now, True
+            self._write(preparation.Ping())
+            return []
+        _logger.error("the process of preparations does not answer: it is replaced")
+        process_reaper.kill_trees({self._process.pid})
+        return self._lost_process()
+
+    def _overdue(self, now: float) -> list[PreparationReport | Located]:
+        """Answers for locations that were not looked up in time."""
+        overdue = [environment for environment, each in self._look_ups.items() if now >= each.due_at]
+        return [self._not_located(each, f"has not answered for {self._limit_s:g} s") for each in overdue]
+
+    def _not_located(self, environment: Environment, what: str) -> Located:
+        del self._look_ups[environment]
+        words = f"{environment.location} {what}: does its file system hang?"
+        return Located(environment, record=_retryable(outcomes.environment_failed(environment.label, words)))
+
+    def _read(self) -> list[PreparationReport | Located]:
         assert self._process is not None
         assert self._process.stdout is not None
-        reports: list[PreparationReport] = []
+        reports: list[PreparationReport | Located] = []
         has_ended = False
         while True:
             try:
@@ -137,33 +209,45 @@ class Preparer:
             if has_ended := not data:
                 break
             *lines, self._unread = (self._unread + data).split(b"\n")
-            reports += [msgspec.json.decode(line, type=PreparationReport) for line in lines]
-            self._heard_at = time.monotonic()
+            said = [msgspec.json.decode(line, type=Report) for line in lines]
+            reports += [each for each in said if not isinstance(each, preparation.Alive)]
+            self._quiet_since, self._has_spoken, self._is_asked = self._clock(), True, False
         for report in reports:
             if isinstance(report, Prepared | Failed):
                 self._pending.pop(report.key, None)
-                self._ordered_at.pop(report.key, None)
+            elif isinstance(report, Located):
+                self._look_ups.pop(report.environment, None)
         return [*reports, *self._lost_process()] if has_ended else reports
 
-    def _lost_process(self) -> list[PreparationReport]:
-        """The process of preparations was killed: what it was doing is lost, and the next order starts another."""
+    def _lost_process(self) -> list[PreparationReport | Located]:
+        """The process of preparations was killed: what it was preparing is lost, and the next order starts another. For
+        what it was looking up, another one starts at once."""
         assert self._process is not None
-        code = self._close_process()
-        _logger.error("the preparation of environments ended with exit code %d", code)
+        code = self._close_process(_KILL_LIMIT_S)
+        _logger.error("the process of preparations ended with exit code %s", code)
         lost, self._pending, self._unread = self._pending, {}, b""
-        self._ordered_at.clear()
-        return [
+        reports: list[PreparationReport | Located] = [
             Failed(key, _retryable(outcomes.environment_failed(each.label, "the process that prepared it was killed")))
             for key, each in lost.items()
         ]
+        for environment, look_up in list(self._look_ups.items()):
+            look_up.tries += 1
+            if look_up.tries > _MOST_TRIES:
+                reports.append(self._not_located(environment, "cannot be looked up"))
+            else:
+                self.order(preparation.Locate(environment))
+        return reports
 
     def close(self) -> None:
         """End the process: what it started ends with it, within a limited time."""
         if self._process is not None:
             self._close_process(_STOP_LIMIT_S)
+        for process in self._killed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_LIMIT_S)
         self._epoll.close()
 
-    def _close_process(self, limit_s: float | None = None) -> int:
+    def _close_process(self, limit_s: float) -> int | None:
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -172,11 +256,13 @@ class Preparer:
             self._epoll.unregister(process.stdout.fileno())
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        try:
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
+        if code is None:
             process_reaper.kill_trees({process.pid})
-            code = process.wait()
+            self._killed.append(process)
+        self._killed = [each for each in self._killed if each.poll() is None]
         process.stdout.close()
         self._process = None
         return code

@@ -83,6 +83,7 @@ class EnvironmentState:
         self._preparations = Backoff(first_s=_FIRST_PREPARATION_WAIT_S, most_s=_MAX_PREPARATION_WAIT_S)
         self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
         self._retry_at = 0.0
+        self._retry_epoch = 0.0
 
     @property
     def expected_start_s(self) -> float:
@@ -222,11 +223,13 @@ class EnvironmentState:
             problem="" if self.record is None else self.record.message,
             start_s=self.last_start_s,
             parked=sum(worker.parked for worker in alive),
+            retry_at=self._retry_epoch if self.state is State.FAILED else None,
         )
 
     def _fail(self, record: ErrorRecord, now: Instant) -> None:
         self.record = record
-        self._retry_at = now.mono + self._pause.next_s()
+        pause_s = self._pause.next_s()
+        self._retry_at, self._retry_epoch = now.mono + pause_s, now.epoch + pause_s
         self._starts.reset()
         self._preparations.reset()
         self.due_at = None

@@ -14,7 +14,7 @@ import msgspec
 from farcall_common.environments import WITHOUT_CONTAINER, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
-from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, Refused, confinement_of
+from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, confinement_of
 from farcall_endpoint.environments.container import ContainerStart
 from farcall_endpoint.environments.launcher import EnvironmentLauncher
 from farcall_endpoint.environments.preload import statistics_key
@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 RENUMBERED: Final = ("docker", "podman", "podman-hpc")
 """Types whose containers have the accelerators of their worker only."""
-_MOST_REFUSALS: Final = 1000
+_MOST_ADMITTED: Final = 1000
 
 
 class EnvironmentWorkers:
@@ -79,34 +79,36 @@ class EnvironmentWorkers:
         self._trusted = set() if settings.default is None else {settings.default.key}
         self._forkable: set[str] = set()
         self._logged: set[str] = set()  # reasons
-        self._refusals: dict[Environment, ErrorRecord | None] = {}  # not by key: two can be made that share it
+        self._admitted: set[Environment] = set()  # not by key: two can be made that share it
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
-        """Why tasks of other submitters than the owner may not use an environment; None if they may."""
-        if environment not in self._refusals:
-            if len(self._refusals) >= _MOST_REFUSALS:
-                self._refusals.clear()
-            self._refusals[environment] = self._refusal(environment)
-        return self._refusals[environment]
+        """Why tasks of other submitters than the owner may not use an environment; None if they may.
 
-    def _refusal(self, environment: Environment) -> ErrorRecord | None:
-        place = self._place
-        reason = self._launcher.refusal(
-            environment,
-            readable=place.readable(place.environment),
-            unconfined=place.confinement is not None and not place.confinement.bubblewrap,
-        )
-        return outcomes.location_refused(environment.label, reason) if reason else None
+        :raises NotLocated: if its location is looked up: ask again after :meth:`serve`.
+        """
+        if environment in self._admitted:
+            return None
+        confinement = self._place.confinement
+        unconfined = confinement is not None and not confinement.bubblewrap
+        if reason := self._launcher.refusal(environment, unconfined=unconfined):
+            return outcomes.location_refused(environment.label, reason)
+        record = self._launcher.locate(environment).record
+        if record is None:
+            if len(self._admitted) >= _MOST_ADMITTED:
+                self._admitted.clear()
+            self._admitted.add(environment)
+        return record
 
     def _locate(self, environment: Environment) -> Place | None:
-        """What a submitter names on the node, now.
+        """What a submitter names on the node, now, if its tasks are confined to that.
 
         :raises OSError: if its tasks may not use it.
+        :raises NotLocated: as of :meth:`refusal`.
         """
-        try:
-            return self._launcher.locate(environment, readable=self._place.readable(self._place.environment))
-        except Refused as error:
-            raise OSError(outcomes.location_refused(environment.label, str(error)).message) from error
+        located = self._launcher.locate(environment)
+        if located.record is not None:
+            raise OSError(located.record.message)
+        return None if self._place.confinement is None else located.place
 
     def _log_once(self, reason: str) -> None:
         if reason not in self._logged:
@@ -198,13 +200,11 @@ class EnvironmentWorkers:
         """Start a worker.
 
         :raises OSError: if the machine lacks something, or the environment cannot be started.
+        :raises NotLocated: as of :meth:`refusal`.
         """
         place = self._place
-        if submitter:
-            # Not what was found before: a directory may have been replaced by a link since.
-            find = self._refusal if environment.location.startswith("/") else self.refusal
-            if (refused := find(environment)) is not None:
-                raise OSError(refused.message)
+        if submitter and (refused := self.refusal(environment)) is not None:
+            raise OSError(refused.message)
         place.working_dir.mkdir(parents=True, exist_ok=True)
         working_dir = place.working_dir.resolve()
         is_image = environment.type not in WITHOUT_CONTAINER
@@ -226,8 +226,9 @@ class EnvironmentWorkers:
         if submitter and is_image:
             of_runner = for_runner(environment.type, place.environment, passed=place.passed)
         confine, locate, settings = None, None, place.settings
-        if submitter and place.confinement is not None:
+        if submitter:  # not what was found before: a directory may have been replaced by a link since
             locate = functools.partial(self._locate, environment)
+        if submitter and place.confinement is not None:
             confine, settings = self._confine_in(environment, outer | own, writable)
         # Only a confined template may run code of the environment before its forks confine themselves.
         forks = self._launcher.settings.fork and (

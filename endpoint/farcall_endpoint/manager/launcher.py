@@ -43,11 +43,15 @@ class WorkerLauncher(Protocol):
         """Start a worker for tasks of one submitter, empty for the owner; it sends Ready on its channel.
 
         :param environment: one that is prepared; None: the endpoint's own Python.
+        :raises NotLocated: as of :meth:`refusal`.
         :raises OSError: if it cannot be started.
         """
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
-        """Why tasks of other submitters than the owner may not use an environment; None if they may."""
+        """Why tasks of other submitters than the owner may not use an environment; None if they may.
+
+        :raises NotLocated: if its location is looked up: ask again after :meth:`serve`.
+        """
 
     def trust(self, environment: Environment) -> None:
         """The owner uses an environment: what it is prepared by needs no confinement."""
@@ -112,6 +116,7 @@ class FreshProcessLauncher:
     ) -> WorkerProcess:
         """Start a worker.
 
+        :raises NotLocated: as of :meth:`refusal`.
         :raises OSError: if the machine lacks processes, descriptors, disk space or the working directory; or if the
             environment cannot be started.
         """
@@ -168,7 +173,10 @@ class FreshProcessLauncher:
     # -- environments --------------------------------------------------------------------------------------------------
 
     def refusal(self, environment: Environment) -> ErrorRecord | None:
-        """Why tasks of other submitters than the owner may not use an environment; None if they may."""
+        """Why tasks of other submitters than the owner may not use an environment; None if they may.
+
+        :raises NotLocated: if its location is looked up: ask again after :meth:`serve`.
+        """
         return self._in_environments().refusal(environment)
 
     def trust(self, environment: Environment) -> None:

@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import process_reaper, protocol
+from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.liveness import LivenessTimer
@@ -117,6 +120,9 @@ class Manager:
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
+        # What goes on when a location was looked up: tasks that came, by environment, and workers to be started.
+        self._arrived: dict[Environment, list[Job]] = {}
+        self._launches: dict[int, Launch] = {}
         self._orphans = Orphans()  # before there are children
         self._groups = SlotGroups(0, Cgroups(())) if groups is None else groups
         self._reaper = self._start_reaper()
@@ -172,7 +178,7 @@ class Manager:
             if worker is not None and worker.worker_id in self._workers:
                 events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
             elif descriptor == self._launcher.fileno():
-                events += self._launcher.serve()
+                events += self._serve_launcher()
             elif descriptor == self._agent_pidfd:
                 self._epoll.unregister(self._agent_pidfd)
                 events.append(self._lose_agent("the agent is gone"))
@@ -184,9 +190,25 @@ class Manager:
         events += self._receive_from_agent()
         now = time.monotonic()
         if now >= self._launcher.next_deadline():
-            events += self._launcher.serve()
+            events += self._serve_launcher()
         if self._agent_liveness.is_expired(now=now) and not self._agent_lost:
             events.append(self._lose_agent("the agent has been silent for too long"))
+        return events
+
+    def _serve_launcher(self) -> list[Event]:
+        """Let the launcher do what is due, and go on with what waits for locations to be looked up."""
+        events = list(self._launcher.serve())
+        arrived, self._arrived = self._arrived, {}
+        for environment, jobs in arrived.items():
+            try:
+                refusal = self._launcher.refusal(environment)
+            except NotLocated:
+                self._arrived[environment] = jobs
+            else:
+                events.append(TasksReceived([msgspec.structs.replace(job, refusal=refusal) for job in jobs]))
+        launches, self._launches = self._launches, {}
+        for launch in launches.values():
+            events += self._launch(launch)
         return events
 
     def _timeout_s(self) -> float:
@@ -269,7 +291,9 @@ class Manager:
             match message:
                 case protocol.RunTasks():
                     events.append(self._tasks_received(message, bodies))
-                case protocol.CancelTasks() | protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
+                case protocol.CancelTasks(task_ids=task_ids):
+                    events += [*self._arrived_of(set(task_ids)), message]
+                case protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
                     events.append(message)
                 case protocol.Prewarm(environment=environment):
                     self._launcher.trust(environment)  # only the owner can ask an agent for that
@@ -296,26 +320,39 @@ class Manager:
         orders = message.tasks
         if self._memory_per_worker_bytes is not None:
             orders = tuple([capped(order, self._memory_per_worker_bytes) for order in orders])
-        return TasksReceived(
-            [
-                Job(
-                    order,
-                    functions[order.function_hash],
-                    bodies[order.payload],
-                    None
-                    if order.options.environment is None
-                    else self._refusal(order.submitter, order.options.environment),
-                )
-                for order in orders
-            ]
-        )
+        jobs: list[Job] = []
+        for order in orders:
+            job = Job(order, functions[order.function_hash], bodies[order.payload])
+            environment = order.options.environment
+            if environment is None:
+                jobs.append(job)
+                continue
+            try:
+                refusal = self._refusal(order.submitter, environment)
+            except NotLocated:
+                self._arrived.setdefault(environment, []).append(job)
+            else:
+                jobs.append(job if refusal is None else msgspec.structs.replace(job, refusal=refusal))
+        return TasksReceived(jobs)
 
     def _refusal(self, submitter: str, environment: Environment) -> ErrorRecord | None:
-        """Why a submitter may not use an environment."""
+        """Why a submitter may not use an environment.
+
+        :raises NotLocated: if its location is looked up.
+        """
         if submitter:
             return self._launcher.refusal(environment)
         self._launcher.trust(environment)
         return None
+
+    def _arrived_of(self, task_ids: Collection[str]) -> list[Event]:
+        """Those of some tasks whose locations are still looked up: the core cancels them as any others."""
+        events: list[Event] = []
+        for environment, jobs in list(self._arrived.items()):
+            if found := [job for job in jobs if job.order.task_id in task_ids]:
+                events.append(TasksReceived(found))
+                self._arrived[environment] = [job for job in jobs if job not in found]
+        return events
 
     def _send(self, message: protocol.FromManager, bodies: Sequence[Frame] = ()) -> None:
         self._sent_number += 1
@@ -353,6 +390,10 @@ class Manager:
                     self._launcher.release(key)
                 case Recall(worker_id=worker_id):
                     events += self._recall(worker_id)
+                case Kill(worker_id=worker_id) if (launch := self._launches.pop(worker_id, None)) is not None:
+                    assert launch.environment is not None
+                    words = f"{launch.environment.location} is still looked up: does its file system hang?"
+                    events.append(WorkerDied(worker_id, 0, words))
                 case Kill(worker_id=worker_id, reason=reason):
                     if reason:
                         _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
@@ -417,6 +458,9 @@ class Manager:
             process = self._launcher.launch(
                 worker_id, slot=action.slot, submitter=action.submitter, environment=action.environment
             )
+        except NotLocated:
+            self._launches[worker_id] = action
+            return []
         except EnvironmentLost as error:
             _logger.warning("cannot start worker %d: %s; it is prepared again", worker_id, error)
             gone = [] if action.environment is None else [EnvironmentGone(action.environment.key)]

@@ -121,8 +121,10 @@ def _environment(value: Mapping[str, Any], *, now: float) -> EnvironmentState:
     def count(name: str) -> int:
         return min(found, _MAX_COUNT) if type(found := value.get(name)) is int and found > 0 else 0
 
-    since = value.get("since")
-    since = clean_time(float(since), now=now) if _is_number(since) and since else None
+    def time(name: str) -> float | None:
+        at = value.get(name)
+        return clean_time(float(at), now=now) if _is_number(at) and at else None
+
     return EnvironmentState(
         key=text("key", MAX_KEY),
         label=text("label"),
@@ -133,8 +135,9 @@ def _environment(value: Mapping[str, Any], *, now: float) -> EnvironmentState:
         starting=count("starting"),
         forkable=value.get("forkable") is True,
         text=text("text"),
-        since=since,
+        since=time("since"),
         problem=text("problem", MAX_PROBLEM),
+        retry_at=time("retry_at"),
     )
 
 

@@ -200,8 +200,9 @@ class EndpointDetails(Shape):
 class EnvironmentEntry(Shape):
     """An environment on a node of an endpoint. ``key`` is equal for what runs in the same workers. ``warm`` are its
     idle workers there, ``busy`` those with a task, ``starting`` those that start; with ``forkable`` workers are forked
-    from a template. ``text`` is what happens, since ``since`` (epoch seconds); ``problem`` is why it cannot be started.
-    ``label``, ``text`` and ``problem`` are left out for environments of others, unless you manage the endpoint."""
+    from a template. ``text`` is what happens, since ``since`` (epoch seconds); ``problem`` is why it cannot be started,
+    and ``retry_at`` when one that has failed is tried again. ``label``, ``text``, ``problem`` and ``retry_at`` are left
+    out for environments of others, unless you manage the endpoint."""
 
     key: str
     type: str
@@ -214,6 +215,7 @@ class EnvironmentEntry(Shape):
     text: Maybe[str] = None
     since: Maybe[float] = None
     problem: Maybe[str] = None
+    retry_at: Maybe[float] = None
 
 
 class EndpointStatusAnswer(Shape):

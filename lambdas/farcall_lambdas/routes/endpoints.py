@@ -201,6 +201,7 @@ def environment_entry(state: EnvironmentState, *, is_whole: bool) -> Environment
         text=(state.text or None) if is_whole else None,
         since=state.since,
         problem=(state.problem or None) if is_whole else None,
+        retry_at=state.retry_at if is_whole else None,
     )
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from farcall_common.durations import ago, span
+from farcall_common.durations import ago, retry_of, span
 from farcall_common.errors import Unavailable
 from farcall_common.store.model import Endpoint, EndpointStatus, EnvironmentState, QueuePosition, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
@@ -236,6 +236,7 @@ def _of_the_environment(situation: Situation) -> _Answer | None:
     failed = next((each for each in states if each.problem), None)
     if failed is not None:
         where, problem = _where([each for each in states if each.problem], failed), failed.problem.rstrip(".")
+        problem += retry_of(failed.retry_at, now=situation.now.timestamp())
         return Reason.ENVIRONMENT_PROBLEM, f"Environment {label} cannot start {where}: {problem}{as_of}; {waits}."
     return None
 

@@ -16,7 +16,7 @@ from farcall.cli._connect import command_environment, connected
 from farcall.cli._output import AsJson, FullIds, show_json, show_line, shown_ids
 from farcall.cli._sharing import Shareable, add_sharing
 from farcall_common.console import duration, instant, new_group, show_fields, show_table
-from farcall_common.durations import ago
+from farcall_common.durations import ago, retry_of
 from farcall_common.environments import state_of
 from farcall_common.errors import InvalidRequest
 from farcall_common.exit_codes import INTERRUPTED
@@ -160,7 +160,7 @@ def _activity(environment: Mapping[str, Any]) -> str:
     since, text = environment.get("since"), environment.get("text") or ""
     if problem := environment.get("problem"):
         age = f", {ago(time.time() - since)}" if since else ""
-        return f"problem{age}: {problem}"
+        return f"problem{age}: {problem}{retry_of(environment.get('retry_at'), now=time.time())}"
     return f"{text}, {duration(max(0.0, time.time() - since))} so far" if text and since else text
 
 
