@@ -69,7 +69,6 @@ from farcall_endpoint.protocol import (
     Prewarm,
     ReadOutput,
     ResultsTaken,
-    Started,
     Stop,
     TaskOrder,
     WantedOutput,
@@ -242,6 +241,7 @@ class ManagerCore:
                     elif isinstance(packet, Synced) and worker.syncing:
                         worker.syncing = False
                     elif isinstance(packet, Ready) and not worker.is_ready:
+                        worker.pid = packet.pid
                         self._worker_ready(worker, now)
                     else:
                         self._kill(worker, f"{type(packet).__name__} out of turn")
@@ -337,8 +337,13 @@ class ManagerCore:
             self._kill(worker, "an output with lengths that cannot be")
             return
         result_bytes = len(result) - (0 if done.printed is None else done.printed.tail_bytes)
-        if worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
-            self._kill(worker, f"a result of {result_bytes} bytes")
+        call = worker.jobs[0].call
+        if call is None:
+            if worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
+                self._kill(worker, f"a result of {result_bytes} bytes")
+                return
+        elif reason := orders.problem_of(call, done, result_bytes):
+            self._kill(worker, reason)
             return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
@@ -364,6 +369,8 @@ class ManagerCore:
             details=done.details,
             is_retried=done.is_retried,
             output=output,
+            parts=done.parts,
+            pid=worker.pid,
         )
         is_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
         if is_over and not worker.recalling:
@@ -445,7 +452,7 @@ class ManagerCore:
                     )
                 self._reports.finish(job, stop.state, record.to_json(), is_retried=stop.is_retried, output=output)
             elif self._stop_at is None:
-                self._reports.died(Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
+                self._reports.died(job, Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
             # else: it stopped with the endpoint, and the agent knows which manager had it
         if worker.environment is not None:
             self._preparations.worker_ended(worker.environment, now)
@@ -542,7 +549,7 @@ class ManagerCore:
         head = worker.jobs[0].order
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
-            self._reports.started(Started(head.task_id, now.epoch - age_s))
+            self._reports.started(worker.jobs[0], now.epoch - age_s)
         if len(worker.jobs) > 1 and not worker.overdue and (age_s >= _OVERDUE_S or self._reports.is_window_full):
             worker.overdue = True
             self._recall(worker)

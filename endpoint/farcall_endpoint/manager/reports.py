@@ -9,7 +9,7 @@ import msgspec
 
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Report
-from farcall_endpoint.manager.events import Instant, Job
+from farcall_endpoint.manager.events import Instant, Job, Outcome
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import FIRST_WINDOW_BYTES, Died, EnvironmentStatus, Finished, Progress, Started
 from farcall_endpoint.shared_memory import Frame
@@ -52,8 +52,26 @@ class Reports:
         details: dict[str, str] | None = None,
         is_retried: bool = False,
         output: tuple[Printed, bytes] | None = None,
+        parts: tuple[int, ...] = (),
+        pid: int = 0,
     ) -> None:
-        """A task has ended."""
+        """A task has ended, or a call, which is a matter of its owner."""
+        if job.owner is not None:
+            job.owner.ended(
+                job,
+                Outcome(
+                    state=state,
+                    error=None if error is None else dict(error),
+                    result=result,
+                    parts=parts,
+                    started_at=started_at,
+                    ended_at=ended_at,
+                    is_retried=is_retried,
+                    output=output,
+                    pid=pid,
+                ),
+            )
+            return
         frame = None
         if state is TaskState.SUCCESS or result:
             frame = len(self._results)
@@ -69,13 +87,19 @@ class Reports:
             self._result_bytes += len(output[1])
         self._finished.append(finished)
 
-    def died(self, died: Died) -> None:
+    def died(self, job: Job, died: Died) -> None:
         """A worker died with a task."""
-        self._died.append(died)
+        if job.owner is not None:
+            job.owner.died(job, died)
+        else:
+            self._died.append(died)
 
-    def started(self, started: Started) -> None:
-        """A task has been running for a while."""
-        self._started.append(started)
+    def started(self, job: Job, at: float) -> None:
+        """A task has been running for a while, since this epoch second."""
+        if job.owner is not None:
+            job.owner.started(job, at)
+        else:
+            self._started.append(Started(job.order.task_id, at))
 
     def environments(self, statuses: Callable[[], tuple[EnvironmentStatus, ...]], now: Instant) -> None:
         """Look at the environments, which is due at ``environments_at``, and report them if they have changed."""

@@ -66,6 +66,7 @@ class Worker:
     killed: bool = False
     parked: bool = False
     age: float = 0.0  # clock of the warm pool at its last task
+    pid: int = 0  # as it says itself
 
     @property
     def place(self) -> Pair:
