@@ -59,13 +59,24 @@ class Owner(Protocol):
         """The worker of a call is gone. The owner decides whether the call may be started again."""
 
 
+class Callees(msgspec.Struct, frozen=True):
+    """What a task with callees has besides its own function.
+
+    :param functions: the bodies of the callees, by hash.
+    :param graph: its payload, if that is a graph; or why it cannot be read.
+    :param refusals: why its submitter may not use environments that stages of the graph name, by their keys.
+    """
+
+    functions: Mapping[str, Frame]
+    graph: Graph | ErrorRecord | None = None
+    refusals: Mapping[str, ErrorRecord] = {}
+
+
 class Job(msgspec.Struct, frozen=True):
     """A task, or a call of one, with its user bytes.
 
     :param refusal: why its submitter may not use the environment that it names.
-    :param graph: its payload, if that is a graph.
-    :param functions: the bodies of its callees, by hash.
-    :param refusals: why its submitter may not use environments that stages of the graph name, by their keys.
+    :param callees: what a task has that calls other functions.
     :param call: of a graph, or of a task that runs; with its ``inputs``, as they follow the payload.
     :param depth: how many tasks wait for this one, each for the next: 0, or more for a call of a task that runs.
     :param owner: gets the outcome of a call; None for a task, whose outcome the agent gets.
@@ -75,9 +86,7 @@ class Job(msgspec.Struct, frozen=True):
     function: Frame
     payload: Frame
     refusal: ErrorRecord | None = None
-    graph: Graph | None = None
-    functions: Mapping[str, Frame] = {}
-    refusals: Mapping[str, ErrorRecord] = {}
+    callees: Callees | None = None
     call: CallOrder | None = None
     inputs: tuple[Frame, ...] = ()
     depth: int = 0

@@ -62,7 +62,8 @@ def problem_of(call: CallOrder, done: Done, result_bytes: int) -> str:
 def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
     known = worker.functions
     new = {job.order.function_hash: job.function for job in jobs if job.order.function_hash not in known}
-    new.pop("", None)  # of calls that collect their inputs
+    if new:
+        new.pop("", None)  # of calls that collect their inputs
     forget = bool(new) and len(known) + len(new) > _MAX_KNOWN_FUNCTIONS
     if forget:
         known.clear()
@@ -87,9 +88,5 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
         ]
     )
     functions = tuple([(function_hash, len(body)) for function_hash, body in new.items()])
-    body = [*new.values()]
-    for job in jobs:
-        body.append(job.payload)
-        if job.inputs:
-            body += job.inputs
-    return Send(worker.worker_id, Run(orders, functions, forget), tuple(body))
+    bodies = [body for job in jobs for body in (job.payload, *job.inputs)]
+    return Send(worker.worker_id, Run(orders, functions, forget), (*new.values(), *bodies))
