@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -28,6 +28,9 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.graphs.extras import Extras
+from farcall_endpoint.graphs.nested import NestedCalls
+from farcall_endpoint.graphs.values import GraphSettings, Memory
 from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import (
     Action,
@@ -74,7 +77,7 @@ from farcall_endpoint.protocol import (
     WantedOutput,
 )
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Begun, Done, Ready, Synced
+from farcall_endpoint.worker.channel import Begun, Calls, Done, DropCalls, Ready, Synced, Waits
 
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; a shorter one only by its result."""
@@ -169,6 +172,10 @@ class ManagerCore:
             idle_s=settings.idle_s,
             most_prewarmed=slots + settings.extra_workers,
         )
+        self._nested = NestedCalls(
+            actions=self._actions, memory=Memory(GraphSettings(), writers=slots), jitter=lambda: 0.0
+        )
+        self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
         self._reads: list[ReadOutput] = []
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
@@ -203,6 +210,10 @@ class ManagerCore:
                 deadline = min(deadline, self._preparations.due_at)
             if self._environments or self._warm.parked:
                 deadline = min(deadline, self._warm.due_at)
+            if self._nested.drivers:
+                deadline = min(deadline, self._nested.due_at)
+            if self._extras.count:
+                deadline = min(deadline, self._extras.due_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
         due = [
@@ -243,6 +254,8 @@ class ManagerCore:
                     elif isinstance(packet, Ready) and not worker.is_ready:
                         worker.pid = packet.pid
                         self._worker_ready(worker, now)
+                    elif isinstance(packet, Calls | Waits | DropCalls):
+                        self._called(worker, packet, body, instant)
                     else:
                         self._kill(worker, f"{type(packet).__name__} out of turn")
                 ended = jobs_before - len(worker.jobs)
@@ -290,7 +303,11 @@ class ManagerCore:
                 self._fail(job, job.refusal)
             else:
                 accepted.append(job)
-        for named, several in itertools.groupby(accepted, _ENVIRONMENT_OF):
+        self._accept(accepted, now)
+
+    def _accept(self, jobs: Iterable[Job], now: Instant) -> None:
+        """Queue jobs, or let them wait for their environment."""
+        for named, several in itertools.groupby(jobs, _ENVIRONMENT_OF):
             if named is None and self._default is None:
                 self._queue.add(several, "")
             else:
@@ -358,6 +375,10 @@ class ManagerCore:
         worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
+        details: dict[str, Any] | None = done.details
+        if worker.drives:
+            details = {**(details or {}), **self._nested.details(job)}
+            self._drive_over(worker, job)
         self._prefetch.observe(ended_at - started_at)
         self._reports.finish(
             job,
@@ -366,7 +387,7 @@ class ManagerCore:
             result=result,
             started_at=started_at,
             ended_at=ended_at,
-            details=done.details,
+            details=details,
             is_retried=done.is_retried,
             output=output,
             parts=done.parts,
@@ -382,6 +403,34 @@ class ManagerCore:
     def _stop_task(self, worker: Worker, task_id: str, stop: StopReason) -> None:
         worker.stops[task_id] = stop
         self._recall(worker)
+
+    # -- calls of tasks that run ---------------------------------------------------------------------------------------
+
+    def _called(self, worker: Worker, packet: Calls | Waits | DropCalls, body: Frame, now: Instant) -> None:
+        """What a running task says of its calls. One that has ended may have left a thread that still says something,
+        and a task can forge all of it."""
+        if not worker.runs(packet.task_id) or self._stop_at is not None:
+            return
+        if isinstance(packet, Waits):
+            worker.waits = worker.drives and not packet.over
+        elif isinstance(packet, DropCalls):
+            if gone := self._nested.dropped(packet):
+                self._cancel(gone)
+        else:
+            if not worker.drives:
+                worker.drives = True
+                if len(worker.jobs) > 1:  # what was sent behind it must not wait for its calls, or be one of them
+                    self._recall(worker)
+            try:
+                self._accept(self._nested.received(worker, packet, body), now)
+            except ValueError as error:
+                self._kill(worker, str(error))
+
+    def _drive_over(self, worker: Worker, job: Job) -> None:
+        """A task with calls has ended: those that it left are stopped."""
+        worker.drives = worker.waits = False
+        if job.order.task_id in self._nested.drivers and (gone := self._nested.over(job)):
+            self._cancel(gone)
 
     # -- warm workers --------------------------------------------------------------------------------------------------
 
@@ -431,13 +480,17 @@ class ManagerCore:
             for action in self._actions
             if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
         ]
-        if not self._warm.forget(worker):
+        if worker.extra:
+            self._extras.count -= 1
+        elif not self._warm.forget(worker):
             self._free_slots.append((worker.slot, worker.place))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
         output = event.output if event.output is not None and event.output[1] else None
         if not worker.is_ready and self._stop_at is None:
             self._start_failed(worker, event, now)
+        if worker.drives:
+            self._drive_over(worker, worker.jobs[0])
         for job in worker.jobs:
             self._queue.done(job.order.submitter)
             task_id = job.order.task_id
@@ -526,7 +579,15 @@ class ManagerCore:
             self._placement.review_at = None
             if self._free_slots:
                 self._launch(now.mono)
+            if self._nested.drivers:
+                for job in self._nested.due(now.mono):
+                    self._accept([job], now)
             self._assign(now.mono)
+            if self._nested.drivers:
+                self._add_extra_workers(now.mono)
+            if self._extras.count:
+                for worker in self._extras.surplus(now.mono):
+                    self._kill(worker)
             if self._warm.parked and self._free_slots:  # theirs
                 self._launch(now.mono)
                 self._assign(now.mono)
@@ -591,12 +652,14 @@ class ManagerCore:
                 self._reports.changed = True
                 continue
             state = self._environments.get(pair.key)
-            environment = None if state is None else state.environment
-            tasks_left = self._tasks_per_worker or None
-            worker = Worker(self._next_worker_id, slot, pair, now, environment, tasks_left)
-            self._next_worker_id += 1
-            self._workers[worker.worker_id] = worker
-            self._actions.append(Launch(worker.worker_id, worker.slot, pair.submitter, environment))
+            self._start_worker(pair, slot, now, None if state is None else state.environment)
+
+    def _start_worker(self, pair: Pair, slot: int, now: float, environment: Environment | None, extra: int = 0) -> None:
+        worker = Worker(self._next_worker_id, slot, pair, now, environment, self._tasks_per_worker or None, extra=extra)
+        self._next_worker_id += 1
+        self._workers[worker.worker_id] = worker
+        self._extras.count += bool(extra)
+        self._actions.append(Launch(worker.worker_id, slot, pair.submitter, environment))
 
     def _assign(self, now: float) -> None:
         """Share the queue among workers that are idle or soon will be; others wait, so that packets are few."""
@@ -624,6 +687,20 @@ class ManagerCore:
         if self._preparations.has_prewarmed and not self._free_slots:
             self._yield_to_prewarmed(now)
 
+    def _add_extra_workers(self, now: float) -> None:
+        """Start workers for calls of tasks that wait, and end those that are in their way."""
+        while (extra := self._extras.wanted()) is not None:
+            state = self._environments.get(extra.pair.key)
+            if extra.instead is not None:
+                self._kill(extra.instead)
+            if extra.instead is not None or not self._can_start(extra.pair, now):
+                return
+            environment = None if state is None else state.environment
+            self._start_worker(extra.pair, extra.slot, now, environment, extra.number)
+
+    def _can_start(self, pair: Pair, now: float) -> bool:
+        return self._environments.is_ready(pair.key, now) if pair.key else now >= self._launch_at
+
     def _share(self, pair: Pair, workers: Sequence[Worker], now: float) -> None:
         """Share the tasks of a pair among its workers."""
         queue = self._queue
@@ -636,7 +713,8 @@ class ManagerCore:
             most = min(share, 1 + depth - len(worker.jobs))
             if worker.tasks_left is not None:
                 most = min(most, worker.tasks_left)
-            jobs = queue.take(pair, most, room_bytes=orders.MAX_UNREAD_BYTES - worker.unread_bytes)
+            room_bytes = orders.MAX_UNREAD_BYTES - worker.unread_bytes
+            jobs = queue.take(pair, most, room_bytes=room_bytes, least_depth=worker.extra)
             if jobs:
                 waiting -= len(jobs)
                 self._send_jobs(worker, jobs, now)
@@ -645,7 +723,7 @@ class ManagerCore:
         """End workers of those that have nothing to do, or more workers than others that need some."""
         if self._free_slots:  # no worker can be started now
             return
-        places = {worker.place for worker in self._workers.values() if not worker.parked}
+        places = {worker.place for worker in self._workers.values() if worker.has_slot}
         if len(places | self._queue.pairs()) == 1:
             return
         stuck: set[Pair] = set()
@@ -700,7 +778,7 @@ class ManagerCore:
             self._reports.environments(self._preparations.statuses, now)
         if not self._reports.is_due(now.mono, everything=everything):
             return
-        ready = [worker for worker in self._workers.values() if worker.is_ready and not worker.parked]
+        ready = [worker for worker in self._workers.values() if worker.is_ready and worker.has_slot]
         self._actions.append(
             self._reports.make(
                 now.mono,

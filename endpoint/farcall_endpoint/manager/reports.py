@@ -49,7 +49,7 @@ class Reports:
         result: Frame = b"",
         started_at: float | None = None,
         ended_at: float | None = None,
-        details: dict[str, str] | None = None,
+        details: dict[str, Any] | None = None,
         is_retried: bool = False,
         output: tuple[Printed, bytes] | None = None,
         parts: tuple[int, ...] = (),

@@ -32,6 +32,7 @@ from farcall_endpoint.manager.actions import (
     Release,
     Report,
     Send,
+    Tell,
 )
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
@@ -114,6 +115,7 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
+        self._untold: dict[int, collections.deque[Tell]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
@@ -167,9 +169,11 @@ class Manager:
 
     def _wait_for_events(self) -> list[Event]:
         events: list[Event] = []
-        for descriptor, _ in self._epoll.poll(self._timeout_s()):
+        for descriptor, mask in self._epoll.poll(self._timeout_s()):
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
+                if mask & select.EPOLLOUT:
+                    self._tell_rest(worker.worker_id)
                 events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
             elif descriptor == self._launcher.fileno():
                 events += self._launcher.serve()
@@ -343,6 +347,8 @@ class Manager:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
                         worker.kill()
+                case Tell():
+                    self._tell(action)
                 case Report(progress=progress, results=results):
                     self._send(progress, results)
                 case Launch():
@@ -368,6 +374,36 @@ class Manager:
                     self._send(protocol.Leaving(reason, failed=failed))
         process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
         return events
+
+    def _tell(self, action: Tell) -> None:
+        """Tell a worker about a call. Its task may compute and read nothing for hours: then the rest waits here."""
+        untold = self._untold.get(action.worker_id)
+        if untold is not None:
+            untold.append(action)
+        elif action.worker_id in self._workers and not self._told(action):
+            self._untold[action.worker_id] = collections.deque([action])
+            self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def _tell_rest(self, worker_id: int) -> None:
+        untold = self._untold[worker_id]
+        while untold and self._told(untold[0]):
+            untold.popleft()
+        if not untold:
+            del self._untold[worker_id]
+            self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
+
+    def _told(self, action: Tell) -> bool:
+        """Tell a worker about a call; False if its socket has no room."""
+        channel = self._workers[action.worker_id].channel
+        try:
+            if not channel.has_room():
+                return False
+            channel.send(action.packet, action.body)
+        except BlockingIOError:
+            return False
+        except OSError:  # it is dying
+            pass
+        return True
 
     def _recall(self, worker_id: int) -> list[Event]:
         worker = self._workers[worker_id]
@@ -475,6 +511,7 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
+        self._untold.pop(worker.worker_id, None)
         self._groups.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
