@@ -213,6 +213,24 @@ result_too_large = Outcome(
     f"The result has {{}} bytes, more than the limit of {MAX_PAYLOAD_BYTES}.",
     ResultTooLarge.default_hint,
 )
+too_few_inputs = Outcome(
+    "GRAPH_INVALID",
+    Fault.CALLER,
+    "The stage needs {} inputs, and has {}.",
+    "Let it need fewer.",
+)
+too_many_calls = Outcome(
+    "GRAPH_TOO_LARGE",
+    Fault.CALLER,
+    "The maps of the graph make more than {} calls.",
+    "Let each call do more, or submit several graphs.",
+)
+value_too_large = Outcome(
+    "VALUE_TOO_LARGE",
+    Fault.USER_CODE,
+    "The value has {} bytes, and the node has room for {} more between calls, in memory and on disk.",
+    "Return less, or write the value to a file; the endpoint's owner can raise engine.graphs.",
+)
 _result_not_serializable = Outcome(
     "RESULT_NOT_SERIALIZABLE",
     Fault.USER_CODE,

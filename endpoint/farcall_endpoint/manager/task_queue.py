@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from farcall_common.fairness import FairQueue
@@ -39,14 +39,20 @@ class TaskQueue:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def add(self, jobs: Iterable[Job], key: str) -> None:
-        """Put tasks of an environment, which has this key, behind the others of their submitters."""
+    def add(self, jobs: Iterable[Job], key: str, *, first: bool = False) -> None:
+        """Put tasks of an environment, which has this key, behind the others of their submitters.
+
+        :param first: before them.
+        """
         for submitter, group in itertools.groupby(jobs, _SUBMITTER_OF):
             waiting = self._jobs.get(Pair(submitter, key))
             if waiting is None:
                 waiting = self._enter(submitter, key)
             before = len(waiting)
-            waiting.extend(group)
+            if first:
+                waiting.extendleft(reversed(list(group)))
+            else:
+                waiting.extend(group)
             self._turns.add_several(submitter, [None] * (len(waiting) - before))
 
     def put_back(self, job: Job, key: str) -> None:
@@ -98,6 +104,23 @@ class TaskQueue:
         self._turns.remove(job.order.submitter, None)
         if not self._jobs[pair]:
             self._forget(pair)
+
+    def take_out(self, task_ids: Collection[str]) -> list[Job]:
+        """Take out tasks; they do not count as taken."""
+        found: list[Job] = []
+        for pair, jobs in list(self._jobs.items()):
+            wanted = [job for job in jobs if job.order.task_id in task_ids]
+            if not wanted:
+                continue
+            found += wanted
+            left = [job for job in jobs if job.order.task_id not in task_ids]
+            jobs.clear()
+            jobs.extend(left)
+            for _ in wanted:
+                self._turns.remove(pair.submitter, None)
+            if not jobs:
+                self._forget(pair)
+        return found
 
     def remove_all(self, key: str) -> list[Job]:
         """Take out all tasks of an environment."""
