@@ -306,7 +306,7 @@ class GraphRun:
 
     def _expand(self, stage: RunningStage, _: int) -> None:
         """The elements of a map are counted: it gets its calls."""
-        if stage.is_over or stage.size >= 0 or stage.pending:
+        if stage.is_over or stage.size >= 0 or stage.pending or not stage.held:  # then it is dropped next
             return
         each = [source for source, spec in stage.sources if spec.each]
         sizes = [len(source.uses) for source in each if source.parts is not None]
