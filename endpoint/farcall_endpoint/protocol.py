@@ -49,8 +49,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
     empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
-    arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls no
-    functions but its callees."""
+    arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls
+    no functions but its callees."""
 
     task_id: str
     attempt: int

@@ -7,9 +7,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_endpoint.manager.events import Outcome
 from farcall_endpoint.shared_memory import Frame, SharedBytes
-from farcall_endpoint.worker.channel import CallOrder
 
 INLINE_BYTES: Final = 64 * 1024
 """Values up to this size are in packets, and in memory whatever the budget."""
@@ -63,10 +61,9 @@ class Memory:
         self.used_bytes -= sum(map(len, parts))
 
 
-def parts_of(outcome: Outcome, call: CallOrder) -> Sequence[Frame]:
-    """The buffers of the value of a call that has succeeded."""
-    result, sizes = outcome.result, outcome.parts
-    if len(sizes) == 1 or not (sizes or call.spread):
+def parts_of(result: Frame, sizes: Sequence[int], *, spread: bool) -> Sequence[Frame]:
+    """The buffers of a value in what a worker has sent; without sizes, a value that is not spread is in one."""
+    if len(sizes) == 1 or not (sizes or spread):
         return (result,)
     parts: list[Frame] = []
     start = 0

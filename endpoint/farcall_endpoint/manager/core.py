@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +30,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.extras import Extras
 from farcall_endpoint.graphs.nested import NestedCalls
-from farcall_endpoint.graphs.values import GraphSettings, Memory
+from farcall_endpoint.graphs.values import GraphSettings
 from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import (
     Action,
@@ -58,6 +58,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.graphs import Graphs
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
@@ -108,6 +109,8 @@ class ManagerCore:
     :param environment_start_limit_s: longest preparation of an environment, and longest start of a worker in it.
     :param warm: how long workers of environments stay without a task.
     :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
+    :param graphs: what values between calls of graphs may occupy.
+    :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
     def __init__(
@@ -123,6 +126,8 @@ class ManagerCore:
         environment_start_limit_s: float = 600.0,
         warm: WarmPoolSettings | None = None,
         tasks_per_worker: int = 0,
+        graphs: GraphSettings | None = None,
+        jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._start_limit_s = start_limit_s
         self._environment_start_limit_s = environment_start_limit_s
@@ -172,9 +177,9 @@ class ManagerCore:
             idle_s=settings.idle_s,
             most_prewarmed=slots + settings.extra_workers,
         )
-        self._nested = NestedCalls(
-            actions=self._actions, memory=Memory(GraphSettings(), writers=slots), jitter=lambda: 0.0
-        )
+        graphs = GraphSettings() if graphs is None else graphs
+        self._graphs = Graphs(graphs, reports=self._reports, writers=slots, jitter=jitter)
+        self._nested = NestedCalls(actions=self._actions, memory=self._graphs.memory, jitter=jitter, node=graphs.node)
         self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
         self._reads: list[ReadOutput] = []
 
@@ -184,6 +189,8 @@ class ManagerCore:
         """Handle events in order, and what is due; the actions to perform."""
         for event in events:
             self._handle(event, now)
+        if self._graphs:
+            self._advance_graphs(now)
         self._handle_deadlines(now)
         self._report(now)
         # Behind the report: the agent has the output of tasks that have ended before it hears that they do not run.
@@ -216,6 +223,8 @@ class ManagerCore:
                 deadline = min(deadline, self._extras.due_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
+        if self._graphs:
+            deadline = min(deadline, self._graphs.due_at)
         due = [
             self._deadline(worker)
             for worker in self._workers.values()
@@ -274,6 +283,7 @@ class ManagerCore:
                 if self._stop_at is None:
                     self._preparations.handle(event, instant)
             case CancelTasks(task_ids=task_ids):
+                self._graphs.cancel(task_ids)
                 self._cancel(set(task_ids))
             case ReadOutput():
                 self._reads.append(event)
@@ -294,30 +304,45 @@ class ManagerCore:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def _tasks_received(self, jobs: Sequence[Job], now: Instant) -> None:
+    def _tasks_received(self, jobs: Iterable[Job], now: Instant, *, first: bool = False) -> None:
         accepted: list[Job] = []
         for job in jobs:
             if self._refusal and job.order.submitter:
                 self._fail(job, outcomes.isolation_missing(self._refusal))
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
+            elif job.callees is not None and job.callees.graph is not None and job.call is None:
+                accepted += self._graphs.add(job, job.callees, now)
             else:
                 accepted.append(job)
-        self._accept(accepted, now)
+        self._accept(accepted, now, first=first)
 
-    def _accept(self, jobs: Iterable[Job], now: Instant) -> None:
-        """Queue jobs, or let them wait for their environment."""
+    def _accept(self, jobs: Iterable[Job], now: Instant, *, first: bool = False) -> None:
+        """Queue jobs, or let them wait for their environment.
+
+        :param first: before those of their submitters that are as deep.
+        """
         for named, several in itertools.groupby(jobs, _ENVIRONMENT_OF):
             if named is None and self._default is None:
-                self._queue.add(several, "")
+                self._queue.add(several, "", first=first)
             else:
-                self._preparations.add(named, list(several), now)
+                self._preparations.add(named, list(several), now, first=first)
+
+    def _advance_graphs(self, now: Instant) -> None:
+        """Make the calls of graphs that are ready, before other tasks of their submitters: what has begun is finished
+        first, so that values do not pile up."""
+        while True:
+            jobs, dropped = self._graphs.advance(now)
+            if dropped:
+                self._cancel(dropped)
+            if not jobs or self._stop_at is not None:
+                return
+            self._tasks_received(jobs, now, first=True)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
         record = outcomes.cancelled(running=False).to_json()
-        for job in [job for job in self._queue.items() if job.order.task_id in task_ids]:
-            self._queue.remove(job)
+        for job in self._queue.take_out(task_ids):
             self._reports.finish(job, TaskState.CANCELLED, record)
         for state in self._environments.values():
             for job in [job for job in state.waiting if job.order.task_id in task_ids]:
@@ -797,10 +822,8 @@ def has_limits(order: TaskOrder) -> bool:
 
 def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
     """The order with its memory limited to the share of its worker, if workers have one."""
-    requested_bytes = order.options.memory_bytes
-    if memory_bytes is None or (requested_bytes is not None and requested_bytes <= memory_bytes):
+    if memory_bytes is None or (options := orders.limited_options(order.options, memory_bytes)) is order.options:
         return order
-    options = msgspec.structs.replace(order.options, memory_bytes=memory_bytes)
     return msgspec.structs.replace(order, options=options)
 
 

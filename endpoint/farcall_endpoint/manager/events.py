@@ -63,12 +63,12 @@ class Callees(msgspec.Struct, frozen=True):
     """What a task with callees has besides its own function.
 
     :param functions: the bodies of the callees, by hash.
-    :param graph: its payload, if that is a graph; or why it cannot be read.
+    :param graph: its payload, if that is a graph.
     :param refusals: why its submitter may not use environments that stages of the graph name, by their keys.
     """
 
     functions: Mapping[str, Frame]
-    graph: Graph | ErrorRecord | None = None
+    graph: Graph | None = None
     refusals: Mapping[str, ErrorRecord] = {}
 
 

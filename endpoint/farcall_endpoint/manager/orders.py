@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.workers import Worker
@@ -90,3 +93,10 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
     functions = tuple([(function_hash, len(body)) for function_hash, body in new.items()])
     bodies = [body for job in jobs for body in (job.payload, *job.inputs)]
     return Send(worker.worker_id, Run(orders, functions, forget), (*new.values(), *bodies))
+
+
+def limited_options(options: TaskOptions, memory_bytes: int) -> TaskOptions:
+    """Options that allow no more memory than this."""
+    if options.memory_bytes is not None and options.memory_bytes <= memory_bytes:
+        return options
+    return msgspec.structs.replace(options, memory_bytes=memory_bytes)

@@ -11,7 +11,15 @@ from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Report
 from farcall_endpoint.manager.events import Instant, Job, Outcome
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import FIRST_WINDOW_BYTES, Died, EnvironmentStatus, Finished, Progress, Started
+from farcall_endpoint.protocol import (
+    FIRST_WINDOW_BYTES,
+    Died,
+    EnvironmentStatus,
+    Finished,
+    GraphProgress,
+    Progress,
+    Started,
+)
 from farcall_endpoint.shared_memory import Frame
 
 _REPORT_PERIOD_S: Final = 1.0
@@ -36,6 +44,7 @@ class Reports:
         self._window_bytes = FIRST_WINDOW_BYTES
         self._died: list[Died] = []
         self._started: list[Started] = []
+        self._graphs: dict[str, GraphProgress] = {}
         self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
         self._known_environments: tuple[EnvironmentStatus, ...] = ()
         self.environments_at = 0.0
@@ -101,6 +110,10 @@ class Reports:
         else:
             self._started.append(Started(job.order.task_id, at))
 
+    def graph(self, progress: GraphProgress) -> None:
+        """How a graph is now."""
+        self._graphs[progress.task_id] = progress
+
     def environments(self, statuses: Callable[[], tuple[EnvironmentStatus, ...]], now: Instant) -> None:
         """Look at the environments, which is due at ``environments_at``, and report them if they have changed."""
         self.environments_at = now.mono + _ENVIRONMENTS_PERIOD_S
@@ -124,7 +137,7 @@ class Reports:
         """
         if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
-        has_news = self._died or self._started or self.changed or self._environments is not None
+        has_news = self._died or self._started or self._graphs or self.changed or self._environments is not None
         return bool(has_news) or now >= self.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
@@ -147,11 +160,14 @@ class Reports:
             idle_workers=idle_workers,
             problem=problem,
             environments=self._environments,
+            graphs=tuple(self._graphs.values()),
         )
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes
         self._died, self._started, self._environments = [], [], None
+        if self._graphs:
+            self._graphs = {}
         return Report(progress, results)
 
     def _results_within_window(self) -> tuple[int, list[Frame]]:

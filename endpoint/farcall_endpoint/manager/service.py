@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from farcall_common.environments import Environment
-from farcall_common.errors import ErrorRecord
+from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
@@ -37,6 +37,7 @@ from farcall_endpoint.manager.actions import (
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
+    Callees,
     EnvironmentGone,
     Event,
     Instant,
@@ -49,6 +50,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.graphs import opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
@@ -310,9 +312,32 @@ class Manager:
                     if order.options.environment is None
                     else self._refusal(order.submitter, order.options.environment),
                 )
+                if not order.options.callees
+                else self._job_with_callees(order, bodies[order.payload])
                 for order in orders
             ]
         )
+
+    def _job_with_callees(self, order: protocol.TaskOrder, payload: Frame) -> Job:
+        options, functions = order.options, self._functions
+        graph, refusal, refusals = None, None, {}
+        if options.environment is not None:
+            refusal = self._refusal(order.submitter, options.environment)
+        try:
+            graph = opened(payload, options, memory_bytes=self._memory_per_worker_bytes)
+        except DeserializationError as error:
+            refusal = error.record
+        if graph is not None:
+            for stage in graph.stages:
+                environment = None if stage.options is None else stage.options.environment
+                if environment is not None and environment.key not in refusals:
+                    refusals[environment.key] = self._refusal(order.submitter, environment)
+        callees = Callees(
+            {each.function_hash: functions[each.function_hash] for each in options.callees},
+            graph,
+            {key: record for key, record in refusals.items() if record is not None},
+        )
+        return Job(order, functions[order.function_hash], b"" if graph is not None else payload, refusal, callees)
 
     def _refusal(self, submitter: str, environment: Environment) -> ErrorRecord | None:
         """Why a submitter may not use an environment."""

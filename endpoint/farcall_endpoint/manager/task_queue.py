@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from farcall_common.fairness import FairQueue
@@ -65,16 +65,17 @@ class _Waiting:
             del self._by_level[level]
         return taken
 
-    def remove(self, job: Job) -> None:
-        """Take out a job.
-
-        :raises ValueError: if it is not here.
-        """
-        level = _level(job)
-        jobs = self._by_level.get(level, ())
-        jobs.remove(job)  # type: ignore[union-attr]
-        if not jobs:
-            del self._by_level[level]
+    def take_out(self, task_ids: Collection[str]) -> list[Job]:
+        """Take out those of these jobs that are here."""
+        found: list[Job] = []
+        for level, jobs in list(self._by_level.items()):
+            out = [job for job in jobs if job.order.task_id in task_ids]
+            if len(out) == len(jobs):
+                del self._by_level[level]
+            elif out:
+                self._by_level[level] = collections.deque(job for job in jobs if job.order.task_id not in task_ids)
+            found += out
+        return found
 
 
 class TaskQueue:
@@ -100,14 +101,21 @@ class TaskQueue:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def add(self, jobs: Iterable[Job], key: str) -> None:
-        """Put jobs of one depth of an environment, which has this key, behind the others of their submitters."""
+    def add(self, jobs: Iterable[Job], key: str, *, first: bool = False) -> None:
+        """Put jobs of one depth of an environment, which has this key, behind the others of their submitters.
+
+        :param first: before them.
+        """
         for submitter, group in itertools.groupby(jobs, _SUBMITTER_OF):
             several = list(group)
             waiting = self._jobs.get(Pair(submitter, key))
             if waiting is None:
                 waiting = self._enter(submitter, key)
-            waiting.at(_level(several[0])).extend(several)
+            at = waiting.at(_level(several[0]))
+            if first:
+                at.extendleft(reversed(several))
+            else:
+                at.extend(several)
             self._turns.add_several(submitter, [None] * len(several))
 
     def put_back(self, job: Job, key: str) -> None:
@@ -165,21 +173,23 @@ class TaskQueue:
         pair = max(self._jobs, key=self._depth)
         return Pair("", pair.key) if self._shared else pair, self._jobs[pair].depth
 
-    def remove(self, job: Job) -> None:
-        """Take out a task; it does not count as taken."""
-        environment = job.order.options.environment
-        pair = Pair(job.order.submitter, self._default_key if environment is None else environment.key)
-        self._jobs[pair].remove(job)
-        self._turns.remove(job.order.submitter, None)
-        if not self._jobs[pair]:
-            self._forget(pair)
+    def take_out(self, task_ids: Collection[str]) -> list[Job]:
+        """Take out tasks; they do not count as taken."""
+        found: list[Job] = []
+        for pair, jobs in list(self._jobs.items()):
+            out = jobs.take_out(task_ids)
+            for _ in out:
+                self._turns.remove(pair.submitter, None)
+            if not jobs:
+                self._forget(pair)
+            found += out
+        return found
 
     def remove_all(self, key: str) -> list[Job]:
         """Take out all tasks of an environment."""
-        jobs = [job for pair, jobs in self._jobs.items() if pair.key == key for job in jobs]
-        for job in jobs:
-            self.remove(job)
-        return jobs
+        return self.take_out(
+            {job.order.task_id for pair, jobs in self._jobs.items() if pair.key == key for job in jobs}
+        )
 
     def clear(self) -> None:
         """Take out all."""
