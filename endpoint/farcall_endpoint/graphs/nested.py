@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -25,10 +25,12 @@ from farcall_endpoint.graphs.values import Memory
 from farcall_endpoint.manager.actions import Action, Tell
 from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
-from farcall_endpoint.protocol import Died, TaskOrder
+from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
 from farcall_endpoint.shared_memory import Frame, SharedBytes
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
+PROGRESS_PERIOD_S: Final = 0.25
+"""Shortest time between two reports of how the calls are."""
 MOST_DEPTH: Final = 64
 """A chain of calls, each of which waits for the next, is not longer: each of them holds a process."""
 MOST_OPEN: Final = 10_000
@@ -197,6 +199,7 @@ class NestedCalls:
         self._waits: list[tuple[float, Job]] = []  # seconds from now on
         self._due: list[tuple[float, int, Job]] = []
         self._entries = 0
+        self._shown_at = -math.inf
 
     # -- packets of a driver -------------------------------------------------------------------------------------------
 
@@ -283,10 +286,13 @@ class NestedCalls:
 
     @property
     def due_at(self) -> float:
-        """When :meth:`due` has something."""
+        """When :meth:`due` or :meth:`changed` has something."""
         if self._waits:
             return 0.0
-        return self._due[0][0] if self._due else math.inf
+        due_at = self._due[0][0] if self._due else math.inf
+        if any(driver.has_changed and driver.job.owner is None for driver in self.drivers.values()):
+            due_at = min(due_at, self._shown_at + PROGRESS_PERIOD_S)
+        return due_at
 
     def due(self, now: float) -> list[Job]:
         """The calls that are made again now. Call it after events, too."""
@@ -306,12 +312,15 @@ class NestedCalls:
         driver = self.drivers.get(job.order.task_id)
         return {} if driver is None else {"stages": msgspec.to_builtins(driver.states())}
 
-    def changed(self) -> Iterator[Driver]:
-        """The drivers whose calls are others than when this was called last; those of tasks, not of calls."""
-        for driver in self.drivers.values():
-            if driver.has_changed and driver.job.owner is None:
-                driver.has_changed = False
-                yield driver
+    def changed(self, now: float) -> list[GraphProgress]:
+        """How the calls of drivers are that are no calls themselves, if that has changed, and not too often."""
+        if now < self._shown_at + PROGRESS_PERIOD_S:
+            return []
+        shown = [driver for driver in self.drivers.values() if driver.has_changed and driver.job.owner is None]
+        for driver in shown:
+            driver.has_changed = False
+            self._shown_at = now
+        return [GraphProgress(driver.job.order.task_id, driver.states()) for driver in shown]
 
     def _job(self, driver: Driver, call: Call, task_id: str, function: Frame, payload: Frame) -> Job:
         parent = driver.job.order

@@ -801,6 +801,9 @@ class ManagerCore:
         everything = self._stop_at is not None
         if self._environments and now.mono >= self._reports.environments_at:
             self._reports.environments(self._preparations.statuses, now)
+        if self._nested.drivers:
+            for progress in self._nested.changed(now.mono):
+                self._reports.graph(progress)
         if not self._reports.is_due(now.mono, everything=everything):
             return
         ready = [worker for worker in self._workers.values() if worker.is_ready and worker.has_slot]
