@@ -24,6 +24,9 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 _KeptBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_KEPT_OUTPUT_BYTES)]
 
+#: Functions that one task may call.
+MAX_CALLEES: Final = 1000
+
 #: The options that programs for Globus Compute put into the resource specification.
 _SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes", "max_output_bytes", "keep_output")
 
@@ -64,6 +67,17 @@ class TaskOptionsDict(OwnOptionsDict, total=False):
     user_endpoint_config: Mapping[str, Any] | None
 
 
+class Callee(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A function that a task may call on its endpoint, as a stage of its graph or while it runs.
+
+    :param function_id: id, or where it is submitted ``id@version``.
+    :param function_hash: SHA-256 of its body in hex; the API sets it.
+    """
+
+    function_id: str
+    function_hash: str = ""
+
+
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False):
     """Options of every task of a submit, created and checked by :meth:`of` and :meth:`changed`.
 
@@ -95,6 +109,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param result_serializers: strategies that the worker tries in turn on a result; none = its own choice.
     :param resource_specification: other requirements, for the endpoint's own template.
     :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
+    :param callees: other functions that the task calls on its endpoint: those of the stages of a graph, or those that
+        it may call while it runs. On an endpoint that restricts functions it can call no others.
     """
 
     idempotent: bool = True
@@ -116,6 +132,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     result_serializers: tuple[str, ...] = ()
     resource_specification: dict[str, Any] | None = None
     user_endpoint_config: dict[str, Any] | None = None
+    callees: Annotated[tuple[Callee, ...], msgspec.Meta(max_length=MAX_CALLEES)] = ()
 
     @classmethod
     def of(cls, **given: Unpack[TaskOptionsDict]) -> TaskOptions:

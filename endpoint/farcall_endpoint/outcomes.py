@@ -114,6 +114,18 @@ function_not_permitted = Outcome(
     "The configuration of this endpoint does not list function {}.",
     "Ask the endpoint's owner to add it to allowed_functions.",
 )
+callee_not_permitted = Outcome(
+    FunctionNotPermitted.code,
+    Fault.CALLER,
+    "This endpoint runs certain functions only, and the task calls one that it has not named when it was submitted.",
+    "Name it: executor.options(callees=[function]).",
+)
+nested_too_deeply = Outcome(
+    "CALLS_TOO_DEEP",
+    Fault.USER_CODE,
+    "The call is more than {} calls below its task: each of them waits for the next, and holds a process.",
+    "Let fewer calls wait for calls: return what is to be called next, or submit a graph.",
+)
 function_not_signed = Outcome(
     FunctionNotSigned.code,
     FunctionNotSigned.fault,
@@ -212,6 +224,24 @@ result_too_large = Outcome(
     ResultTooLarge.fault,
     f"The result has {{}} bytes, more than the limit of {MAX_PAYLOAD_BYTES}.",
     ResultTooLarge.default_hint,
+)
+too_few_inputs = Outcome(
+    "GRAPH_INVALID",
+    Fault.CALLER,
+    "The stage needs {} inputs, and has {}.",
+    "Let it need fewer.",
+)
+too_many_calls = Outcome(
+    "GRAPH_TOO_LARGE",
+    Fault.CALLER,
+    "The maps of the graph make more than {} calls.",
+    "Let each call do more, or submit several graphs.",
+)
+value_too_large = Outcome(
+    "VALUE_TOO_LARGE",
+    Fault.USER_CODE,
+    "The value has {} bytes, and the node has room for {} more between calls, in memory and on disk.",
+    "Return less, or write the value to a file; the endpoint's owner can raise engine.graphs.",
 )
 _result_not_serializable = Outcome(
     "RESULT_NOT_SERIALIZABLE",

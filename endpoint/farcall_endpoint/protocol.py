@@ -18,8 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common import environments as environments_of_tasks
+from farcall_common import graphs as graphs_of_tasks
 from farcall_common import task_options
 from farcall_common.environments import Environment
+from farcall_common.graphs import StageState
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import output as output_of_tasks
@@ -47,7 +49,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
     empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
-    arguments must be data. ``retry``: how many runs before this one raised and were retried."""
+    arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls
+    no functions but its callees."""
 
     task_id: str
     attempt: int
@@ -58,6 +61,7 @@ class TaskOrder(_Part, frozen=True):
     submitter: str = ""
     data_only: bool = False
     retry: int = 0
+    restricted: bool = False
 
 
 class RunTasks(_Message, frozen=True):
@@ -248,9 +252,18 @@ class OutputRead(_Message, frozen=True):
     tasks: tuple[RunningOutput, ...]
 
 
+class GraphProgress(_Part, frozen=True):
+    """How the stages of a task are now, and the calls that it has made while it runs: at most
+    :data:`farcall_common.graphs.MAX_STATES`."""
+
+    task_id: str
+    stages: tuple[StageState, ...]
+
+
 class Progress(_Message, frozen=True):
     """News since the last Progress, and the state of the manager. ``problem``: why it cannot run tasks.
-    ``environments``: all that the node knows; None: unchanged since the last Progress."""
+    ``environments``: all that the node knows; None: unchanged since the last Progress. ``graphs``: those that run and
+    have changed, each at most every quarter of a second."""
 
     finished: tuple[Finished, ...] = ()
     died: tuple[Died, ...] = ()
@@ -259,6 +272,7 @@ class Progress(_Message, frozen=True):
     idle_workers: int = 0
     problem: str = ""
     environments: tuple[EnvironmentStatus, ...] | None = None
+    graphs: tuple[GraphProgress, ...] = ()
 
 
 class Leaving(_Message, frozen=True):
@@ -341,5 +355,11 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
 
 def software_fingerprint() -> str:
     """Hash of the message definitions, so that an agent detects a manager of another version."""
-    files = (__file__, task_options.__file__, environments_of_tasks.__file__, output_of_tasks.__file__)
+    files = (
+        __file__,
+        task_options.__file__,
+        graphs_of_tasks.__file__,
+        environments_of_tasks.__file__,
+        output_of_tasks.__file__,
+    )
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]

@@ -9,7 +9,7 @@ import msgspec
 from farcall_common.environments import Environment
 from farcall_endpoint.protocol import Progress, WantedOutput
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Run
+from farcall_endpoint.worker.channel import CallEnded, Run
 
 
 class _Action(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
@@ -43,6 +43,15 @@ class Send(_Action, frozen=True):
 
     worker_id: int
     packet: Run
+    body: tuple[Frame, ...]
+
+
+class Tell(_Action, frozen=True):
+    """Tell a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
+    hear of it."""
+
+    worker_id: int
+    packet: CallEnded
     body: tuple[Frame, ...]
 
 
@@ -83,4 +92,4 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Prepare | Release | Send | Recall | Kill | Report | ReadStreams | Leave
+Action = Launch | Prepare | Release | Send | Tell | Recall | Kill | Report | ReadStreams | Leave

@@ -16,8 +16,8 @@ import collections
 import dataclasses
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -28,6 +28,9 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.graphs.extras import Extras
+from farcall_endpoint.graphs.nested import NestedCalls
+from farcall_endpoint.graphs.values import GraphSettings
 from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import (
     Action,
@@ -55,6 +58,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.graphs import Graphs
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
@@ -69,13 +73,12 @@ from farcall_endpoint.protocol import (
     Prewarm,
     ReadOutput,
     ResultsTaken,
-    Started,
     Stop,
     TaskOrder,
     WantedOutput,
 )
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Begun, Done, Ready, Synced
+from farcall_endpoint.worker.channel import Begun, Calls, Done, DropCalls, Ready, Synced, Waits
 
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; a shorter one only by its result."""
@@ -106,6 +109,8 @@ class ManagerCore:
     :param environment_start_limit_s: longest preparation of an environment, and longest start of a worker in it.
     :param warm: how long workers of environments stay without a task.
     :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
+    :param graphs: what values between calls of graphs may occupy.
+    :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
     def __init__(
@@ -121,6 +126,8 @@ class ManagerCore:
         environment_start_limit_s: float = 600.0,
         warm: WarmPoolSettings | None = None,
         tasks_per_worker: int = 0,
+        graphs: GraphSettings | None = None,
+        jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._start_limit_s = start_limit_s
         self._environment_start_limit_s = environment_start_limit_s
@@ -170,6 +177,10 @@ class ManagerCore:
             idle_s=settings.idle_s,
             most_prewarmed=slots + settings.extra_workers,
         )
+        graphs = GraphSettings() if graphs is None else graphs
+        self._graphs = Graphs(graphs, reports=self._reports, writers=slots, jitter=jitter)
+        self._nested = NestedCalls(actions=self._actions, memory=self._graphs.memory, jitter=jitter, node=graphs.node)
+        self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
         self._reads: list[ReadOutput] = []
 
     # -- the shell's side ----------------------------------------------------------------------------------------------
@@ -178,6 +189,8 @@ class ManagerCore:
         """Handle events in order, and what is due; the actions to perform."""
         for event in events:
             self._handle(event, now)
+        if self._graphs:
+            self._advance_graphs(now)
         self._handle_deadlines(now)
         self._report(now)
         # Behind the report: the agent has the output of tasks that have ended before it hears that they do not run.
@@ -204,8 +217,14 @@ class ManagerCore:
                 deadline = min(deadline, self._preparations.due_at)
             if self._environments or self._warm.parked:
                 deadline = min(deadline, self._warm.due_at)
+            if self._nested.drivers:
+                deadline = min(deadline, self._nested.due_at)
+            if self._extras.count:
+                deadline = min(deadline, self._extras.due_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
+        if self._graphs:
+            deadline = min(deadline, self._graphs.due_at)
         due = [
             self._deadline(worker)
             for worker in self._workers.values()
@@ -242,7 +261,10 @@ class ManagerCore:
                     elif isinstance(packet, Synced) and worker.syncing:
                         worker.syncing = False
                     elif isinstance(packet, Ready) and not worker.is_ready:
+                        worker.pid = packet.pid
                         self._worker_ready(worker, now)
+                    elif isinstance(packet, Calls | Waits | DropCalls):
+                        self._called(worker, packet, body, instant)
                     else:
                         self._kill(worker, f"{type(packet).__name__} out of turn")
                 ended = jobs_before - len(worker.jobs)
@@ -261,6 +283,7 @@ class ManagerCore:
                 if self._stop_at is None:
                     self._preparations.handle(event, instant)
             case CancelTasks(task_ids=task_ids):
+                self._graphs.cancel(task_ids)
                 self._cancel(set(task_ids))
             case ReadOutput():
                 self._reads.append(event)
@@ -281,26 +304,45 @@ class ManagerCore:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def _tasks_received(self, jobs: Sequence[Job], now: Instant) -> None:
+    def _tasks_received(self, jobs: Iterable[Job], now: Instant, *, first: bool = False) -> None:
         accepted: list[Job] = []
         for job in jobs:
             if self._refusal and job.order.submitter:
                 self._fail(job, outcomes.isolation_missing(self._refusal))
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
+            elif job.callees is not None and job.callees.graph is not None and job.call is None:
+                accepted += self._graphs.add(job, job.callees, now)
             else:
                 accepted.append(job)
-        for named, several in itertools.groupby(accepted, _ENVIRONMENT_OF):
+        self._accept(accepted, now, first=first)
+
+    def _accept(self, jobs: Iterable[Job], now: Instant, *, first: bool = False) -> None:
+        """Queue jobs, or let them wait for their environment.
+
+        :param first: before those of their submitters that are as deep.
+        """
+        for named, several in itertools.groupby(jobs, _ENVIRONMENT_OF):
             if named is None and self._default is None:
-                self._queue.add(several, "")
+                self._queue.add(several, "", first=first)
             else:
-                self._preparations.add(named, list(several), now)
+                self._preparations.add(named, list(several), now, first=first)
+
+    def _advance_graphs(self, now: Instant) -> None:
+        """Make the calls of graphs that are ready, before other tasks of their submitters: what has begun is finished
+        first, so that values do not pile up."""
+        while True:
+            jobs, dropped = self._graphs.advance(now)
+            if dropped:
+                self._cancel(dropped)
+            if not jobs or self._stop_at is not None:
+                return
+            self._tasks_received(jobs, now, first=True)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
         record = outcomes.cancelled(running=False).to_json()
-        for job in [job for job in self._queue.items() if job.order.task_id in task_ids]:
-            self._queue.remove(job)
+        for job in self._queue.take_out(task_ids):
             self._reports.finish(job, TaskState.CANCELLED, record)
         for state in self._environments.values():
             for job in [job for job in state.waiting if job.order.task_id in task_ids]:
@@ -337,8 +379,13 @@ class ManagerCore:
             self._kill(worker, "an output with lengths that cannot be")
             return
         result_bytes = len(result) - (0 if done.printed is None else done.printed.tail_bytes)
-        if worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
-            self._kill(worker, f"a result of {result_bytes} bytes")
+        call = worker.jobs[0].call
+        if call is None:
+            if worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
+                self._kill(worker, f"a result of {result_bytes} bytes")
+                return
+        elif reason := orders.problem_of(call, done, result_bytes):
+            self._kill(worker, reason)
             return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
@@ -353,6 +400,10 @@ class ManagerCore:
         worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
+        details: dict[str, Any] | None = done.details
+        if worker.drives:
+            details = {**(details or {}), **self._nested.details(job)}
+            self._drive_over(worker, job)
         self._prefetch.observe(ended_at - started_at)
         self._reports.finish(
             job,
@@ -361,9 +412,11 @@ class ManagerCore:
             result=result,
             started_at=started_at,
             ended_at=ended_at,
-            details=done.details,
+            details=details,
             is_retried=done.is_retried,
             output=output,
+            parts=done.parts,
+            pid=worker.pid,
         )
         is_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
         if is_over and not worker.recalling:
@@ -375,6 +428,34 @@ class ManagerCore:
     def _stop_task(self, worker: Worker, task_id: str, stop: StopReason) -> None:
         worker.stops[task_id] = stop
         self._recall(worker)
+
+    # -- calls of tasks that run ---------------------------------------------------------------------------------------
+
+    def _called(self, worker: Worker, packet: Calls | Waits | DropCalls, body: Frame, now: Instant) -> None:
+        """What a running task says of its calls. One that has ended may have left a thread that still says something,
+        and a task can forge all of it."""
+        if not worker.runs(packet.task_id) or self._stop_at is not None:
+            return
+        if isinstance(packet, Waits):
+            worker.waits = worker.drives and not packet.over
+        elif isinstance(packet, DropCalls):
+            if gone := self._nested.dropped(packet):
+                self._cancel(gone)
+        else:
+            if not worker.drives:
+                worker.drives = True
+                if len(worker.jobs) > 1:  # what was sent behind it must not wait for its calls, or be one of them
+                    self._recall(worker)
+            try:
+                self._accept(self._nested.received(worker, packet, body), now)
+            except ValueError as error:
+                self._kill(worker, str(error))
+
+    def _drive_over(self, worker: Worker, job: Job) -> None:
+        """A task with calls has ended: those that it left are stopped."""
+        worker.drives = worker.waits = False
+        if job.order.task_id in self._nested.drivers and (gone := self._nested.over(job)):
+            self._cancel(gone)
 
     # -- warm workers --------------------------------------------------------------------------------------------------
 
@@ -424,13 +505,17 @@ class ManagerCore:
             for action in self._actions
             if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
         ]
-        if not self._warm.forget(worker):
+        if worker.extra:
+            self._extras.count -= 1
+        elif not self._warm.forget(worker):
             self._free_slots.append((worker.slot, worker.place))
         self._requeue(worker, event.revoked)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
         output = event.output if event.output is not None and event.output[1] else None
         if not worker.is_ready and self._stop_at is None:
             self._start_failed(worker, event, now)
+        if worker.drives:
+            self._drive_over(worker, worker.jobs[0])
         for job in worker.jobs:
             self._queue.done(job.order.submitter)
             task_id = job.order.task_id
@@ -445,7 +530,7 @@ class ManagerCore:
                     )
                 self._reports.finish(job, stop.state, record.to_json(), is_retried=stop.is_retried, output=output)
             elif self._stop_at is None:
-                self._reports.died(Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
+                self._reports.died(job, Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
             # else: it stopped with the endpoint, and the agent knows which manager had it
         if worker.environment is not None:
             self._preparations.worker_ended(worker.environment, now)
@@ -519,7 +604,15 @@ class ManagerCore:
             self._placement.review_at = None
             if self._free_slots:
                 self._launch(now.mono)
+            if self._nested.drivers:
+                for job in self._nested.due(now.mono):
+                    self._accept([job], now)
             self._assign(now.mono)
+            if self._nested.drivers:
+                self._add_extra_workers(now.mono)
+            if self._extras.count:
+                for worker in self._extras.surplus(now.mono):
+                    self._kill(worker)
             if self._warm.parked and self._free_slots:  # theirs
                 self._launch(now.mono)
                 self._assign(now.mono)
@@ -542,7 +635,7 @@ class ManagerCore:
         head = worker.jobs[0].order
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
-            self._reports.started(Started(head.task_id, now.epoch - age_s))
+            self._reports.started(worker.jobs[0], now.epoch - age_s)
         if len(worker.jobs) > 1 and not worker.overdue and (age_s >= _OVERDUE_S or self._reports.is_window_full):
             worker.overdue = True
             self._recall(worker)
@@ -584,12 +677,14 @@ class ManagerCore:
                 self._reports.changed = True
                 continue
             state = self._environments.get(pair.key)
-            environment = None if state is None else state.environment
-            tasks_left = self._tasks_per_worker or None
-            worker = Worker(self._next_worker_id, slot, pair, now, environment, tasks_left)
-            self._next_worker_id += 1
-            self._workers[worker.worker_id] = worker
-            self._actions.append(Launch(worker.worker_id, worker.slot, pair.submitter, environment))
+            self._start_worker(pair, slot, now, None if state is None else state.environment)
+
+    def _start_worker(self, pair: Pair, slot: int, now: float, environment: Environment | None, extra: int = 0) -> None:
+        worker = Worker(self._next_worker_id, slot, pair, now, environment, self._tasks_per_worker or None, extra=extra)
+        self._next_worker_id += 1
+        self._workers[worker.worker_id] = worker
+        self._extras.count += bool(extra)
+        self._actions.append(Launch(worker.worker_id, slot, pair.submitter, environment))
 
     def _assign(self, now: float) -> None:
         """Share the queue among workers that are idle or soon will be; others wait, so that packets are few."""
@@ -617,6 +712,20 @@ class ManagerCore:
         if self._preparations.has_prewarmed and not self._free_slots:
             self._yield_to_prewarmed(now)
 
+    def _add_extra_workers(self, now: float) -> None:
+        """Start workers for calls of tasks that wait, and end those that are in their way."""
+        while (extra := self._extras.wanted()) is not None:
+            state = self._environments.get(extra.pair.key)
+            if extra.instead is not None:
+                self._kill(extra.instead)
+            if extra.instead is not None or not self._can_start(extra.pair, now):
+                return
+            environment = None if state is None else state.environment
+            self._start_worker(extra.pair, extra.slot, now, environment, extra.number)
+
+    def _can_start(self, pair: Pair, now: float) -> bool:
+        return self._environments.is_ready(pair.key, now) if pair.key else now >= self._launch_at
+
     def _share(self, pair: Pair, workers: Sequence[Worker], now: float) -> None:
         """Share the tasks of a pair among its workers."""
         queue = self._queue
@@ -629,7 +738,8 @@ class ManagerCore:
             most = min(share, 1 + depth - len(worker.jobs))
             if worker.tasks_left is not None:
                 most = min(most, worker.tasks_left)
-            jobs = queue.take(pair, most, room_bytes=orders.MAX_UNREAD_BYTES - worker.unread_bytes)
+            room_bytes = orders.MAX_UNREAD_BYTES - worker.unread_bytes
+            jobs = queue.take(pair, most, room_bytes=room_bytes, least_depth=worker.extra)
             if jobs:
                 waiting -= len(jobs)
                 self._send_jobs(worker, jobs, now)
@@ -638,7 +748,7 @@ class ManagerCore:
         """End workers of those that have nothing to do, or more workers than others that need some."""
         if self._free_slots:  # no worker can be started now
             return
-        places = {worker.place for worker in self._workers.values() if not worker.parked}
+        places = {worker.place for worker in self._workers.values() if worker.has_slot}
         if len(places | self._queue.pairs()) == 1:
             return
         stuck: set[Pair] = set()
@@ -691,9 +801,12 @@ class ManagerCore:
         everything = self._stop_at is not None
         if self._environments and now.mono >= self._reports.environments_at:
             self._reports.environments(self._preparations.statuses, now)
+        if self._nested.drivers:
+            for progress in self._nested.changed(now.mono):
+                self._reports.graph(progress)
         if not self._reports.is_due(now.mono, everything=everything):
             return
-        ready = [worker for worker in self._workers.values() if worker.is_ready and not worker.parked]
+        ready = [worker for worker in self._workers.values() if worker.is_ready and worker.has_slot]
         self._actions.append(
             self._reports.make(
                 now.mono,
@@ -712,10 +825,8 @@ def has_limits(order: TaskOrder) -> bool:
 
 def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
     """The order with its memory limited to the share of its worker, if workers have one."""
-    requested_bytes = order.options.memory_bytes
-    if memory_bytes is None or (requested_bytes is not None and requested_bytes <= memory_bytes):
+    if memory_bytes is None or (options := orders.limited_options(order.options, memory_bytes)) is order.options:
         return order
-    options = msgspec.structs.replace(order.options, memory_bytes=memory_bytes)
     return msgspec.structs.replace(order, options=options)
 
 

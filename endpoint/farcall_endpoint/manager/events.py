@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.graphs import Graph
+from farcall_common.wire import TaskState
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import CancelTasks, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
+from farcall_endpoint.protocol import CancelTasks, Died, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Packet
+from farcall_endpoint.worker.channel import CallOrder, Packet
 
 
 class Instant(NamedTuple):
@@ -21,13 +23,74 @@ class Instant(NamedTuple):
     epoch: float
 
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call has ended.
+
+    :param parts: sizes of the buffers in ``result``, if its value is spread.
+    :param is_retried: whether the options of the call retry its error.
+    :param output: the tails of what it printed.
+    :param pid: process id of its worker; 0 if none ran it.
+    """
+
+    state: TaskState
+    error: dict[str, Any] | None = None
+    result: Frame = b""
+    parts: tuple[int, ...] = ()
+    started_at: float | None = None
+    ended_at: float | None = None
+    is_retried: bool = False
+    output: tuple[Printed, bytes] | None = None
+    pid: int = 0
+
+
+class Owner(Protocol):
+    """What a call belongs to, which gets its outcome in place of the agent: a graph that runs, or a task that waits.
+
+    Called while the manager's core handles events: it notes what happened, and decides what follows when the core asks.
+    """
+
+    def started(self, job: Job, at: float) -> None:
+        """A call has been running for a while, since the epoch second ``at``."""
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        """A call has ended, or was cancelled or refused."""
+
+    def died(self, job: Job, died: Died) -> None:
+        """The worker of a call is gone. The owner decides whether the call may be started again."""
+
+
+class Callees(msgspec.Struct, frozen=True):
+    """What a task with callees has besides its own function.
+
+    :param functions: the bodies of the callees, by hash.
+    :param graph: its payload, if that is a graph.
+    :param refusals: why its submitter may not use environments that stages of the graph name, by their keys.
+    """
+
+    functions: Mapping[str, Frame]
+    graph: Graph | None = None
+    refusals: Mapping[str, ErrorRecord] = {}
+
+
 class Job(msgspec.Struct, frozen=True):
-    """A task with its user bytes. ``refusal``: why its submitter may not use the environment that it names."""
+    """A task, or a call of one, with its user bytes.
+
+    :param refusal: why its submitter may not use the environment that it names.
+    :param callees: what a task has that calls other functions.
+    :param call: of a graph, or of a task that runs; with its ``inputs``, as they follow the payload.
+    :param depth: how many tasks wait for this one, each for the next: 0, or more for a call of a task that runs.
+    :param owner: gets the outcome of a call; None for a task, whose outcome the agent gets.
+    """
 
     order: TaskOrder
     function: Frame
     payload: Frame
     refusal: ErrorRecord | None = None
+    callees: Callees | None = None
+    call: CallOrder | None = None
+    inputs: tuple[Frame, ...] = ()
+    depth: int = 0
+    owner: Owner | None = None
 
 
 class _Event(msgspec.Struct, frozen=True):  # quicker to make than a dataclass

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
+from farcall_common.task_options import TaskOptions
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.workers import Worker
-from farcall_endpoint.worker.channel import Order, Run
+from farcall_endpoint.worker.channel import CallOrder, Done, Order, Run
 
 _MAX_KNOWN_FUNCTIONS: Final = 256
 MAX_PACKET_TASKS: Final = 64
@@ -18,6 +21,8 @@ MAX_UNREAD_BYTES: Final = 96 * 1024
 """A worker gets no more tasks while its socket may hold more than this."""
 _PACKET_BYTES: Final = 1024
 """Overhead of a packet in a socket's buffer, and so of a task that is sent alone."""
+_INPUT_BYTES: Final = 64
+"""Upper limit of what an input adds to an order, without its bytes."""
 
 
 def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
@@ -27,26 +32,45 @@ def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
     start, size = 0, 0
     for index, job in enumerate(jobs):
         worker.unread_bytes += unread_bytes(job)
-        size += len(job.payload)
+        job_bytes = len(job.payload) if job.call is None else body_bytes(job)
+        size += job_bytes
         if index > start and (index - start >= most_tasks or size > _MAX_PACKET_BYTES):
             sends.append(_packet(worker, jobs[start:index]))
-            start, size = index, len(job.payload)
+            start, size = index, job_bytes
     sends.append(_packet(worker, jobs[start:]))
     return sends
 
 
 def unread_bytes(job: Job) -> int:
     """Upper limit of a task's bytes in its worker's socket; large bodies travel in shared memory."""
-    return _PACKET_BYTES + min(len(job.payload), _MAX_PACKET_BYTES)
+    if job.call is None:
+        return _PACKET_BYTES + min(len(job.payload), _MAX_PACKET_BYTES)
+    return _PACKET_BYTES + _INPUT_BYTES * len(job.inputs) + min(body_bytes(job), _MAX_PACKET_BYTES)
+
+
+def body_bytes(job: Job) -> int:
+    """The length of a task's user bytes, without its function."""
+    return len(job.payload) if job.call is None else len(job.payload) + sum(map(len, job.inputs))
+
+
+def problem_of(call: CallOrder, done: Done, result_bytes: int) -> str:
+    """Why a worker cannot have sent this for a call; empty if it can."""
+    if result_bytes > call.most_bytes:
+        return f"a value of {result_bytes} bytes"
+    if done.parts and (not call.spread or min(done.parts) < 0 or sum(done.parts) != result_bytes):
+        return "buffers that cannot be"
+    return ""
 
 
 def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
     known = worker.functions
     new = {job.order.function_hash: job.function for job in jobs if job.order.function_hash not in known}
+    if new:
+        new.pop("", None)  # of calls that collect their inputs
     forget = bool(new) and len(known) + len(new) > _MAX_KNOWN_FUNCTIONS
     if forget:
         known.clear()
-        new = {job.order.function_hash: job.function for job in jobs}
+        new = {job.order.function_hash: job.function for job in jobs if job.order.function_hash}
     known.update(new)
     orders = tuple(
         [
@@ -60,11 +84,19 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
                 o.submitter,
                 o.data_only,
                 o.retry,
+                job.call,
             )
             for job in jobs
             for o in (job.order,)
         ]
     )
     functions = tuple([(function_hash, len(body)) for function_hash, body in new.items()])
-    body = (*new.values(), *[job.payload for job in jobs])
-    return Send(worker.worker_id, Run(orders, functions, forget), body)
+    bodies = [body for job in jobs for body in (job.payload, *job.inputs)]
+    return Send(worker.worker_id, Run(orders, functions, forget), (*new.values(), *bodies))
+
+
+def limited_options(options: TaskOptions, memory_bytes: int) -> TaskOptions:
+    """Options that allow no more memory than this."""
+    if options.memory_bytes is not None and options.memory_bytes <= memory_bytes:
+        return options
+    return msgspec.structs.replace(options, memory_bytes=memory_bytes)

@@ -155,7 +155,7 @@ class Placement:
         The workers that now yield at once."""
         moved: list[Worker] = []
         for worker in self._workers.values():
-            if worker.yields_to is None or worker.killed or not worker.jobs:  # what is parked has no jobs
+            if worker.yields_to is None or worker.killed or not worker.jobs:  # what has no slot yields none
                 continue
             if not self._queue.waiting(worker.yields_to):
                 worker.yields_to = None
@@ -303,7 +303,7 @@ class Placement:
 
     def _active(self) -> Iterator[Worker]:
         """The workers that have a place."""
-        return (worker for worker in self._workers.values() if not worker.parked)
+        return (worker for worker in self._workers.values() if worker.has_slot)
 
     def _by_place(self) -> dict[Pair, list[Worker]]:
         by_place: dict[Pair, list[Worker]] = {}

@@ -76,9 +76,12 @@ class Preparations:
         self.due_at = 0.0
         self.has_prewarmed = False
 
-    def add(self, environment: Environment | None, jobs: Sequence[Job], now: Instant) -> None:
+    def add(self, environment: Environment | None, jobs: Sequence[Job], now: Instant, *, first: bool = False) -> None:
         """Let tasks wait for a worker in an environment (None: the default, which there is), or for the environment
-        itself."""
+        itself.
+
+        :param first: before other tasks.
+        """
         if environment is None:
             assert self._default is not None
             state = self._default
@@ -88,7 +91,7 @@ class Preparations:
             for job in jobs:
                 self._reports.finish(job, TaskState.FAILED, _for_task(record, state, job).to_json())
         elif state.state is State.READY:
-            self._queue.add(jobs, state.key)
+            self._queue.add(jobs, state.key, first=first)
         else:
             state.wait(jobs)
             if state.state is State.COLD:

@@ -9,9 +9,17 @@ import msgspec
 
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Report
-from farcall_endpoint.manager.events import Instant, Job
+from farcall_endpoint.manager.events import Instant, Job, Outcome
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import FIRST_WINDOW_BYTES, Died, EnvironmentStatus, Finished, Progress, Started
+from farcall_endpoint.protocol import (
+    FIRST_WINDOW_BYTES,
+    Died,
+    EnvironmentStatus,
+    Finished,
+    GraphProgress,
+    Progress,
+    Started,
+)
 from farcall_endpoint.shared_memory import Frame
 
 _REPORT_PERIOD_S: Final = 1.0
@@ -36,6 +44,7 @@ class Reports:
         self._window_bytes = FIRST_WINDOW_BYTES
         self._died: list[Died] = []
         self._started: list[Started] = []
+        self._graphs: dict[str, GraphProgress] = {}
         self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
         self._known_environments: tuple[EnvironmentStatus, ...] = ()
         self.environments_at = 0.0
@@ -49,11 +58,29 @@ class Reports:
         result: Frame = b"",
         started_at: float | None = None,
         ended_at: float | None = None,
-        details: dict[str, str] | None = None,
+        details: dict[str, Any] | None = None,
         is_retried: bool = False,
         output: tuple[Printed, bytes] | None = None,
+        parts: tuple[int, ...] = (),
+        pid: int = 0,
     ) -> None:
-        """A task has ended."""
+        """A task has ended, or a call, which is a matter of its owner."""
+        if job.owner is not None:
+            job.owner.ended(
+                job,
+                Outcome(
+                    state=state,
+                    error=None if error is None else dict(error),
+                    result=result,
+                    parts=parts,
+                    started_at=started_at,
+                    ended_at=ended_at,
+                    is_retried=is_retried,
+                    output=output,
+                    pid=pid,
+                ),
+            )
+            return
         frame = None
         if state is TaskState.SUCCESS or result:
             frame = len(self._results)
@@ -69,13 +96,23 @@ class Reports:
             self._result_bytes += len(output[1])
         self._finished.append(finished)
 
-    def died(self, died: Died) -> None:
+    def died(self, job: Job, died: Died) -> None:
         """A worker died with a task."""
-        self._died.append(died)
+        if job.owner is not None:
+            job.owner.died(job, died)
+        else:
+            self._died.append(died)
 
-    def started(self, started: Started) -> None:
-        """A task has been running for a while."""
-        self._started.append(started)
+    def started(self, job: Job, at: float) -> None:
+        """A task has been running for a while, since this epoch second."""
+        if job.owner is not None:
+            job.owner.started(job, at)
+        else:
+            self._started.append(Started(job.order.task_id, at))
+
+    def graph(self, progress: GraphProgress) -> None:
+        """How a graph is now."""
+        self._graphs[progress.task_id] = progress
 
     def environments(self, statuses: Callable[[], tuple[EnvironmentStatus, ...]], now: Instant) -> None:
         """Look at the environments, which is due at ``environments_at``, and report them if they have changed."""
@@ -100,7 +137,7 @@ class Reports:
         """
         if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
-        has_news = self._died or self._started or self.changed or self._environments is not None
+        has_news = self._died or self._started or self._graphs or self.changed or self._environments is not None
         return bool(has_news) or now >= self.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
@@ -123,11 +160,14 @@ class Reports:
             idle_workers=idle_workers,
             problem=problem,
             environments=self._environments,
+            graphs=tuple(self._graphs.values()),
         )
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes
         self._died, self._started, self._environments = [], [], None
+        if self._graphs:
+            self._graphs = {}
         return Report(progress, results)
 
     def _results_within_window(self) -> tuple[int, list[Frame]]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from farcall_common.environments import Environment
-from farcall_common.errors import ErrorRecord
+from farcall_common.errors import DeserializationError, ErrorRecord
+from farcall_common.graphs import Graph
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
@@ -35,10 +36,12 @@ from farcall_endpoint.manager.actions import (
     Release,
     Report,
     Send,
+    Tell,
 )
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
+    Callees,
     EnvironmentGone,
     Event,
     Instant,
@@ -51,6 +54,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.graphs import opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
@@ -117,6 +121,7 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
+        self._untold: dict[int, collections.deque[Tell]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
@@ -173,9 +178,11 @@ class Manager:
 
     def _wait_for_events(self) -> list[Event]:
         events: list[Event] = []
-        for descriptor, _ in self._epoll.poll(self._timeout_s()):
+        for descriptor, mask in self._epoll.poll(self._timeout_s()):
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
+                if mask & select.EPOLLOUT:
+                    self._tell_rest(worker.worker_id)
                 events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
             elif descriptor == self._launcher.fileno():
                 events += self._serve_launcher()
@@ -201,11 +208,11 @@ class Manager:
         arrived, self._arrived = self._arrived, {}
         for environment, jobs in arrived.items():
             try:
-                refusal = self._launcher.refusal(environment)
+                self._launcher.refusal(environment)
             except NotLocated:
-                self._arrived[environment] = jobs
+                self._arrived.setdefault(environment, []).extend(jobs)
             else:
-                events.append(TasksReceived([msgspec.structs.replace(job, refusal=refusal) for job in jobs]))
+                events.append(self._checked(jobs))
         launches, self._launches = self._launches, {}
         for launch in launches.values():
             events += self._launch(launch)
@@ -323,17 +330,53 @@ class Manager:
         jobs: list[Job] = []
         for order in orders:
             job = Job(order, functions[order.function_hash], bodies[order.payload])
-            environment = order.options.environment
-            if environment is None:
-                jobs.append(job)
-                continue
-            try:
-                refusal = self._refusal(order.submitter, environment)
-            except NotLocated:
-                self._arrived.setdefault(environment, []).append(job)
+            jobs.append(self._with_callees(job) if order.options.callees else job)
+        return self._checked(jobs)
+
+    def _with_callees(self, job: Job) -> Job:
+        """A task with the functions that it calls; one that is a graph is opened."""
+        options = job.order.options
+        graph, refusal = None, None
+        try:
+            graph = opened(job.payload, options, memory_bytes=self._memory_per_worker_bytes)
+        except DeserializationError as error:
+            refusal = error.record
+        callees = Callees({each.function_hash: self._functions[each.function_hash] for each in options.callees}, graph)
+        payload = job.payload if graph is None else b""
+        return msgspec.structs.replace(job, payload=payload, refusal=refusal, callees=callees)
+
+    def _checked(self, jobs: Sequence[Job]) -> TasksReceived:
+        """Tasks, with why their submitters may not use the environments that they name. Those of which an environment is
+        still looked up wait."""
+        received: list[Job] = []
+        for job in jobs:
+            if job.order.options.environment is None and job.callees is None:
+                received.append(job)
+            elif isinstance(checked := self._with_refusals(job), Job):
+                received.append(checked)
             else:
-                jobs.append(job if refusal is None else msgspec.structs.replace(job, refusal=refusal))
-        return TasksReceived(jobs)
+                self._arrived.setdefault(checked, []).append(job)
+        return TasksReceived(received)
+
+    def _with_refusals(self, job: Job) -> Job | Environment:
+        """A task with the refusals of its environments; or the one of them that is still looked up."""
+        callees, own = job.callees, job.order.options.environment
+        named = [] if own is None else [own]
+        if callees is not None and isinstance(callees.graph, Graph):
+            stages = callees.graph.stages
+            named += [each.options.environment for each in stages if each.options and each.options.environment]
+        refusals: dict[str, ErrorRecord | None] = {}
+        for environment in named:
+            if environment.key not in refusals:
+                try:
+                    refusals[environment.key] = self._refusal(job.order.submitter, environment)
+                except NotLocated:
+                    return environment
+        refusal = job.refusal if own is None else job.refusal or refusals[own.key]
+        if callees is not None:
+            found = {key: record for key, record in refusals.items() if record is not None}
+            callees = msgspec.structs.replace(callees, refusals=found)
+        return msgspec.structs.replace(job, refusal=refusal, callees=callees)
 
     def _refusal(self, submitter: str, environment: Environment) -> ErrorRecord | None:
         """Why a submitter may not use an environment.
@@ -380,6 +423,8 @@ class Manager:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
                         worker.kill()
+                case Tell():
+                    self._tell(action)
                 case Report(progress=progress, results=results):
                     self._send(progress, results)
                 case Launch():
@@ -409,6 +454,36 @@ class Manager:
                     self._send(protocol.Leaving(reason, failed=failed))
         process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
         return events
+
+    def _tell(self, action: Tell) -> None:
+        """Tell a worker about a call. Its task may compute and read nothing for hours: then the rest waits here."""
+        untold = self._untold.get(action.worker_id)
+        if untold is not None:
+            untold.append(action)
+        elif action.worker_id in self._workers and not self._told(action):
+            self._untold[action.worker_id] = collections.deque([action])
+            self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def _tell_rest(self, worker_id: int) -> None:
+        untold = self._untold[worker_id]
+        while untold and self._told(untold[0]):
+            untold.popleft()
+        if not untold:
+            del self._untold[worker_id]
+            self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
+
+    def _told(self, action: Tell) -> bool:
+        """Tell a worker about a call; False if its socket has no room."""
+        channel = self._workers[action.worker_id].channel
+        try:
+            if not channel.has_room():
+                return False
+            channel.send(action.packet, action.body)
+        except BlockingIOError:
+            return False
+        except OSError:  # it is dying
+            pass
+        return True
 
     def _recall(self, worker_id: int) -> list[Event]:
         worker = self._workers[worker_id]
@@ -519,6 +594,7 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
+        self._untold.pop(worker.worker_id, None)
         self._groups.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")

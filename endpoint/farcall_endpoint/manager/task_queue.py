@@ -1,11 +1,15 @@
-"""Waiting tasks of a manager, by submitter and environment. Submitters take turns (:mod:`farcall_common.fairness`)."""
+"""Waiting tasks of a manager, by submitter and environment. Submitters take turns (:mod:`farcall_common.fairness`).
+
+Among the tasks of one submitter and environment the deepest come first: calls of tasks that wait for them, each for the
+next. What was started is finished before more is started, so few tasks wait in the middle.
+"""
 
 from __future__ import annotations
 
 import collections
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from farcall_common.fairness import FairQueue
@@ -16,8 +20,66 @@ from farcall_endpoint.manager.workers import Pair
 _SUBMITTER_OF: Final = operator.attrgetter("order.submitter")
 
 
+def _level(job: Job) -> int:
+    """Where a job waits: tasks at 0, calls of their graphs at 1, calls of tasks that run at 3, and so on."""
+    return 2 * job.depth + (job.owner is not None)
+
+
+class _Waiting:
+    """The jobs of one submitter and environment: the highest level first, each first in, first out."""
+
+    __slots__ = ("_by_level",)
+
+    def __init__(self) -> None:
+        self._by_level: dict[int, collections.deque[Job]] = {}  # none of them is empty
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_level.values()))
+
+    def __iter__(self) -> Iterator[Job]:
+        return itertools.chain.from_iterable(self._by_level.values())
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest job."""
+        return max(self._by_level) // 2
+
+    def at(self, level: int) -> collections.deque[Job]:
+        """The jobs of a level, to add some."""
+        jobs = self._by_level.get(level)
+        if jobs is None:
+            jobs = self._by_level[level] = collections.deque()
+        return jobs
+
+    def take(self, most: int, room_bytes: int, least_depth: int) -> list[Job]:
+        """The first jobs, at most so many, none that is less deep; the last one may exceed the room."""
+        taken: list[Job] = []
+        while self._by_level and (level := max(self._by_level)) >= 2 * least_depth:
+            jobs = self._by_level[level]
+            while jobs and len(taken) < most and room_bytes >= 0:
+                job = jobs.popleft()
+                room_bytes -= unread_bytes(job)
+                taken.append(job)
+            if jobs:
+                break
+            del self._by_level[level]
+        return taken
+
+    def take_out(self, task_ids: Collection[str]) -> list[Job]:
+        """Take out those of these jobs that are here."""
+        found: list[Job] = []
+        for level, jobs in list(self._by_level.items()):
+            out = [job for job in jobs if job.order.task_id in task_ids]
+            if len(out) == len(jobs):
+                del self._by_level[level]
+            elif out:
+                self._by_level[level] = collections.deque(job for job in jobs if job.order.task_id not in task_ids)
+            found += out
+        return found
+
+
 class TaskQueue:
-    """First in, first out for each submitter and environment.
+    """First in, first out for each submitter, environment and depth.
 
     :param shared: whether workers serve all submitters: then their pair has none.
     :param default_key: the environment of tasks that name none.
@@ -29,7 +91,7 @@ class TaskQueue:
         self._turns: FairQueue[None] = FairQueue()  # an item for each waiting task
         #: Called with the submitter of a task that was taken, when it has ended or waits again.
         self.done = self._turns.done
-        self._jobs: dict[Pair, collections.deque[Job]] = {}
+        self._jobs: dict[Pair, _Waiting] = {}
         self._entered: dict[Pair, int] = {}  # when a pair began to wait for a place
         self._next_entry = 0
 
@@ -39,72 +101,95 @@ class TaskQueue:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def add(self, jobs: Iterable[Job], key: str) -> None:
-        """Put tasks of an environment, which has this key, behind the others of their submitters."""
+    def add(self, jobs: Iterable[Job], key: str, *, first: bool = False) -> None:
+        """Put jobs of one depth of an environment, which has this key, behind the others of their submitters.
+
+        :param first: before them.
+        """
         for submitter, group in itertools.groupby(jobs, _SUBMITTER_OF):
+            several = list(group)
             waiting = self._jobs.get(Pair(submitter, key))
             if waiting is None:
                 waiting = self._enter(submitter, key)
-            before = len(waiting)
-            waiting.extend(group)
-            self._turns.add_several(submitter, [None] * (len(waiting) - before))
+            at = waiting.at(_level(several[0]))
+            if first:
+                at.extendleft(reversed(several))
+            else:
+                at.extend(several)
+            self._turns.add_several(submitter, [None] * len(several))
 
     def put_back(self, job: Job, key: str) -> None:
-        """Put a task before the others of its submitter and environment; it counts as taken until :attr:`done`."""
+        """Put a job before the others of its submitter, environment and depth; it counts as taken until
+        :attr:`done`."""
         submitter = job.order.submitter
         jobs = self._jobs.get(Pair(submitter, key))
-        (self._enter(submitter, key) if jobs is None else jobs).appendleft(job)
+        (self._enter(submitter, key) if jobs is None else jobs).at(_level(job)).appendleft(job)
         self._turns.put_back(submitter, None)
 
-    def take(self, pair: Pair, most: int, *, room_bytes: int) -> list[Job]:
-        """The next tasks for a worker of this pair; they count as taken until :attr:`done`.
+    def take(self, pair: Pair, most: int, *, room_bytes: int, least_depth: int = 0) -> list[Job]:
+        """The next jobs for a worker of this pair; they count as taken until :attr:`done`.
 
-        :param room_bytes: of the worker's socket; the last task may exceed it.
+        :param room_bytes: of the worker's socket; the last job may exceed it.
+        :param least_depth: none that is less deep.
         """
         if not self._shared:
-            return self._take(pair, most, room_bytes)
+            return self._take(pair, most, room_bytes, least_depth)
         if len(self._jobs) == 1:
             (only,) = self._jobs
-            return self._take(only, most, room_bytes) if only.key == pair.key else []
+            return self._take(only, most, room_bytes, least_depth) if only.key == pair.key else []
         taken: list[Job] = []
-        while len(taken) < most and room_bytes >= 0 and (submitter := self._next_submitter(pair.key)) is not None:
-            [job] = self._take(Pair(submitter, pair.key), 1, room_bytes)
+        while len(taken) < most and room_bytes >= 0:
+            submitter = self._next_submitter(pair.key, least_depth)
+            if submitter is None:
+                break
+            [job] = self._take(Pair(submitter, pair.key), 1, room_bytes, least_depth)
             room_bytes -= unread_bytes(job)
             taken.append(job)
         return taken
 
-    def _take(self, pair: Pair, most: int, room_bytes: int) -> list[Job]:
+    def _take(self, pair: Pair, most: int, room_bytes: int, least_depth: int) -> list[Job]:
         jobs = self._jobs.get(pair)
-        taken: list[Job] = []
-        while jobs and len(taken) < most and room_bytes >= 0:
-            job = jobs.popleft()
-            room_bytes -= unread_bytes(job)
-            taken.append(job)
+        if jobs is None:
+            return []
+        taken = jobs.take(most, room_bytes, least_depth)
         if taken:
             self._turns.take_several(pair.submitter, len(taken))
             if not jobs:
                 self._forget(pair)
         return taken
 
-    def _next_submitter(self, key: str) -> str | None:
-        """The submitter that is next among those with tasks in an environment."""
-        return next((each for each in self._turns.in_turn() if (each, key) in self._jobs), None)
+    def _next_submitter(self, key: str, least_depth: int) -> str | None:
+        """The submitter that is next among those with jobs as deep in an environment."""
+        return next((each for each in self._turns.in_turn() if self._depth(Pair(each, key)) >= least_depth), None)
 
-    def remove(self, job: Job) -> None:
-        """Take out a task; it does not count as taken."""
-        environment = job.order.options.environment
-        pair = Pair(job.order.submitter, self._default_key if environment is None else environment.key)
-        self._jobs[pair].remove(job)
-        self._turns.remove(job.order.submitter, None)
-        if not self._jobs[pair]:
-            self._forget(pair)
+    def _depth(self, pair: Pair) -> int:
+        jobs = self._jobs.get(pair)
+        return -1 if jobs is None else jobs.depth
+
+    def deepest(self) -> tuple[Pair, int] | None:
+        """For whose workers the deepest job waits, and its depth; None if nothing waits."""
+        if not self._jobs:
+            return None
+        pair = max(self._jobs, key=self._depth)
+        return Pair("", pair.key) if self._shared else pair, self._jobs[pair].depth
+
+    def take_out(self, task_ids: Collection[str]) -> list[Job]:
+        """Take out tasks; they do not count as taken."""
+        found: list[Job] = []
+        for pair, jobs in list(self._jobs.items()):
+            out = jobs.take_out(task_ids)
+            for _ in out:
+                self._turns.remove(pair.submitter, None)
+            if not jobs:
+                self._forget(pair)
+            found += out
+        return found
 
     def remove_all(self, key: str) -> list[Job]:
         """Take out all tasks of an environment."""
-        jobs = [job for pair, jobs in self._jobs.items() if pair.key == key for job in jobs]
-        for job in jobs:
-            self.remove(job)
-        return jobs
+        return self.take_out(
+            {job.order.task_id for pair, jobs in self._jobs.items() if pair.key == key for job in jobs}
+        )
 
     def clear(self) -> None:
         """Take out all."""
@@ -151,9 +236,9 @@ class TaskQueue:
                 self._next_entry += 1
                 self._entered[each] = self._next_entry
 
-    def _enter(self, submitter: str, key: str) -> collections.deque[Job]:
+    def _enter(self, submitter: str, key: str) -> _Waiting:
         pair = Pair(submitter, key)
-        jobs = self._jobs[pair] = collections.deque()
+        jobs = self._jobs[pair] = _Waiting()
         self._next_entry += 1
         self._entered[pair] = self._next_entry
         return jobs

@@ -11,6 +11,7 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.events import Job
+from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Begun
 
 TURN_S: Final = 1.0
@@ -41,8 +42,10 @@ class StopReason:
 class Worker:
     """A worker process, from its launch to its death.
 
-    It occupies a slot, unless it is ``parked``: warm without a place. ``tasks_left``: it may be sent so many tasks
-    more; None: any number.
+    It occupies a slot, unless it is ``parked``: warm without a place; or ``extra``: there for the calls of tasks that
+    wait, and of this number, from 1 (see :mod:`farcall_endpoint.graphs.extras`). ``tasks_left``: it may be sent so many
+    tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``: functions
+    that its tasks have sent, by hash.
     """
 
     worker_id: int
@@ -66,6 +69,16 @@ class Worker:
     killed: bool = False
     parked: bool = False
     age: float = 0.0  # clock of the warm pool at its last task
+    pid: int = 0  # as it says itself
+    extra: int = 0
+    drives: bool = False
+    waits: bool = False
+    called: dict[str, Frame] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it occupies a slot."""
+        return not (self.parked or self.extra)
 
     @property
     def place(self) -> Pair:
@@ -78,7 +91,7 @@ class Worker:
             self.is_ready
             and self.yields_to is None
             and self.tasks_left != 0
-            and not (self.killed or self.recalling or self.syncing or self.parked)
+            and not (self.killed or self.recalling or self.syncing or self.parked or self.drives)
         )
 
     @property
@@ -95,7 +108,7 @@ class Worker:
         :param within_s: also how long its start takes, if it has not started yet.
         :param mean_s: length of a task; None if none has ended.
         """
-        if self.killed or self.yields_to is not None or self.tasks_left == 0:
+        if self.killed or self.drives or self.yields_to is not None or self.tasks_left == 0:
             return 0
         limit = math.inf if self.tasks_left is None else self.tasks_left
         age_s = now - self.since

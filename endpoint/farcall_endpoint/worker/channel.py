@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import select
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -40,10 +41,56 @@ _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _MOST_CLAIMS: Final = 4096
 
 
+class InputOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An input of a call.
+
+    :param path: its place in the arguments, as in :class:`farcall_common.graphs.Input`.
+    :param parts: sizes of its buffers in the packet's body, behind the payload of the order and the inputs before it.
+    :param is_list: whether it is the list of the values in these buffers, and not the value in the only one.
+    :param awaited: whether another worker sends it (:class:`Delivery`); then it has no buffers here.
+    :param missing: whether the call is made without it.
+    """
+
+    path: tuple[int | str, ...]
+    parts: tuple[int, ...] = ()
+    is_list: bool = False
+    awaited: bool = False
+    missing: bool = False
+
+
+class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where else a value goes: to the worker behind the connection ``peer``, as input ``number`` of a call."""
+
+    peer: int
+    task_id: str
+    number: int
+
+
+class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is special about an order that is a call of a graph, or of a running task.
+
+    :param inputs: in the order of the stage.
+    :param is_edge: whether its value goes to other calls, in buffers of its own and in binary, and not to the
+        submitter.
+    :param spread: whether the elements of its value go to other calls one by one, each in a buffer.
+    :param room_bytes: how much of its value may be in memory; what is more goes to a file on disk.
+    :param most_bytes: a larger value is an error.
+    :param deliver: which workers get its value from this one.
+    """
+
+    inputs: tuple[InputOrder, ...] = ()
+    is_edge: bool = False
+    spread: bool = False
+    room_bytes: int = 2**62
+    most_bytes: int = 2**62
+    deliver: tuple[Delivery, ...] = ()
+
+
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it.
     ``submitter``: whose working directory it gets; empty for the endpoint's owner. ``data_only``: its arguments must be
-    data, which runs no code when it is read. ``retry``: how many runs before this one raised and were retried."""
+    data, which runs no code when it is read. ``retry``: how many runs before this one raised and were retried.
+    ``call``: of a graph, or of a running task; ``function_hash`` is empty if it collects its inputs in a list."""
 
     task_id: str
     attempt: int
@@ -54,6 +101,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     submitter: str = ""
     data_only: bool = False
     retry: int = 0
+    call: CallOrder | None = None
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -86,7 +134,8 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
     ``details`` are additional data of a success. ``is_retried``: its function raised an exception that its options
-    retry. With ``printed``, the tails of its output are behind the result.
+    retry. With ``printed``, the tails of its output are behind the result. ``parts``: sizes of the buffers in the
+    result, if it is spread.
 
     A task can forge this. Nothing in it is nested deeply: the agent reads it as a part of a larger message, for which
     the limit of recursion could be too low."""
@@ -98,6 +147,48 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     details: dict[str, str] | None = None
     printed: Printed | None = None
     is_retried: bool = False
+    parts: tuple[int, ...] = ()
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A call by the running task. ``number``: unique in its worker. ``payload_bytes`` of the packet's body are its
+    arguments. ``options``: those in which it differs from its task. ``name`` is for people."""
+
+    number: int
+    function_hash: str
+    payload_bytes: int
+    name: str = ""
+    options: TaskOptions | None = None
+
+
+class Calls(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The running task calls functions. The body is the code of those that this worker has not sent before (hash and
+    length of each), and then the payloads. Each call is answered by a CallEnded. A task can forge this."""
+
+    task_id: str
+    calls: tuple[Call, ...]
+    functions: tuple[tuple[str, int], ...] = ()
+
+
+class Waits(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The running task does nothing until a call of it has ended; with ``over``, it goes on. A task can forge this."""
+
+    task_id: str
+    over: bool = False
+
+
+class DropCalls(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The running task does not need these calls any more. A task can forge this."""
+
+    task_id: str
+    numbers: tuple[int, ...]
+
+
+class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a worker: a call of its running task has ended. The body is the value's buffer; or there is an ``error``."""
+
+    number: int
+    error: dict[str, Any] | None = None
 
 
 class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -111,7 +202,7 @@ class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
     names: tuple[str, ...]
 
 
-Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules
+Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""
@@ -164,6 +255,12 @@ class Channel:
             while claims := self._unclaimed.recv(_MOST_CLAIMS, _DONTWAIT):
                 count += len(claims)
         return count
+
+    def has_room(self) -> bool:
+        """Whether the socket is at most a quarter full, so that orders have room, too."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        return bool(poll.poll(0))
 
     # -- the worker's end ----------------------------------------------------------------------------------------------
 

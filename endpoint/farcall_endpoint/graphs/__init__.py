@@ -1,0 +1,1 @@
+"""Graphs in the manager: which calls are ready, the values between them, and the end. No I/O, no clock."""

@@ -1,0 +1,433 @@
+"""Nested calls: what a task calls while it runs. Pure: no I/O, no clock.
+
+A call is a job of its own, one level deeper than the task that makes it, the *driver*. Its outcome goes back to the
+driver's worker. A driver that waits gives its share of the node to another worker; see :mod:`.extras`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.errors import ErrorRecord
+from farcall_common.graphs import StageState
+from farcall_common.task_options import TaskOptions
+from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes
+from farcall_endpoint.graphs.attempts import Attempts
+from farcall_endpoint.graphs.values import Memory
+from farcall_endpoint.manager.actions import Action, Tell
+from farcall_endpoint.manager.events import Job, Outcome
+from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
+from farcall_endpoint.shared_memory import Frame, SharedBytes
+from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
+
+PROGRESS_PERIOD_S: Final = 0.25
+"""Shortest time between two reports of how the calls are."""
+MOST_DEPTH: Final = 64
+"""A chain of calls, each of which waits for the next, is not longer: each of them holds a process."""
+MOST_OPEN: Final = 10_000
+"""Calls of one driver that have not ended; its worker sends fewer."""
+_MOST_FUNCTIONS: Final = 1_000
+_MOST_FUNCTION_BYTES: Final = 64 * 2**20
+"""What one worker may send of functions of its own."""
+_MOST_NAMES: Final = 100
+"""So many functions are told apart in the states of a driver's calls."""
+_MOST_WORKERS: Final = 4
+_MOST_NAME_CHARACTERS: Final = 200
+
+
+@dataclasses.dataclass(slots=True)
+class _Counts:
+    """The calls of one function."""
+
+    calls: int = 0
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    running: int = 0
+    retries: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    run_s: float = 0.0
+    value_bytes: int = 0
+    workers: tuple[int, ...] = ()
+    error: dict[str, Any] | None = None
+
+    def add(self, outcome: Outcome) -> None:
+        """A call has ended for good."""
+        self.ended += 1
+        if outcome.state is TaskState.FAILED:
+            self.failed += 1
+            self.error = self.error or outcome.error
+        elif outcome.state is TaskState.CANCELLED:
+            self.cancelled += 1
+        if outcome.started_at is not None and outcome.ended_at is not None:
+            self.started_at = min(outcome.started_at, self.started_at or outcome.started_at)
+            self.ended_at = max(outcome.ended_at, self.ended_at or 0.0)
+            self.run_s += outcome.ended_at - outcome.started_at
+        self.value_bytes += len(outcome.result)
+        if outcome.pid and outcome.pid not in self.workers and len(self.workers) < _MOST_WORKERS:
+            self.workers = (*self.workers, outcome.pid)
+
+    def state(self, number: int, name: str, node: str) -> StageState:
+        if self.ended < self.calls:
+            word = "running"
+        elif self.failed:
+            word = "failed"
+        else:
+            word = "cancelled" if self.cancelled == self.calls else "done"
+        return StageState(
+            number,
+            name,
+            word,
+            self.calls,
+            self.ended,
+            self.failed,
+            self.retries,
+            self.started_at,
+            self.ended_at,
+            self.run_s,
+            self.value_bytes,
+            self.workers,
+            node,
+            self.error,
+        )
+
+
+class Driver:
+    """A running task with calls; their :class:`~farcall_endpoint.manager.events.Owner`."""
+
+    def __init__(self, job: Job, worker_id: int, calls: NestedCalls) -> None:
+        self.job = job
+        self.worker_id = worker_id
+        self.open: dict[str, Call] = {}  # by the id of the call's job
+        self.has_changed = True
+        self._calls = calls
+        self._counts: dict[str, _Counts] = {}
+
+    def add(self, call: Call, task_id: str) -> None:
+        """A call was made."""
+        self.open[task_id] = call
+        self._count(call).calls += 1
+        self.has_changed = True
+
+    def started(self, job: Job, at: float) -> None:
+        """A call has been running for a while."""
+        if (call := self.open.get(job.order.task_id)) is not None:
+            counts = self._count(call)
+            counts.started_at = min(at, counts.started_at or at)
+            self.has_changed = True
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        """A call has ended: the driver hears of it, unless the call is made again."""
+        if job.order.task_id not in self.open:
+            return
+        if outcome.error is not None:
+            wait_s, record = self._calls.attempts.raised(
+                job.order.task_id, outcome.error, options=job.order.options, is_retried=outcome.is_retried
+            )
+            if wait_s is not None:
+                self._again(job, wait_s)
+                return
+            outcome = _failed(outcome, record)
+        self._over(job, outcome)
+
+    def died(self, job: Job, died: Died) -> None:
+        """The worker of a call is gone."""
+        if job.order.task_id not in self.open:
+            return
+        record = self._calls.attempts.died(
+            job.order.task_id,
+            died.reason,
+            options=job.order.options,
+            stdout_tail=died.stdout_tail,
+            stderr_tail=died.stderr_tail,
+        )
+        if record is None:
+            self._again(job, 0.0)
+        else:
+            self._over(job, Outcome(state=TaskState.FAILED, error=record))
+
+    def states(self) -> tuple[StageState, ...]:
+        """How its calls are, by function."""
+        node = self._calls.node
+        return tuple(counts.state(number, name, node) for number, (name, counts) in enumerate(self._counts.items()))
+
+    def _again(self, job: Job, wait_s: float) -> None:
+        self._count(self.open[job.order.task_id]).retries += 1
+        self.has_changed = True
+        self._calls.make_again(job, wait_s)
+
+    def _over(self, job: Job, outcome: Outcome) -> None:
+        call = self.open.pop(job.order.task_id)
+        self._calls.attempts.forget(job.order.task_id)
+        self._count(call).add(outcome)
+        self.has_changed = True
+        self._calls.answer(self.worker_id, CallEnded(call.number, outcome.error), outcome.result)
+
+    def _count(self, call: Call) -> _Counts:
+        name = call.name[:_MOST_NAME_CHARACTERS]
+        if name not in self._counts and len(self._counts) >= _MOST_NAMES:
+            name = "others"
+        return self._counts.setdefault(name, _Counts())
+
+
+class NestedCalls:
+    """The calls of all drivers of a manager.
+
+    :param actions: of the manager's core, for answers to workers.
+    :param memory: where values are counted.
+    :param jitter: see :class:`~farcall_endpoint.graphs.attempts.Attempts`.
+    :param node: its host name.
+    """
+
+    def __init__(self, *, actions: list[Action], memory: Memory, jitter: Callable[[], float], node: str = "") -> None:
+        self._actions = actions
+        self._memory = memory
+        self.node = node
+        self.attempts: Attempts[str] = Attempts(jitter)
+        #: By the id of the driver's job.
+        self.drivers: dict[str, Driver] = {}
+        self._waits: list[tuple[float, Job]] = []  # seconds from now on
+        self._due: list[tuple[float, int, Job]] = []
+        self._entries = 0
+        self._shown_at = -math.inf
+
+    # -- packets of a driver -------------------------------------------------------------------------------------------
+
+    def received(self, worker: Worker, packet: Calls, body: Frame) -> list[Job]:
+        """The jobs of calls that the task at the head of a worker makes. Those that cannot be are answered at once.
+
+        :raises ValueError: for a packet that no worker sends.
+        """
+        driver_job = worker.jobs[0]
+        functions, payloads = _split(packet, body)
+        _learn(worker, functions)
+        driver = self.drivers.get(packet.task_id)
+        if driver is None:
+            driver = self.drivers[packet.task_id] = Driver(driver_job, worker.worker_id, self)
+        if len(driver.open) + len(packet.calls) > MOST_OPEN:
+            raise ValueError(f"more than {MOST_OPEN} open calls")
+        jobs: list[Job] = []
+        for call, payload in zip(packet.calls, payloads, strict=True):
+            task_id = f"{packet.task_id}/{call.number}"
+            if task_id in driver.open:
+                raise ValueError(f"call {call.number} twice")
+            found = _function(driver_job, worker, call.function_hash)
+            if isinstance(found, ErrorRecord):
+                self.answer(worker.worker_id, CallEnded(call.number, found.to_json()), b"")
+            elif driver_job.depth >= MOST_DEPTH:
+                record = outcomes.nested_too_deeply(MOST_DEPTH)
+                self.answer(worker.worker_id, CallEnded(call.number, record.to_json()), b"")
+            else:
+                driver.add(call, task_id)
+                jobs.append(self._job(driver, call, task_id, found, payload))
+        return jobs
+
+    def dropped(self, packet: DropCalls) -> set[str]:
+        """The ids of calls that a driver does not need any more."""
+        driver = self.drivers.get(packet.task_id)
+        if driver is None:
+            return set()
+        return self._cancelled(f"{packet.task_id}/{number}" for number in packet.numbers)
+
+    def over(self, job: Job) -> set[str]:
+        """A driver has ended: the ids of its calls that have not."""
+        driver = self.drivers.pop(job.order.task_id)
+        gone = self._cancelled(driver.open)
+        for task_id in driver.open:
+            self.attempts.forget(task_id)
+        driver.open.clear()
+        return gone
+
+    def _cancelled(self, task_ids: Iterable[str]) -> set[str]:
+        """Calls to cancel; those that wait for a retry end here."""
+        gone = set(task_ids)
+        for waiting in [job for _, job in self._waits] + [job for _, _, job in self._due]:
+            if waiting.order.task_id in gone and waiting.owner is not None:
+                waiting.owner.ended(
+                    waiting, Outcome(state=TaskState.CANCELLED, error=outcomes.cancelled(running=False).to_json())
+                )
+        self._waits = [each for each in self._waits if each[1].order.task_id not in gone]
+        self._due = [each for each in self._due if each[2].order.task_id not in gone]
+        heapq.heapify(self._due)
+        return gone
+
+    # -- answers and retries -------------------------------------------------------------------------------------------
+
+    def answer(self, worker_id: int, packet: CallEnded, value: Frame) -> None:
+        """Tell a driver how a call has ended."""
+        self._actions.append(Tell(worker_id, packet, (value,)))
+
+    def make_again(self, job: Job, wait_s: float) -> None:
+        """A call is made again after so many seconds."""
+        dead, retried = self.attempts.before(job.order.task_id)
+        order = TaskOrder(
+            job.order.task_id,
+            dead + retried + 1,
+            job.order.function_hash,
+            job.order.payload,
+            job.order.options,
+            job.order.traceparent,
+            job.order.submitter,
+            job.order.data_only,
+            retried,
+            job.order.restricted,
+        )
+        self._waits.append((wait_s, _with_order(job, order)))
+
+    @property
+    def due_at(self) -> float:
+        """When :meth:`due` or :meth:`changed` has something."""
+        if self._waits:
+            return 0.0
+        due_at = self._due[0][0] if self._due else math.inf
+        if any(driver.has_changed and driver.job.owner is None for driver in self.drivers.values()):
+            due_at = min(due_at, self._shown_at + PROGRESS_PERIOD_S)
+        return due_at
+
+    def due(self, now: float) -> list[Job]:
+        """The calls that are made again now. Call it after events, too."""
+        for wait_s, job in self._waits:
+            self._entries += 1
+            heapq.heappush(self._due, (now + wait_s, self._entries, job))
+        self._waits.clear()
+        jobs: list[Job] = []
+        while self._due and self._due[0][0] <= now:
+            jobs.append(heapq.heappop(self._due)[2])
+        return jobs
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    def details(self, job: Job) -> dict[str, Any]:
+        """How the calls of a driver are, by function, for the details of its result."""
+        driver = self.drivers.get(job.order.task_id)
+        return {} if driver is None else {"stages": msgspec.to_builtins(driver.states())}
+
+    def changed(self, now: float) -> list[GraphProgress]:
+        """How the calls of drivers are that are no calls themselves, if that has changed, and not too often."""
+        if now < self._shown_at + PROGRESS_PERIOD_S:
+            return []
+        shown = [driver for driver in self.drivers.values() if driver.has_changed and driver.job.owner is None]
+        for driver in shown:
+            driver.has_changed = False
+            self._shown_at = now
+        return [GraphProgress(driver.job.order.task_id, driver.states()) for driver in shown]
+
+    def _job(self, driver: Driver, call: Call, task_id: str, function: Frame, payload: Frame) -> Job:
+        parent = driver.job.order
+        order = TaskOrder(
+            task_id,
+            1,
+            call.function_hash,
+            0,
+            options_of(parent.options, call.options),
+            parent.traceparent,
+            parent.submitter,
+            restricted=parent.restricted,
+        )
+        edge = CallOrder(is_edge=True, room_bytes=self._memory.room_bytes, most_bytes=self._memory.left_bytes)
+        return Job(
+            order,
+            function,
+            payload,
+            callees=driver.job.callees,
+            call=edge,
+            depth=driver.job.depth + 1,
+            owner=driver,
+        )
+
+
+def options_of(driver: TaskOptions, wanted: TaskOptions | None) -> TaskOptions:
+    """The options of a call: those that it asks for, within the driver's environment and limits."""
+    wanted = TaskOptions() if wanted is None else wanted
+    return TaskOptions(
+        idempotent=driver.idempotent and wanted.idempotent,
+        max_attempts=wanted.max_attempts,
+        walltime_s=wanted.walltime_s,
+        memory_bytes=_least(driver.memory_bytes, wanted.memory_bytes),
+        max_output_bytes=_least(driver.max_output_bytes, wanted.max_output_bytes),
+        retries=wanted.retries,
+        retry_on=wanted.retry_on,
+        retry_delay_s=wanted.retry_delay_s,
+        output_bytes=min(driver.output_bytes, wanted.output_bytes),
+        container=driver.container,
+        environment=driver.environment,
+        callees=driver.callees,
+    )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((each for each in (one, other) if each is not None), default=None)
+
+
+def _failed(outcome: Outcome, record: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        state=outcome.state,
+        error=dict(record),
+        started_at=outcome.started_at,
+        ended_at=outcome.ended_at,
+        pid=outcome.pid,
+    )
+
+
+def _with_order(job: Job, order: TaskOrder) -> Job:
+    return Job(order, job.function, job.payload, callees=job.callees, call=job.call, depth=job.depth, owner=job.owner)
+
+
+def _function(driver: Job, worker: Worker, function_hash: str) -> Frame | ErrorRecord:
+    """The code of a function that a driver calls; or why it may not."""
+    callees = {} if driver.callees is None else driver.callees.functions
+    if function_hash in callees:
+        return callees[function_hash]
+    if driver.order.restricted:
+        return outcomes.callee_not_permitted()
+    if function_hash == driver.order.function_hash:  # of itself
+        return driver.function
+    found = worker.called.get(function_hash)
+    return outcomes.function_missing(function_hash) if found is None else found
+
+
+def _learn(worker: Worker, functions: list[tuple[str, Frame]]) -> None:
+    """Keep the functions that a worker sends.
+
+    :raises ValueError: if a hash is another function's, which other workers may have, or if they are too many.
+    """
+    for function_hash, body in functions:
+        view = body.view() if isinstance(body, SharedBytes) else body
+        if hashlib.sha256(view).hexdigest() != function_hash:
+            raise ValueError("a function with another hash")
+        worker.called[function_hash] = body
+    if functions and (
+        len(worker.called) > _MOST_FUNCTIONS or sum(map(len, worker.called.values())) > _MOST_FUNCTION_BYTES
+    ):
+        raise ValueError("more functions than a worker sends")
+
+
+def _split(packet: Calls, body: Frame) -> tuple[list[tuple[str, Frame]], list[Frame]]:
+    """The functions and the payloads of a packet.
+
+    :raises ValueError: if its sizes are not those of its body.
+    """
+    sizes = [size for _, size in packet.functions] + [call.payload_bytes for call in packet.calls]
+    if min(sizes, default=0) < 0 or sum(sizes) != len(body):
+        raise ValueError("sizes of calls that cannot be")
+    parts: list[Frame] = []
+    start = 0
+    for size in sizes:
+        if isinstance(body, SharedBytes):
+            parts.append(SharedBytes(body.memory, body.start + start, size))
+        else:
+            parts.append(body[start : start + size])
+        start += size
+    count = len(packet.functions)
+    names = [name for name, _ in packet.functions]
+    return list(zip(names, parts[:count], strict=True)), parts[count:]

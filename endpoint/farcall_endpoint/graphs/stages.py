@@ -1,0 +1,181 @@
+"""Stages of a graph that runs: what each of them waits for, and what has become of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from farcall_common.graphs import COLLECT, Input, Stage, StageState
+from farcall_endpoint.shared_memory import Frame
+
+WAITING: Final = 0
+STARTED: Final = 1
+"""It is with the manager, or waits for its retry."""
+DONE: Final = 2
+FAILED: Final = 3
+DROPPED: Final = 4
+"""It is not made, or its value is not needed: an input is missing for good, or no call reads it any more."""
+
+_MAX_WORKERS: Final = 8
+"""So many workers of a stage are told."""
+
+
+class Failure(NamedTuple):
+    """A call that failed for good, and its record."""
+
+    stage: int
+    element: int
+    record: dict[str, Any]
+
+
+class Edge(NamedTuple):
+    """That a stage reads the value of another one, as its input ``number``."""
+
+    reader: RunningStage
+    number: int
+    each: bool
+
+
+class RunningStage:
+    """What is known of a stage.
+
+    Units are what a call counts while it waits: an input, or an element of one where ``needs`` counts them.
+
+    ``size``: of its calls, -1 for a map that waits for the number of elements. ``calls``: the state of each. ``parts``:
+    of its value; None until their number is known. ``uses``: how many calls read each part and have not ended;
+    ``held``: the same of the whole value, until its parts are known. ``got`` and ``lost``: units by call, of inputs
+    that a map reads by element; the others count in ``whole_got`` and ``whole_lost``.
+    """
+
+    __slots__ = (
+        "by_element",
+        "calls",
+        "cause",
+        "done",
+        "each_total",
+        "ended",
+        "ended_at",
+        "failed",
+        "got",
+        "held",
+        "is_list",
+        "is_map",
+        "is_over",
+        "is_skipped",
+        "lost",
+        "needs",
+        "number",
+        "parts",
+        "pending",
+        "readers",
+        "retries",
+        "run_s",
+        "running",
+        "size",
+        "sources",
+        "spec",
+        "started_at",
+        "taken",
+        "unsized",
+        "uses",
+        "value_bytes",
+        "whole_got",
+        "whole_lost",
+        "whole_orders",
+        "whole_total",
+        "workers",
+    )
+
+    def __init__(self, number: int, spec: Stage) -> None:
+        self.number = number
+        self.spec = spec
+        self.needs = spec.needs
+        self.is_map = spec.is_map
+        self.by_element = spec.needs > 0 and not self.is_map
+        self.readers: list[Edge] = []
+        self.sources: list[tuple[RunningStage, Input]] = []
+        self.size = -1 if self.is_map else 1
+        self.calls = bytearray(0 if self.is_map else 1)
+        self.running = self.ended = self.done = self.failed = 0
+        self.held = 0
+        self.parts: list[Frame | None] | None = None
+        self.is_list = self.is_map
+        self.uses: list[int] = []
+        self.pending = 0  # inputs that a map reads by element, and whose elements are not counted
+        self.unsized = 0  # inputs whose units are not counted
+        self.each_total = 0
+        self.whole_total = self.whole_got = self.whole_lost = 0
+        self.got: list[int] = []
+        self.lost: list[int] = []
+        self.taken: dict[int, list[Sequence[int] | None]] = {}  # by call, if it needs not all: parts of each input
+        self.whole_orders: dict[int, Any] = {}
+        self.is_over = False
+        self.is_skipped = False
+        self.cause: Failure | None = None
+        self.retries = 0
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.run_s = 0.0
+        self.value_bytes = 0
+        self.workers: tuple[int, ...] = ()
+
+    @property
+    def collects(self) -> bool:
+        """Whether its value is the list of its inputs."""
+        return self.spec.function == COLLECT
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the elements of its value go to calls one by one."""
+        return not self.is_map and any(edge.each for edge in self.readers)
+
+    def has_part(self, number: int) -> bool:
+        """Whether a part of its value is there."""
+        return self.calls[number if self.is_map else 0] == DONE
+
+    def is_lost(self, number: int) -> bool:
+        """Whether a part of its value, whose number is known, will never be there."""
+        return self.calls[number if self.is_map else 0] > DONE
+
+    def note_run(self, started_at: float | None, ended_at: float | None, pid: int) -> None:
+        """A call has run, from this epoch second to that one."""
+        if started_at is not None and ended_at is not None:
+            self.started_at = started_at if self.started_at is None else min(self.started_at, started_at)
+            self.ended_at = ended_at if self.ended_at is None else max(self.ended_at, ended_at)
+            self.run_s += ended_at - started_at
+        if pid and pid not in self.workers and len(self.workers) < _MAX_WORKERS:
+            self.workers = (*self.workers, pid)
+
+    def state(self, *, node: str, end: str) -> StageState:
+        """For people.
+
+        :param end: the state of a stage that is not over, if the graph is; else empty.
+        """
+        if self.is_over:
+            if self.failed:
+                state = "failed"
+            elif self.done == self.size:
+                state = "done"
+            else:
+                state = "skipped" if self.is_skipped or self.cause is None else "cancelled"
+        elif end:
+            state = "failed" if self.failed else end
+        else:
+            state = "running" if self.running or self.ended else "waiting"
+        failure = self.cause
+        return StageState(
+            number=self.number,
+            name=self.spec.name,
+            state=state,
+            calls=max(0, self.size),
+            ended=self.done + self.failed,
+            failed=self.failed,
+            retries=self.retries,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            run_s=self.run_s,
+            value_bytes=self.value_bytes,
+            workers=self.workers,
+            node=node if self.workers else "",
+            error=failure.record if failure is not None and failure.stage == self.number else None,
+        )

@@ -1,0 +1,352 @@
+"""The graphs of a manager: their calls become jobs, whose outcomes go back to them. No I/O, no clock."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, told, unpack_graph
+from farcall_common.retries import WALLTIME_NAME
+from farcall_common.task_options import TaskOptions
+from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes
+from farcall_endpoint.graphs.run import Call, GraphRun
+from farcall_endpoint.graphs.stages import RunningStage
+from farcall_endpoint.graphs.tails import OutputTails
+from farcall_endpoint.graphs.values import GraphSettings, Memory, parts_of
+from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
+from farcall_endpoint.manager.orders import limited_options
+from farcall_endpoint.manager.reports import Reports
+from farcall_endpoint.output import Stream
+from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
+from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
+from farcall_endpoint.worker.channel import CallOrder
+
+PROGRESS_PERIOD_S: Final = 0.25
+"""Shortest time between two reports of how a graph is."""
+_STARTED_AFTER_S: Final = 0.05
+"""As for a task: a graph that is over sooner is reported only by its result."""
+
+
+class RunningGraph:
+    """A task that is a graph: the owner of its calls.
+
+    :param touched: gets it when something has happened to it.
+    """
+
+    def __init__(
+        self, job: Job, run: GraphRun, callees: Callees, now: Instant, *, touched: dict[RunningGraph, None]
+    ) -> None:
+        self._touched = touched
+        self.job = job
+        self.run = run
+        self.is_started = False  # and the agent knows it
+        self.changed = False
+        self.reported_at = now.mono
+        self.started_at: float | None = None  # epoch
+        self.ends_by: float | None = None
+        self.output = OutputTails(job.order.options.output_bytes)
+        self._callees = callees
+        self._bodies = tuple(callees.functions.get(each.function_hash, b"") for each in job.order.options.callees)
+        self._hashes = tuple(each.function_hash for each in job.order.options.callees)
+        #: Those of the calls of all stages without options of their own.
+        self._options = msgspec.structs.replace(job.order.options, walltime_s=None, callees=())
+        self._prefix = f"{job.order.task_id}/"
+        self._by_stage: dict[int, Any] = {}
+
+    # -- owner ---------------------------------------------------------------------------------------------------------
+
+    def started(self, _: Job, at: float) -> None:
+        """A call has been running for a while."""
+        self._note_start(at)
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        """A call has ended; unless it was dropped, that counts."""
+        run, call = self.run, self._call_of(job)
+        if not run.is_out(call):
+            return
+        stage = run.stages[call[0]]
+        if outcome.started_at is not None:
+            self._note_start(outcome.started_at)
+        stage.note_run(outcome.started_at, outcome.ended_at, outcome.pid)
+        self._keep_output(stage, job, call, outcome.output)
+        self.touch()
+        if outcome.state is TaskState.SUCCESS:
+            assert job.call is not None
+            if job.call.is_edge and len(outcome.result) > (left_bytes := run.memory.left_bytes):
+                run.failed(call, outcomes.value_too_large(len(outcome.result), left_bytes).to_json())
+            else:
+                run.succeeded(call, parts_of(outcome.result, outcome.parts, spread=job.call.spread))
+        else:
+            run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
+
+    def died(self, job: Job, died: Died) -> None:
+        """The worker of a call is gone."""
+        run, call = self.run, self._call_of(job)
+        if run.is_out(call):
+            self.touch()
+            output = None if died.printed is None else (died.printed, died.output)
+            self._keep_output(run.stages[call[0]], job, call, output)
+            run.died(call, died.reason, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail)
+
+    def touch(self) -> None:
+        """Something has happened to it."""
+        self.changed = True
+        self._touched[self] = None
+
+    def next_deadline(self) -> float:
+        """When there is something to do without that."""
+        due = self.run.next_deadline()
+        if due is None:
+            due = math.inf
+        if self.changed:
+            due = min(due, self.reported_at + PROGRESS_PERIOD_S)
+        return due if self.ends_by is None else min(due, self.ends_by)
+
+    def _note_start(self, at: float) -> None:
+        self.touch()
+        self.started_at = at if self.started_at is None else min(at, self.started_at)
+
+    def _call_of(self, job: Job) -> Call:
+        stage, _, element = job.order.task_id[len(self._prefix) :].partition(".")
+        return int(stage), int(element or 0)
+
+    def _keep_output(self, stage: RunningStage, job: Job, call: Call, output: Any) -> None:
+        if output is not None:
+            element = f"[{call[1]}]" if stage.is_map else ""
+            self.output.add(f"stage {stage.spec.name}{element}, attempt {job.order.attempt}", *output)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def id_of(self, call: Call) -> str:
+        """The id of a call."""
+        stage, element = call
+        return f"{self._prefix}{stage}.{element}" if self.run.stages[stage].is_map else f"{self._prefix}{stage}"
+
+    def job_of(self, call: Call) -> Job:
+        """A call as a job."""
+        run, order = self.run, self.job.order
+        number = call[0]
+        stage = run.stages[number]
+        found = self._by_stage.get(number)
+        if found is None:
+            found = self._of_stage(stage)
+            if stage.is_map:
+                self._by_stage[number] = found
+        function_hash, body, payload, options, refusal, is_edge, spread = found
+        inputs, frames = run.inputs(call)
+        deaths, retries = run.starts(call)
+        memory = run.memory
+        return Job(
+            TaskOrder(
+                self.id_of(call),
+                order.attempt + deaths + retries,
+                function_hash,
+                0,
+                options,
+                order.traceparent,
+                order.submitter,
+                order.data_only,
+                retries,
+                order.restricted,
+            ),
+            body,
+            payload,
+            refusal,
+            self._callees,
+            CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.left_bytes),
+            frames,
+            self.job.depth,
+            self,
+        )
+
+    def _of_stage(self, stage: RunningStage) -> Any:
+        """What the calls of a stage have in common."""
+        graph, function = self.run.graph, stage.spec.function
+        options = self._options
+        if stage.spec.options is not None:
+            options = msgspec.structs.replace(
+                stage.spec.options,
+                callees=(),
+                result_serializers=options.result_serializers,
+                output_bytes=options.output_bytes,
+                environment=stage.spec.options.environment or options.environment,
+            )
+        refusal = self.job.refusal
+        if options.environment is not None and stage.spec.options is not None:
+            refusal = self._callees.refusals.get(options.environment.key)
+        is_edge = not self.run.is_output(stage)
+        collects = function == COLLECT
+        return (
+            "" if collects else self._hashes[function],
+            b"" if collects else self._bodies[function],
+            b"" if collects or stage.number >= len(graph.calls) else graph.calls[stage.number],
+            options,
+            refusal,
+            is_edge,
+            stage.is_spread,
+        )
+
+    # -- the agent's side ----------------------------------------------------------------------------------------------
+
+    def details(self, node: str) -> dict[str, Any]:
+        """What the details of the result have of the stages."""
+        details: dict[str, Any] = {"stages": msgspec.to_builtins(told(list(self.run.states(node))))}
+        if self.run.end is TaskState.FAILED and (values := self.run.small_values()):
+            details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
+        return details
+
+    def error(self) -> dict[str, Any] | None:
+        """The error record of a graph that did not succeed."""
+        run, failure = self.run, self.run.failure
+        if run.end is TaskState.SUCCESS or failure is None:
+            return None
+        where = run.where(failure)
+        return (
+            {**failure.record, "message": f"{where}: {failure.record.get('message', '')}"} if where else failure.record
+        )
+
+
+class Graphs:
+    """All graphs of a manager.
+
+    :param writers: how many calls may run at a time.
+    :param jitter: as of :class:`~farcall_endpoint.graphs.run.GraphRun`.
+    """
+
+    def __init__(
+        self,
+        settings: GraphSettings,
+        *,
+        reports: Reports,
+        writers: int,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._node = settings.node
+        self._reports = reports
+        self._jitter = jitter
+        self._running: dict[str, RunningGraph] = {}
+        self._touched: dict[RunningGraph, None] = {}
+        self.due_at = math.inf
+        """When :meth:`advance` is due without an event."""
+        self.memory = Memory(settings, writers=writers)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def get(self, task_id: str) -> RunningGraph | None:
+        """A graph that runs."""
+        return self._running.get(task_id)
+
+    def add(self, job: Job, callees: Callees, now: Instant) -> list[Job]:
+        """Start a graph; its first calls."""
+        graph = callees.graph
+        assert isinstance(graph, Graph)
+        options = msgspec.structs.replace(job.order.options, walltime_s=None)
+        run = GraphRun(graph, options=options, memory=self.memory, jitter=self._jitter)
+        running = self._running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
+        run.start()
+        if run.end is not None:
+            running.touch()
+        return list(_take_ready(running))
+
+    def cancel(self, task_ids: Iterable[str]) -> None:
+        """End graphs that are among these tasks."""
+        for task_id in task_ids:
+            if (running := self._running.get(task_id)) is not None:
+                record = outcomes.cancelled(running=running.started_at is not None)
+                running.run.stop(TaskState.CANCELLED, record.to_json())
+                running.touch()
+
+    def advance(self, now: Instant) -> tuple[list[Job], set[str]]:
+        """What follows from the outcomes since the last time: the calls to make now, and the ids of those that are to
+        be cancelled. Reports the graphs that have ended."""
+        jobs: list[Job] = []
+        dropped: set[str] = set()
+        if now.mono >= self.due_at:
+            self.due_at = math.inf
+            self._touched.update(dict.fromkeys(self._running.values()))
+        touched = list(self._touched)
+        self._touched.clear()
+        for running in touched:
+            run = running.run
+            self._check_time(running, now)
+            run.retry_due(now.mono)
+            dropped.update(map(running.id_of, run.dropped))
+            run.dropped.clear()
+            if run.end is not None:
+                self._finish(running, now)
+                continue
+            jobs += _take_ready(running)
+            if running.changed and now.mono >= running.reported_at + PROGRESS_PERIOD_S:
+                running.changed, running.reported_at = False, now.mono
+                self._reports.graph(GraphProgress(running.job.order.task_id, tuple(told(list(run.states(self._node))))))
+            self.due_at = min(self.due_at, running.next_deadline())
+        return jobs, dropped
+
+    def _check_time(self, running: RunningGraph, now: Instant) -> None:
+        """Report the start of a graph, and end it when its time is over."""
+        if running.started_at is None:
+            return
+        order = running.job.order
+        age_s = now.epoch - running.started_at
+        if not running.is_started and (age_s >= _STARTED_AFTER_S or order.options.walltime_s is not None):
+            running.is_started = True
+            self._reports.started(running.job, running.started_at)
+            if order.options.walltime_s is not None:
+                running.ends_by = now.mono - max(0.0, age_s) + order.options.walltime_s
+        if running.ends_by is not None and now.mono >= running.ends_by and order.options.walltime_s is not None:
+            running.run.stop(TaskState.FAILED, outcomes.walltime_exceeded(order.options.walltime_s).to_json())
+
+    def _finish(self, running: RunningGraph, now: Instant) -> None:
+        run, job = running.run, running.job
+        del self._running[job.order.task_id]
+        assert run.end is not None
+        walltime_s = job.order.options.walltime_s
+        is_too_long = running.ends_by is not None and now.mono >= running.ends_by and walltime_s is not None
+        self._reports.finish(
+            job,
+            run.end,
+            running.error(),
+            result=run.result,
+            started_at=running.started_at,
+            ended_at=None if running.started_at is None else max(now.epoch, running.started_at),
+            details=running.details(self._node),
+            is_retried=run.end is TaskState.FAILED and is_too_long and WALLTIME_NAME in job.order.options.retry_on,
+            output=running.output.printed(),
+        )
+
+    def output(self, task_id: str, stdout_from: int, stderr_from: int, most_bytes: int) -> tuple[Stream, Stream] | None:
+        """What the calls of a graph have printed that have ended; None if it does not run."""
+        running = self._running.get(task_id)
+        return None if running is None else running.output.streams(stdout_from, stderr_from, most_bytes=most_bytes)
+
+
+def _take_ready(running: RunningGraph) -> Iterator[Job]:
+    run = running.run
+    ready, run.ready = run.ready, []
+    return (running.job_of(call) for call in ready if run.is_out(call))
+
+
+def opened(payload: Frame, options: TaskOptions, *, memory_bytes: int | None) -> Graph | None:
+    """The graph that is the payload of a task with these options, which may be hostile; None if it is none.
+
+    :param memory_bytes: the most that a call may use.
+    :raises DeserializationError: if it cannot run.
+    """
+    if not is_graph(piece_of(payload, 0, len(PREFIX)) if payload else b""):
+        return None
+    graph = unpack_graph(bytes_of(payload), callees=len(options.callees))
+    if memory_bytes is None:
+        return graph
+    stages = tuple(
+        stage
+        if stage.options is None
+        else msgspec.structs.replace(stage, options=limited_options(stage.options, memory_bytes))
+        for stage in graph.stages
+    )
+    return msgspec.structs.replace(graph, stages=stages)

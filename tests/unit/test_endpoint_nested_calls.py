@@ -1,0 +1,371 @@
+"""Nested calls in the manager's core: tasks that call functions and wait for them, with simulated workers."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import random
+from typing import Any
+
+import pytest
+
+from farcall_common.task_options import TaskOptions
+from farcall_common.wire import TaskState
+from farcall_endpoint.graphs.nested import MOST_DEPTH, MOST_OPEN, options_of
+from farcall_endpoint.manager.actions import Action, Kill, Tell
+from farcall_endpoint.manager.events import Callees, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.protocol import CancelTasks, TaskOrder
+from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
+from tests.support.manager import Rig, ready
+
+BODY = b"body"
+HASH = hashlib.sha256(BODY).hexdigest()
+Tree = tuple["Tree", ...]
+"""A function that calls as many others, each with its own, and waits for all."""
+
+
+def calls(task_id: str, numbers: range, **given: Any) -> tuple[Packet, bytes]:
+    return Calls(task_id, tuple(Call(number, "h", 1, "f", **given) for number in numbers)), b"p" * len(numbers)
+
+
+def sent(rig: Rig, worker_id: int, *packets: tuple[Packet, bytes]) -> list[Action]:
+    return rig.handle(PacketsReceived(worker_id, list(packets)))
+
+
+def driving(rig: Rig, task_id: str = "d", **given: Any) -> list[Action]:
+    """A task runs on worker 0 and has made one call."""
+    rig.jobs(task_id, **given)
+    rig.read(0)
+    return sent(rig, 0, calls(task_id, range(1)))
+
+
+def told(actions: list[Action]) -> list[CallEnded]:
+    return [action.packet for action in actions if isinstance(action, Tell)]
+
+
+def test_a_call_goes_to_another_worker_and_its_value_back() -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    driving(rig)
+    assert rig.read(1) == "d/0"
+    order = rig.workers[1].running
+    assert order is not None
+    assert order.call is not None
+    assert order.call.is_edge
+    actions = sent(rig, 1, (Done("d/0", 0.0, 1.0), b"value"))
+    assert actions == [Tell(0, CallEnded(0), (b"value",))]
+    assert not rig.progress().finished
+    rig.done(0)
+    [finished] = rig.progress().finished
+    assert finished.details is not None
+    [stage] = finished.details["stages"]
+    assert (finished.task_id, stage["name"], stage["state"], stage["ended"]) == ("d", "f", "done", 1)
+
+
+def test_a_driver_that_waits_gives_its_share_to_another_worker_which_ends_afterwards() -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    assert not any(isinstance(action, Tell) for action in driving(rig))
+    assert len(rig.workers) == 1
+    sent(rig, 0, (Waits("d"), b""))
+    assert len(rig.workers) == 2
+    rig.handle(ready(1))
+    assert rig.done(1) == "d/0"
+    sent(rig, 0, (Waits("d", over=True), b""))
+    rig.done(0)
+    assert not rig.killed
+    rig.now += 2.0
+    rig.handle()
+    assert rig.killed == [1]
+    rig.die(1)
+    rig.jobs("next")
+    assert rig.done(0) == "next"
+
+
+def test_tasks_behind_a_driver_are_given_to_others() -> None:
+    rig = Rig(slots=2, prefetch=4)
+    rig.start_all()
+    rig.jobs("d", "a", "b", "c", "e", "g")
+    rig.read(0)
+    rig.read(1)
+    sent(rig, 0, calls("d", range(2)), (Waits("d"), b""))
+    assert rig.workers[0].ahead == []
+    rig.handle()
+    waiting = rig.workers[1].ahead
+    assert "a" not in rig.workers[0].ahead
+    assert waiting
+
+
+def test_calls_that_a_driver_leaves_or_drops_are_cancelled() -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    sent(rig, 0, calls("d", range(4)))
+    assert rig.read(1) == "d/0"
+    assert told(sent(rig, 0, (DropCalls("d", (3,)), b"")))[0].number == 3
+    rig.done(0)
+    assert rig.killed == [1]
+    rig.die(1)
+    rig.jobs("next")
+    assert rig.done(0) == "next"
+    assert {each.task_id: each.state for each in rig.progress().finished} == dict.fromkeys(
+        ["d", "next"], TaskState.SUCCESS
+    )
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_calls_end_with_a_driver_that_is_cancelled_or_dies(cancelled: bool) -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    driving(rig)
+    rig.read(1)
+    if cancelled:
+        rig.handle(CancelTasks(("d",)))
+        assert rig.killed == [0]
+    rig.die(0)
+    assert 1 in rig.killed
+    rig.die(1)
+    progress = rig.progress()
+    assert [each.state for each in progress.finished] == ([TaskState.CANCELLED] if cancelled else [])
+    assert [each.task_id for each in progress.died] == ([] if cancelled else ["d"])
+
+
+@pytest.mark.parametrize(("idempotent", "starts"), [(True, 3), (False, 1)])
+def test_a_call_whose_worker_dies_is_made_again_if_it_may_be(idempotent: bool, starts: int) -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    options = TaskOptions(idempotent=idempotent)
+    answers = told(sent(rig, 0, calls("d", range(1), options=options)))
+    for number in range(1, 1 + starts):
+        assert not answers
+        rig.handle(*[ready(each) for each in rig.workers if each == number and number > 1])
+        assert rig.read(number) == "d/0"
+        del rig.workers[number]
+        answers = told(rig.handle(WorkerDied(number, 0, "signal 9")))
+    [answer] = answers
+    assert answer.error is not None
+    assert answer.error["code"] == "WORKER_DIED"
+
+
+def test_a_call_that_raised_is_retried_by_its_options() -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    sent(rig, 0, calls("d", range(1), options=TaskOptions(retries=1, retry_delay_s=10.0)))
+    rig.read(1)
+    raised = Done("d/0", 0.0, 1.0, {"code": "X", "message": "m"}, is_retried=True)
+    rig.workers[1].running = None
+    assert not told(sent(rig, 1, (raised, b"")))
+    assert rig.core.next_deadline() <= rig.now + 10.0
+    rig.now += 10.0
+    rig.handle()
+    assert rig.read(1) == "d/0"
+    rig.workers[1].running = None
+    [answer] = told(sent(rig, 1, (raised, b"")))
+    assert answer.error is not None
+    assert answer.error["retries_used"] == 1
+
+
+def test_a_restricted_task_calls_its_callees_only() -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    order = TaskOrder("d", 1, "h", 0, restricted=True)
+    rig.handle(TasksReceived([Job(order, BODY, b"", callees=Callees({"named": b"code"}))]))
+    rig.read(0)
+    packet = Calls("d", (Call(0, HASH, 0), Call(1, "h", 0), Call(2, "named", 0)), ((HASH, len(BODY)),))
+    answers = told(sent(rig, 0, (packet, BODY)))
+    assert [(each.number, (each.error or {})["code"]) for each in answers] == [
+        (0, "FUNCTION_NOT_PERMITTED"),
+        (1, "FUNCTION_NOT_PERMITTED"),
+    ]
+    assert rig.read(1) == "d/2"
+
+
+@pytest.mark.parametrize(
+    ("packet", "body"),
+    [
+        (Calls("d", (Call(0, "h", 5),)), b"four"),
+        (Calls("d", (Call(0, "h", -1), Call(1, "h", 5))), b"four"),
+        (Calls("d", (Call(0, "h", 0), Call(0, "h", 0))), b""),
+        (Calls("d", (Call(0, "0" * 64, 0),), (("0" * 64, 4),)), b"code"),
+        (Calls("d", tuple(Call(number, "h", 0) for number in range(MOST_OPEN + 1))), b""),
+    ],
+)
+def test_what_no_worker_sends_ends_the_worker(packet: Calls, body: bytes) -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    actions = sent(rig, 0, (packet, body))
+    assert [action.worker_id for action in actions if isinstance(action, Kill)] == [0]
+
+
+def test_what_a_task_that_has_ended_says_is_ignored() -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    rig.jobs("d")
+    rig.done(0)
+    assert sent(rig, 0, calls("d", range(1)), (Waits("d"), b""), (DropCalls("d", (1,)), b"")) == []
+    rig.jobs("next")
+    assert rig.done(0) == "next"
+
+
+def test_calls_are_not_nested_without_end() -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    task_id, worker_id = "d", 0
+    rig.jobs(task_id)
+    for depth in range(MOST_DEPTH + 1):
+        assert rig.read(worker_id) == task_id
+        answers = told(sent(rig, worker_id, calls(task_id, range(1)), (Waits(task_id), b"")))
+        if depth < MOST_DEPTH:
+            assert not answers
+            worker_id = max(rig.workers)
+            rig.handle(ready(worker_id))
+            task_id += "/0"
+    [answer] = answers
+    assert answer.error is not None
+    assert answer.error["code"] == "CALLS_TOO_DEEP"
+    assert len(rig.workers) == 1 + MOST_DEPTH
+
+
+def test_a_call_has_no_more_than_its_driver() -> None:
+    driver = TaskOptions(idempotent=False, memory_bytes=100, max_output_bytes=7, walltime_s=5.0, output_bytes=10)
+    wanted = TaskOptions(memory_bytes=200, walltime_s=3.0, retries=2, output_bytes=20)
+    assert options_of(driver, wanted) == TaskOptions(
+        idempotent=False, memory_bytes=100, max_output_bytes=7, walltime_s=3.0, retries=2, output_bytes=10
+    )
+
+
+class Simulation:
+    """Tasks that are trees of calls, on workers that act in any order."""
+
+    def __init__(self, trees: list[Tree], *, slots: int, seed: int, prefetch: int, submitters: int = 1) -> None:
+        self.rig = Rig(slots=slots, prefetch=prefetch)
+        self.random = random.Random(seed)
+        self.trees = {str(number): tree for number, tree in enumerate(trees)}
+        self.open: dict[str, set[int]] = {}  # by driver
+        self.most = 0
+        self.is_ready: set[int] = set()
+        self.drove: set[str] = set()
+        orders = [
+            TaskOrder(name, 1, "h", 0, submitter=str(self.random.randrange(submitters)) if submitters > 1 else "")
+            for name in self.trees
+        ]
+        self.rig.handle(TasksReceived([Job(order, BODY, b"p") for order in orders]))
+
+    def step(self) -> bool:
+        """Something that can happen; False if nothing can."""
+        rig = self.rig
+        choices: list[tuple[str, int]] = []
+        for number, worker in rig.workers.items():
+            if number in rig.killed:
+                choices.append(("die", number))
+            elif number not in self.is_ready:
+                choices.append(("ready", number))
+            elif worker.running is None:
+                if worker.packets or worker.orders:
+                    choices.append(("read", number))
+            elif not self.open.get(worker.running.task_id):
+                choices.append(("go on", number))
+        if not choices:
+            return False
+        what, number = self.random.choice(choices)
+        worker = rig.workers[number]
+        match what:
+            case "die":
+                rig.die(number)
+            case "ready":
+                self.is_ready.add(number)
+                self.note(rig.handle(ready(number)))
+            case "read":
+                rig._step(number)
+                self.note(rig.handle())
+            case _:
+                self.go_on(number)
+        self.most = max(self.most, len(rig.workers))
+        return True
+
+    def go_on(self, number: int) -> None:
+        worker = self.rig.workers[number]
+        assert worker.running is not None
+        task_id = worker.running.task_id
+        tree = self.trees[task_id]
+        events: list[tuple[Packet, bytes]]
+        if tree and task_id not in self.drove:
+            self.drove.add(task_id)
+            self.open[task_id] = set(range(len(tree)))
+            for child, below in enumerate(tree):
+                self.trees[f"{task_id}/{child}"] = below
+            events = [calls(task_id, range(len(tree))), (Waits(task_id), b"")]
+        else:
+            worker.running = None
+            over: list[tuple[Packet, bytes]] = [(Waits(task_id, over=True), b"")] if tree else []
+            events = [*over, (Done(task_id, 0.0, 0.001), b"r")]
+        self.note(sent(self.rig, number, *events))
+
+    def note(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Tell):
+                assert action.packet.error is None
+                worker = self.rig.workers[action.worker_id].running
+                assert worker is not None
+                self.open[worker.task_id].remove(action.packet.number)
+
+    def run(self) -> None:
+        while True:
+            while self.step():
+                pass
+            self.rig.now += 1.5  # what is idle may end
+            self.note(self.rig.handle())
+            if not (self.rig.killed and set(self.rig.killed) & set(self.rig.workers)):
+                return
+
+
+def nested(depth: int) -> Tree:
+    return (nested(depth - 1),) if depth else ()
+
+
+def any_tree(random: random.Random, depth: int) -> Tree:
+    if not depth:
+        return ()
+    return tuple(any_tree(random, random.randint(0, depth - 1)) for _ in range(random.randint(0, 4)))
+
+
+def finished(simulation: Simulation) -> collections.Counter[str]:
+    return collections.Counter(each.task_id for each in simulation.rig.progress().finished)
+
+
+@pytest.mark.parametrize("prefetch", [0, 8])
+@pytest.mark.parametrize("drivers", [1, 7])
+def test_drivers_nested_ten_deep_end_on_two_workers(drivers: int, prefetch: int) -> None:
+    simulation = Simulation([nested(10)] * drivers, slots=2, seed=drivers, prefetch=prefetch)
+    simulation.run()
+    assert finished(simulation) == collections.Counter(map(str, range(drivers)))
+    assert simulation.most <= 2 + 10
+
+
+@pytest.mark.parametrize("prefetch", [0, 64])
+def test_many_drivers_of_many_calls_end_within_the_slots_and_one_extra_worker(prefetch: int) -> None:
+    simulation = Simulation([((),) * 10] * 100, slots=2, seed=1, prefetch=prefetch)
+    simulation.run()
+    assert len(finished(simulation)) == 100
+    assert simulation.most <= 2 + 1
+
+
+@pytest.mark.parametrize("submitters", [1, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_calls_end_within_the_slots_and_their_depth(seed: int, submitters: int) -> None:
+    chosen = random.Random(seed)
+    depth = chosen.randint(1, 6)
+    trees = [any_tree(chosen, depth) for _ in range(chosen.randint(1, 12))]
+    slots = chosen.randint(1, 3)
+    simulation = Simulation(trees, slots=slots, seed=seed, prefetch=chosen.choice([0, 1, 16]), submitters=submitters)
+    simulation.run()
+    assert finished(simulation) == collections.Counter(map(str, range(len(trees))))
+    assert simulation.most <= slots + depth
+    assert not simulation.rig.core._nested.drivers
