@@ -30,14 +30,19 @@ from farcall_endpoint.worker import namespaces
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import channel_pair
 from farcall_endpoint.worker.fork_protocol import (
+    MAX_PACKET,
     Exited,
+    Fork,
     Forked,
     FromTemplate,
     Imported,
     Importing,
+    Preload,
+    Reap,
     Refused,
     Serving,
     Skipped,
+    decode_from_template,
     encode,
 )
 from farcall_endpoint.worker.settings import WorkerSettings
@@ -619,6 +624,106 @@ def test_a_child_whose_end_a_template_invents_is_killed() -> None:
             assert worker.wait() == -signal.SIGKILL
             wait_until(lambda: not psutil.pid_exists(worker.pid) or psutil.Process(worker.pid).status() == "zombie")
             os.close(worker.pidfd)
+
+
+_REAPS = """
+import os, signal, socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+serving, forked, exited = map(bytes.fromhex, sys.argv[2:])
+connection.recv(2**16)
+connection.send(serving)
+connection.recv(2**16)
+child = os.fork()
+if child == 0:
+    connection.send(forked)
+    signal.pause()
+os.waitpid(child, 0)
+connection.send(exited)
+connection.recv(2**16)
+"""
+
+
+def test_the_exit_code_of_a_child_that_its_template_has_reaped() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [encode(packet).hex() for packet in (Serving("3"), Forked(1), Exited(1, 7))]
+    command = [sys.executable, "-c", _REAPS, str(theirs.fileno()), *words]
+    template = Template(ours)
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        wait_for(template, lambda: template.is_serving)
+        with fork_once(template) as worker:
+            worker.kill()
+            wait_until(lambda: not psutil.pid_exists(worker.pid))
+            assert worker.wait() == 7
+            os.close(worker.pidfd)
+        template.close()
+        assert process.wait(WAIT_S) == 0
+
+
+def test_the_exit_code_is_not_that_of_another_process() -> None:
+    def leave() -> None:
+        import os
+
+        os._exit(3)
+
+    with running_template() as template, subprocess.Popen([sys.executable, "-c", "raise SystemExit(5)"]) as other:
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        worker = fork_worker(template).ready()
+        worker.process.pid = other.pid  # as if the template had reaped its child, and the id had been used again
+        worker.send(leave)
+        assert worker.ended() == 3
+
+
+def test_the_exit_code_is_known_before_the_template_says_it() -> None:
+    def leave() -> None:
+        import os
+
+        os._exit(3)
+
+    with running_template() as template:
+        worker = fork_worker(template).ready()
+        assert template.pid is not None
+        os.kill(template.pid, signal.SIGSTOP)
+        worker.send(leave)
+        assert worker.ended() == 3
+        assert template.next_deadline() == float("inf")  # it is not suspected: nothing was to be waited for
+        os.kill(template.pid, signal.SIGCONT)
+        assert fork_worker(template).ready().end() == -signal.SIGKILL
+
+
+def test_the_end_of_a_child_is_not_reported_when_its_id_is_not_needed() -> None:
+    process, connection = start_template(variables=dict(os.environ))
+    connection.settimeout(WAIT_S)
+    with connection, contextlib.ExitStack() as stack:
+        connection.send(encode(Preload()))
+        assert isinstance(decode_from_template(connection.recv(MAX_PACKET)), Serving)
+
+        def fork(number: int) -> tuple[socket.socket, list[FromTemplate]]:
+            """The manager's end of a child's connection, and what the template has sent until the child was there."""
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                socket.send_fds(connection, [encode(Fork(number))], [theirs.fileno()])
+            packets: list[FromTemplate] = []
+            while Forked(number) not in packets:
+                packets.append(decode_from_template(connection.recv(MAX_PACKET)))
+            return stack.enter_context(ours), packets
+
+        child, _ = fork(1)
+        connection.send(encode(Reap(1)))
+        child.close()  # then it ends
+        wait_until(lambda: not psutil.Process(process.pid).children())
+        assert fork(2)[1] == [Forked(2)]
+    assert process.wait(WAIT_S) == 0
+
+
+def test_while_forks_follow_each_other_a_spare_child_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_template(spares=1) as template:
+        for busy_s, is_replaced in ((0.0, False), (1000.0, True)):
+            monkeypatch.setattr(templates, "_BUSY_S", busy_s)
+            wait_for(template, lambda: template._spares and template._spares[0].pid)
+            worker = fork_worker(template)
+            assert bool(template._spares) == is_replaced
+            worker.end()
 
 
 def test_what_a_template_says_of_itself_is_one_line() -> None:

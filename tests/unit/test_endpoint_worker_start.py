@@ -1,5 +1,5 @@
-"""Start of a worker: its variables, its descriptors, its random numbers and its capture files, where a shorter way is
-taken than Python's own. What changes a process is tested in one of its own."""
+"""Start of a worker: its directory, its variables, its descriptors, its random numbers and its capture files, where a
+shorter way is taken than Python's own. What changes a process is tested in one of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from farcall_endpoint.manager.worker_process import open_capture_file
+from farcall_endpoint.manager import worker_process
+from farcall_endpoint.manager.worker_process import NextWorkerEnds, WorkerDirectories, WorkerEnds, open_capture_file
+from farcall_endpoint.worker.namespaces import open_descriptors
 
 VARIABLES = """
 import ctypes, json, os, subprocess
@@ -116,3 +120,69 @@ def test_capture_files_have_no_name(unnamed: bool, monkeypatch: pytest.MonkeyPat
         assert os.pread(descriptor, 9, 0) == b"abcd"
     finally:
         os.close(descriptor)
+
+
+def test_the_ends_of_the_next_worker_are_made_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+    ends = NextWorkerEnds()
+    ends.serve()
+    assert ends.next_deadline() == float("inf")  # for a manager that starts none, there are none
+    monkeypatch.setattr(worker_process, "_MAKE_AFTER_S", 1000.0)
+    first = ends.take()
+    assert ends.next_deadline() < float("inf")
+    ends.serve()
+    of_one = open_descriptors() - before
+    assert len(of_one) == 7
+    monkeypatch.setattr(worker_process, "_MAKE_AFTER_S", 0.0)
+    ends.take().close()
+    ends.serve()
+    assert ends.next_deadline() == float("inf")
+    with_next = open_descriptors() - before
+    assert len(with_next) == 14
+    second = ends.take()
+    assert open_descriptors() - before == with_next  # nothing was opened
+    assert {*first.handed(), *second.handed()} <= with_next
+    assert len({*first.handed(), *second.handed()}) == 8
+    ends.serve()
+    for each in (first, second, ends):
+        each.close()
+    assert open_descriptors() == before
+
+
+def test_nothing_is_left_open_of_ends_that_could_not_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
+    monkeypatch.setattr(worker_process, "_MAKE_AFTER_S", 0.0)
+    before = open_descriptors()
+    with pytest.raises(FileNotFoundError):
+        WorkerEnds.made()
+    ends = NextWorkerEnds()
+    with pytest.raises(FileNotFoundError):
+        ends.take()
+    ends.serve()  # says nothing, and tries no more
+    assert ends.next_deadline() == float("inf")
+    assert open_descriptors() == before
+
+
+def test_the_working_directory_is_made_whenever_it_is_missing(tmp_path: Path) -> None:
+    path, link = tmp_path / "a" / "work", tmp_path / "link"
+    link.symlink_to(path)
+    path.mkdir(parents=True)
+    directories = WorkerDirectories(link)
+    assert directories.working() == directories.working() == path
+    link.unlink()
+    other = tmp_path / "other"
+    other.mkdir()
+    link.symlink_to(other)
+    assert directories.working() == other  # it leads to another place now
+    (tmp_path / "moved").mkdir()
+    other.rename(tmp_path / "moved" / "other")
+    link.unlink()
+    link.symlink_to(tmp_path / "moved" / "other")
+    assert directories.working() == tmp_path / "moved" / "other"  # the same directory, elsewhere
+    link.unlink()
+    assert directories.working() == link
+    assert link.is_dir()
+    link.rmdir()
+    link.touch()
+    with pytest.raises(FileExistsError):
+        directories.working()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import os
 import re
@@ -79,30 +80,36 @@ _MOST_REASON: Final = 500
 """Characters of what a template says of itself; its image may be hostile."""
 _FILL_AFTER_S: Final = 0.005
 """A spare child is replaced when the worker that it became has begun."""
+_BUSY_S: Final = 0.02
+"""While forks follow each other as fast as this, it is replaced at once: the next one would wait for it."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * MOST_DESCRIPTORS)
-_EXIT_CODE: Final = 49
-"""Its place in ``/proc/PID/stat``, counted behind the name of the program."""
+_STATE, _EXIT_CODE = 0, 49
+"""Places in ``/proc/PID/stat``, counted behind the name of the program."""
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 def variables_of_template(variables: Mapping[str, str]) -> dict[str, str]:
     """Those of a worker's variables that its template must have, too, because they are read by imports. No secrets:
     other users of the node can read the command line of a runner, and no import needs them."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if _is_read(name) and name not in _SET_BY_CHILDREN and not (is_secret(name) or _is_for_others(name))
-    }
+    return {name: value for name, value in variables.items() if _is_of_template(name)}
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_of_template(name: str) -> bool:
+    return bool(_is_read(name) and name not in _SET_BY_CHILDREN and not (is_secret(name) or _is_for_others(name)))
 
 
 def template_key(environment_key: str, variables: Mapping[str, str]) -> str:
     """What a template is known by: the key of its environment, and its :func:`variables_of_template`."""
-    read = sorted(variables_of_template(variables).items())
-    if not read:
-        return environment_key
-    digest = hashlib.sha256("\0".join(f"{name}={value}" for name, value in read).encode(errors="surrogateescape"))
-    return f"{environment_key}-{digest.hexdigest()[:16]}"
+    read = tuple(variables_of_template(variables).items())
+    return f"{environment_key}-{_digest(read)}" if read else environment_key
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(read: Sequence[tuple[str, str]]) -> str:
+    text = "\0".join(f"{name}={value}" for name, value in sorted(read))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 class TemplateFailed(OSError):
@@ -231,6 +238,7 @@ class Template:
         # Two packets for each module, and one of two at the end of the imports; then two for each child.
         self._packets_left = 2 * len(modules) + 1
         self._fill_at = float("inf")
+        self._forked_at = float("-inf")
         self._suspected_at: float | None = None
         self._is_over = False
         self._closing = False
@@ -329,8 +337,16 @@ class Template:
             self._forks.pop(fork.number, None)
             raise TemplateFailed(fork.problem)
         if self._spares_wanted:
-            self._fill_at = time.monotonic() + _FILL_AFTER_S
+            self._plan_spare()
         return fork
+
+    def _plan_spare(self) -> None:
+        """Replace the spare child that was taken."""
+        now = time.monotonic()
+        is_busy, self._forked_at = now < self._forked_at + _BUSY_S, now
+        self._fill_at = now + _FILL_AFTER_S
+        if is_busy:
+            self._fill()
 
     def branch(self) -> tuple[ForkedProcess, socket.socket]:
         """A further template: what this one has imported is loaded in it. Its process, for :meth:`end_branch`, and the
@@ -372,23 +388,27 @@ class Template:
 
     def kill(self, fork: ForkedProcess) -> None:
         """Kill a child with all its descendants, from here and from inside of its environment."""
-        if fork.pid and fork.code is None:
+        if fork.pid and fork.code is None and not _wait_readable(fork.pidfd, 0):
             process_reaper.kill_trees({fork.pid})
             self._send(Kill(fork.number))
 
     def wait_for(self, fork: ForkedProcess) -> int:
         """Wait for the end of a child; its exit code, or the negative number of a signal."""
+        seen: int | None = None
         if fork.code is None:
             _wait_readable(fork.pidfd, None)
+            seen = _exit_code_of(fork.pid, fork.pidfd)  # a zombie, if the template has not reaped it
+            fork.code = seen or None  # the kernel also says 0 if it does not say
         deadline = time.monotonic() + (ANSWER_S if self._suspected_at is None else 0.0)
         while fork.code is None and self._wait(deadline):
             self._read()
         if fork.code is None and not self._is_over:
             self._suspect()
-            fork.code = _exit_code_of(fork.pid)  # a zombie, as the template has not reaped it
+            fork.code = seen
+        if fork.code is None:
+            fork.code = -int(signal.SIGKILL)  # the kernel kills the children of a template with it
         self._discard(fork)
-        # The kernel kills the children of a template with it.
-        return -int(signal.SIGKILL) if fork.code is None else fork.code
+        return fork.code
 
     # -- packets -------------------------------------------------------------------------------------------------------
 
@@ -624,12 +644,19 @@ def _pid_of(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
     return 0
 
 
-def _exit_code_of(pid: int) -> int | None:
-    """The exit code of a zombie that another process has to reap; None if there is none. 0 for one whose code the
-    kernel does not show to this user."""
+def _exit_code_of(pid: int, pidfd: int) -> int | None:
+    """The exit code of a zombie that another process has to reap; None if it cannot be read. 0 also for one whose code
+    the kernel does not show to this user.
+
+    :param pidfd: of the same process.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            return os.waitstatus_to_exitcode(int(file.read().rpartition(b")")[2].split()[_EXIT_CODE]))
+            fields = file.read().rpartition(b")")[2].split()
+        # A process that is reaped has no id any more: that file may be another one's. In other namespaces, it is.
+        with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:  # noqa: PTH123
+            is_same = b"\nPid:\t%d\n" % pid in file.read()
+        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE])) if is_same and fields[_STATE] == b"Z" else None
     except (OSError, ValueError, IndexError):
         return None
 

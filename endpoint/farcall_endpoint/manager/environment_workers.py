@@ -30,14 +30,13 @@ from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgre
 from farcall_endpoint.manager.processes import own_bytes
 from farcall_endpoint.manager.worker_process import (
     ACCELERATORS,
-    SubmitterDirectories,
+    NextWorkerEnds,
+    WorkerDirectories,
     WorkerProcess,
     Workplace,
-    open_capture_file,
     worker_environment,
 )
 from farcall_endpoint.worker.boot import Boot, Descriptors
-from farcall_endpoint.worker.channel import channel_pair
 from farcall_endpoint.worker.settings import WorkerSettings
 
 _logger = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class EnvironmentWorkers:
     def __init__(
         self,
         place: Workplace,
-        directories: SubmitterDirectories,
+        directories: WorkerDirectories,
         *,
         settings: EnvironmentSettings,
         log_dir: Path | None = None,
@@ -76,6 +75,8 @@ class EnvironmentWorkers:
             passed=place.passed,
             spares=spares,
         )
+        #: For workers of the endpoint's own Python, too.
+        self.ends = NextWorkerEnds()
         self._trusted = set() if settings.default is None else {settings.default.key}
         self._forkable: set[str] = set()
         self._logged: set[str] = set()  # reasons
@@ -134,11 +135,12 @@ class EnvironmentWorkers:
 
     def serve(self) -> list[Event]:
         """Do what is due, without waiting; what happened to environments."""
+        self.ends.serve()
         return [self._event(report) for report in self._launcher.serve()]
 
     def next_deadline(self) -> float:
         """When :meth:`serve` must be called in any case, in monotonic seconds."""
-        return self._launcher.next_deadline()
+        return min(self._launcher.next_deadline(), self.ends.next_deadline())
 
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
         """Tasks of workers with this key have imported these."""
@@ -174,6 +176,7 @@ class EnvironmentWorkers:
 
     def close(self) -> None:
         """End what is left of environments."""
+        self.ends.close()
         self._launcher.close()
 
     def imports_key(self, submitter: str) -> str:
@@ -205,8 +208,7 @@ class EnvironmentWorkers:
         place = self._place
         if submitter and (refused := self.refusal(environment)) is not None:
             raise OSError(refused.message)
-        place.working_dir.mkdir(parents=True, exist_ok=True)
-        working_dir = place.working_dir.resolve()
+        working_dir = self._directories.working()
         is_image = environment.type not in WITHOUT_CONTAINER
         outer, own = dict(place.environment), {"HOME": str(working_dir)} if is_image else {}
         writable = [str(working_dir)]
@@ -243,8 +245,8 @@ class EnvironmentWorkers:
             forks = False
             self._log_once(reason)
         settings = msgspec.structs.replace(settings, reports_imports=forks)
-        channel, worker_end, claims = channel_pair()
-        output = (open_capture_file(), open_capture_file())
+        ends = self.ends.take()
+        channel, worker_end, claims, output = ends
         try:
             process = self._launcher.start(
                 environment,
@@ -252,7 +254,7 @@ class EnvironmentWorkers:
                     Boot(
                         {**variables, **settings.to_variables()}, str(working_dir), merged=True, namespaces=namespaces
                     ),
-                    Descriptors(worker_end.fileno(), claims.fileno(), *output),
+                    ends.handed(),
                     claims.close,
                     mounts=tuple(Mount(path, path, writable=True) for path in writable),
                     variables=of_runner,
@@ -266,10 +268,7 @@ class EnvironmentWorkers:
                 ),
             )
         except BaseException:
-            for each in (channel, worker_end, claims):
-                each.close()
-            for descriptor in output:
-                os.close(descriptor)
+            ends.close()
             raise
         imports_key = statistics_key(environment.key, submitter)
         if isinstance(process, ForkedProcess):

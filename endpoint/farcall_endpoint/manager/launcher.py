@@ -20,14 +20,13 @@ from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_submitter
 from farcall_endpoint.manager.events import Event
 from farcall_endpoint.manager.worker_process import (
-    SubmitterDirectories,
+    WorkerDirectories,
+    WorkerEnds,
     WorkerProcess,
     Workplace,
-    open_capture_file,
     worker_environment,
 )
-from farcall_endpoint.worker.boot import Boot, Descriptors
-from farcall_endpoint.worker.channel import channel_pair
+from farcall_endpoint.worker.boot import Boot
 from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class FreshProcessLauncher:
         self._spares = spares
         self._environment_settings = EnvironmentSettings() if environments is None else environments
         self._log_dir = log_dir
-        self._directories = SubmitterDirectories(place.working_dir)
+        self._directories = WorkerDirectories(place.working_dir)
         self._environments: EnvironmentWorkers | None = None
         self._epoll = select.epoll()
         #: Only then forks save more than a template costs, without environments.
@@ -123,9 +122,9 @@ class FreshProcessLauncher:
         if environment is not None:
             return self._in_environments().launch(environment, worker_id, slot=slot, submitter=submitter)
         place = self._place
-        place.working_dir.mkdir(parents=True, exist_ok=True)  # a task or a cron job may have removed it
-        channel, worker_end, claims = channel_pair()
-        output = (open_capture_file(), open_capture_file())
+        working_dir = self._directories.working()
+        ends = self._in_environments().ends.take() if self._one_shot else WorkerEnds.made()
+        channel, worker_end, claims, output = ends
         prefix: list[str] = []
         outer, settings = place.environment, place.settings
         if submitter:
@@ -137,9 +136,8 @@ class FreshProcessLauncher:
         variables = worker_environment(outer, worker_id=worker_id, slot=place.slots[slot], amd=place.amd)
         variables |= settings.to_variables()
         if self._one_shot:
-            boot = Boot(variables, str(place.working_dir.resolve()))
-            descriptors = Descriptors(worker_end.fileno(), claims.fileno(), *output)
-            fork = self._in_environments().fork_own(boot, descriptors, submitter=submitter, prefix=prefix)
+            boot = Boot(variables, str(working_dir))
+            fork = self._in_environments().fork_own(boot, ends.handed(), submitter=submitter, prefix=prefix)
             if fork is not None:
                 claims.close()
                 return WorkerProcess(
@@ -243,7 +241,7 @@ class FreshProcessLauncher:
         what to write before the command."""
         place = self._place
         home, temporary = self._directories.of(submitter)
-        working_dir = place.working_dir.resolve()
+        working_dir = self._directories.working()
         own = {"HOME": str(home), "TMPDIR": str(temporary)}
         environment = for_submitter(place.environment, passed=place.passed) | own
         confinement = place.confinement

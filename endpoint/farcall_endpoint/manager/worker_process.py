@@ -7,10 +7,12 @@ import dataclasses
 import os
 import signal
 import socket
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_common.plain_text import plain
@@ -18,8 +20,9 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX, readable_paths
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.output import NOTHING, Printed, Stream
+from farcall_endpoint.worker.boot import Descriptors
 from farcall_endpoint.worker.capture import read_end, read_from, read_tail
-from farcall_endpoint.worker.channel import Channel
+from farcall_endpoint.worker.channel import Channel, channel_pair
 from farcall_endpoint.worker.directories import name_of, submitter_directory
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -32,6 +35,7 @@ ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFIN
 _ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
 _LAST_LINES: Final = 8
+_MAKE_AFTER_S: Final = 0.005
 _SIGNALLED: Final = 128
 """As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
 
@@ -189,12 +193,24 @@ class Workplace:
         )
 
 
-class SubmitterDirectories:
-    """The directories of submitters other than the owner."""
+class WorkerDirectories:
+    """Where tasks run, and the directories of submitters other than the owner."""
 
     def __init__(self, working_dir: Path) -> None:
         self._working_dir = working_dir
+        self._real: Path | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def working(self) -> Path:
+        """The real path of the working directory. It is made if it does not exist: a task or a cron job may have
+        removed it.
+
+        :raises OSError: if it cannot be made.
+        """
+        if self._real is None or not _is_same_directory(self._working_dir, self._real):
+            self._working_dir.mkdir(parents=True, exist_ok=True)
+            self._real = self._working_dir.resolve()
+        return self._real
 
     def of(self, submitter: str) -> tuple[Path, Path]:
         """The home and the temporary directory of a submitter; they are made if they do not exist."""
@@ -213,6 +229,14 @@ class SubmitterDirectories:
             self._temporary.cleanup()
 
 
+def _is_same_directory(path: Path, real: Path) -> bool:
+    try:
+        found = path.stat()
+        return stat.S_ISDIR(found.st_mode) and os.path.samestat(found, real.stat())
+    except OSError:
+        return False
+
+
 def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: Slot, amd: bool) -> dict[str, str]:
     """The environment of a worker: it tells the worker and its libraries their share. Thread numbers set by the user
     are kept."""
@@ -229,6 +253,76 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
         hidden = _ROCM_VARIABLES if amd else ()
     outer = {name: value for name, value in environment.items() if not name.startswith("FARCALL_WORKER_")}
     return {name: value for name, value in {**outer, **own}.items() if name not in hidden}
+
+
+class WorkerEnds(NamedTuple):
+    """What connects a manager to a worker: the channel, the worker's ends of it and of its claims, and descriptors of
+    files for its standard output and error."""
+
+    channel: Channel
+    worker_end: socket.socket
+    claims: socket.socket
+    output: tuple[int, int]
+
+    @classmethod
+    def made(cls) -> WorkerEnds:
+        """New ones.
+
+        :raises OSError: if the machine lacks descriptors or disk space.
+        """
+        with contextlib.ExitStack() as stack:
+            channel, worker_end, claims = channel_pair()
+            for each in (channel, worker_end, claims):
+                stack.callback(each.close)
+            stdout = open_capture_file()
+            stack.callback(os.close, stdout)
+            ends = cls(channel, worker_end, claims, (stdout, open_capture_file()))
+            stack.pop_all()
+        return ends
+
+    def handed(self) -> Descriptors:
+        """What the worker gets."""
+        return Descriptors(self.worker_end.fileno(), self.claims.fileno(), *self.output)
+
+    def close(self) -> None:
+        """Close all, on both sides."""
+        for each in (self.channel, self.worker_end, self.claims):
+            each.close()
+        for descriptor in self.output:
+            os.close(descriptor)
+
+
+class NextWorkerEnds:
+    """Makes the ends of workers; those of the next one in advance, when the last one has begun: to make them takes a
+    good part of a fork's start, most of all where other programs write to the same disk."""
+
+    def __init__(self) -> None:
+        self._next: WorkerEnds | None = None
+        self._make_at = float("inf")
+
+    def take(self) -> WorkerEnds:
+        """As of :meth:`WorkerEnds.made`."""
+        ends, self._next = self._next, None
+        self._make_at = time.monotonic() + _MAKE_AFTER_S
+        return WorkerEnds.made() if ends is None else ends
+
+    def next_deadline(self) -> float:
+        """When :meth:`serve` must be called, in monotonic seconds."""
+        return self._make_at
+
+    def serve(self) -> None:
+        """Make the next ones, if it is time."""
+        if time.monotonic() >= self._make_at:
+            self._make_at = float("inf")
+            with contextlib.suppress(OSError):  # the next worker's start says why
+                self._next = WorkerEnds.made()
+
+    def close(self) -> None:
+        """Close what was made in advance."""
+        self._make_at = float("inf")
+        if self._next is not None:
+            self._next.close()
+            self._next = None
 
 
 def open_capture_file() -> int:

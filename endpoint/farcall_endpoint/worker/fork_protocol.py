@@ -101,7 +101,8 @@ class NotForked(_Packet, frozen=True):
 
 
 class Exited(_Packet, frozen=True):
-    """A child has ended. ``code``: its exit code, or the negative number of the signal that killed it."""
+    """A child has ended, whose id the manager needs. ``code``: its exit code, or the negative number of the signal that
+    killed it."""
 
     number: int
     code: int

@@ -289,7 +289,8 @@ class _Template:
             if found is not None:
                 code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
                 self._ended.add(number)
-                self._send(Exited(number, code))
+                if number not in self._reaped:
+                    self._send(Exited(number, code))
         self._reap()
         self._kill_orphans()
 
