@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from farcall_common.backoff import Backoff
-from farcall_common.graphs import COLLECT, MAX_CALLS, Graph, Input, Stage, StageState
+from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_STATES, Graph, Input, Stage, StageState
 from farcall_common.retries import MAX_DELAY_S
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -69,6 +70,7 @@ class GraphRun:
         self._retries: dict[Call, int] = {}
         self._waits: list[tuple[float, Call]] = []  # seconds from now on
         self._due: list[tuple[float, Call]] = []
+        self._active: set[int] = set()  # stages that run or have failed
         self._small: dict[int, bytes] = {}
         self._small_bytes = 0
         specs = list(graph.stages)
@@ -199,10 +201,17 @@ class GraphRun:
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def states(self, node: str = "") -> Iterator[StageState]:
-        """How the stages are."""
+    def states(self, node: str = "") -> list[StageState]:
+        """How the stages are. Of a large graph, :data:`farcall_common.graphs.MAX_STATES` of them: those that run or
+        have failed, then the first."""
         end = "" if self.end is None else "skipped" if self.end is TaskState.SUCCESS else "cancelled"
-        return (stage.state(node=node, end=end) for stage in self.stages[: len(self.graph.stages)])
+        count = len(self.graph.stages)
+        chosen: Iterable[int] = range(count)
+        if count > MAX_STATES:
+            first = itertools.islice((each for each in range(count) if each not in self._active), MAX_STATES)
+            told = [*sorted(each for each in self._active if each < count), *first][:MAX_STATES]
+            chosen = sorted(told)
+        return [self.stages[number].state(node=node, end=end) for number in chosen]
 
     def small_values(self) -> dict[int, bytes]:
         """The small values of stages that have ended, by number."""
@@ -288,6 +297,7 @@ class GraphRun:
     def _begin(self, stage: RunningStage, element: int) -> None:
         stage.calls[element] = STARTED
         stage.running += 1
+        self._active.add(stage.number)
         if stage.needs:
             self._take_what_is_there(stage, element)
         if stage.collects and stage.number != self._output and self._is_flat(stage):
@@ -489,6 +499,8 @@ class GraphRun:
 
     def _over(self, stage: RunningStage) -> None:
         stage.is_over = True
+        if not stage.failed:
+            self._active.discard(stage.number)
         if stage.is_map:
             for number, (_, spec) in enumerate(stage.sources):
                 if not spec.each:
@@ -500,6 +512,7 @@ class GraphRun:
         if not stage.failed:
             stage.cause = failure
         stage.failed += 1
+        self._active.add(stage.number)
         self._set_over(stage, element, FAILED)
         self._lose_part(stage, element, failure)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, told, unpack_graph
+from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, unpack_graph
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -195,7 +195,7 @@ class RunningGraph:
 
     def details(self, node: str) -> dict[str, Any]:
         """What the details of the result have of the stages."""
-        details: dict[str, Any] = {"stages": msgspec.to_builtins(told(list(self.run.states(node))))}
+        details: dict[str, Any] = {"stages": msgspec.to_builtins(self.run.states(node))}
         if self.run.end is TaskState.FAILED and (values := self.run.small_values()):
             details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
         return details
@@ -284,7 +284,7 @@ class Graphs:
             jobs += _take_ready(running)
             if running.changed and now.mono >= running.reported_at + PROGRESS_PERIOD_S:
                 running.changed, running.reported_at = False, now.mono
-                self._reports.graph(GraphProgress(running.job.order.task_id, tuple(told(list(run.states(self._node))))))
+                self._reports.graph(GraphProgress(running.job.order.task_id, tuple(run.states(self._node))))
             self.due_at = min(self.due_at, running.next_deadline())
         return jobs, dropped
 

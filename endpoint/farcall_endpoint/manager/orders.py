@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
@@ -55,9 +56,13 @@ def body_bytes(job: Job) -> int:
 
 def problem_of(call: CallOrder, done: Done, result_bytes: int) -> str:
     """Why a worker cannot have sent this for a call; empty if it can."""
-    if result_bytes > call.most_bytes:
+    limit_bytes = call.most_bytes if call.is_edge else MAX_PAYLOAD_BYTES
+    if result_bytes > limit_bytes:
         return f"a value of {result_bytes} bytes"
-    if done.parts and (not call.spread or min(done.parts) < 0 or sum(done.parts) != result_bytes):
+    parts = done.parts
+    if not parts:
+        return ""
+    if not call.is_edge or (len(parts) > 1 and not call.spread) or min(parts) < 0 or sum(parts) != result_bytes:
         return "buffers that cannot be"
     return ""
 
