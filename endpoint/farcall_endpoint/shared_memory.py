@@ -5,7 +5,9 @@ They are written once and mapped where they are read; processes in between pass 
 from __future__ import annotations
 
 import array
+import bisect
 import fcntl
+import itertools
 import mmap
 import os
 import socket
@@ -14,6 +16,10 @@ from typing import Any, Final
 
 _MAX_DESCRIPTORS: Final = 64
 _FD_BYTES: Final = array.array("i").itemsize
+ALIGNMENT_BYTES: Final = 64
+"""Large parts begin at its multiples: what is in them may be used where it is."""
+_COPIED_BYTES: Final = 16 * 1024
+"""To map a file takes as long as to copy so many bytes."""
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)
 
 
@@ -85,15 +91,79 @@ class SharedBytes:
         return data
 
 
+class FrameList:
+    """Frames in a row, as one body: a part of it is a slice of one of them. The slices of a body are :data:`Bytes`."""
+
+    __slots__ = ("_ends", "_views", "frames")
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self.frames = frames
+        self._ends = list(itertools.accumulate(map(len, frames)))
+        self._views: dict[int, memoryview] = {}
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, part: slice) -> Bytes:
+        start, stop, _ = part.indices(len(self))
+        frame = self.frame(start, max(0, stop - start))
+        if not isinstance(frame, SharedBytes):
+            return frame
+        if frame.size <= _COPIED_BYTES:
+            return frame.read(0, frame.size)
+        memory = frame.memory
+        view = self._views.get(id(memory))  # each file is mapped once
+        if view is None:
+            view = self._views[id(memory)] = memory.view()
+        return view[frame.start : frame.start + frame.size]
+
+    def frame(self, start: int, size: int) -> Frame:
+        """A part that is in one of the frames. Nothing large is read.
+
+        :raises ValueError: if it is in several, or beyond the last.
+        """
+        number = bisect.bisect_right(self._ends, start)
+        if size == 0:
+            return b""
+        if number == len(self._ends) or start + size > self._ends[number]:
+            raise ValueError(f"bytes {start} to {start + size} are not in one frame of a body of {len(self)}")
+        frame = self.frames[number]
+        at = start - self._ends[number] + len(frame)
+        return SharedBytes(frame.memory, frame.start + at, size) if isinstance(frame, SharedBytes) else frame[at:][:size]
+
+
 Bytes = bytes | memoryview
 """User bytes: small ones as bytes, large ones as views."""
 Frame = Bytes | SharedBytes
 """The same, in a process that only passes them on."""
+Body = Frame | FrameList
+"""What a packet carries."""
 
 
 def bytes_of(frame: Frame) -> Bytes:
     """The bytes of a frame, mapped if they are in shared memory."""
     return frame.view() if isinstance(frame, SharedBytes) else frame
+
+
+def cut(body: Body, sizes: Sequence[int], start: int = 0) -> list[Frame]:
+    """The parts of a body with these sizes, from ``start`` on. Nothing large is read.
+
+    :raises ValueError: if it ends before, or has a part in several frames.
+    """
+    if any(size < 0 for size in sizes) or start + sum(sizes) > len(body):
+        raise ValueError(f"parts of {sum(sizes)} bytes, in a body of {len(body)}")
+    parts: list[Frame] = []
+    for size in sizes:
+        if size == 0:
+            parts.append(b"")
+        elif isinstance(body, FrameList):
+            parts.append(body.frame(start, size))
+        elif isinstance(body, SharedBytes):
+            parts.append(SharedBytes(body.memory, body.start + start, size))
+        else:
+            parts.append(body[start : start + size])
+        start += size
+    return parts
 
 
 def piece_of(frame: Frame, start: int, size: int) -> bytes:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from farcall_endpoint import process_reaper
+from farcall_endpoint.shared_memory import Bytes, FrameList
 from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Synced
@@ -89,7 +90,7 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
         zombies.reap(now=time.monotonic())
 
 
-def work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview) -> None:
+def work(channel: Channel, runner: Runner, packet: Run, body: Bytes | FrameList) -> None:
     """Run the tasks of a packet."""
     at = runner.learn(packet, body)
     for order in packet.orders:

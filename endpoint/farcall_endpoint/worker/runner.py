@@ -34,6 +34,7 @@ from farcall_common.payload.shipped_modules import FunctionWithModules
 from farcall_common.retries import is_retried
 from farcall_endpoint import outcomes
 from farcall_endpoint.output import Printed
+from farcall_endpoint.shared_memory import Bytes, FrameList
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Begun, Done, Order, Run
@@ -76,7 +77,7 @@ class Runner:
         self._sandboxed = settings.sandboxed
         self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
 
-    def learn(self, packet: Run, body: bytes | memoryview) -> int:
+    def learn(self, packet: Run, body: Bytes | FrameList) -> int:
         """Store the functions of a packet; returns where in its body the payloads begin."""
         if packet.forget:
             self._bodies.clear()
