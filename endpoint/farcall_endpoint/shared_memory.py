@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import array
 import bisect
+import contextlib
 import fcntl
 import itertools
 import mmap
 import os
 import socket
+import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -21,6 +23,21 @@ ALIGNMENT_BYTES: Final = 64
 _COPIED_BYTES: Final = 16 * 1024
 """To map a file takes as long as to copy so many bytes."""
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)
+
+
+def open_unnamed(directory: str, flags: int) -> int:
+    """A descriptor of a new file without a name, with these flags.
+
+    :raises OSError: if there can be none.
+    """
+    with contextlib.suppress(OSError):  # not every file system has unnamed files
+        return os.open(directory, os.O_TMPFILE | flags | os.O_CLOEXEC, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix="farcall-", dir=directory)
+    os.close(descriptor)
+    try:
+        return os.open(name, flags | os.O_CLOEXEC)
+    finally:
+        os.unlink(name)  # noqa: PTH108 - the name never was a Path
 
 
 class MemoryFile:
@@ -38,12 +55,25 @@ class MemoryFile:
     def of(cls, parts: Iterable[bytes | memoryview]) -> MemoryFile:
         """A new file with the concatenated parts, which cannot shrink."""
         memory = cls(os.memfd_create("farcall", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        memory._write(parts)
+        fcntl.fcntl(memory.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return memory
+
+    @classmethod
+    def on_disk(cls, parts: Iterable[bytes | memoryview], directory: str) -> MemoryFile:
+        """The same in a file without a name.
+
+        :raises OSError: if the disk is full, for example.
+        """
+        file = cls(open_unnamed(directory, os.O_RDWR))
+        file._write(parts)
+        return file
+
+    def _write(self, parts: Iterable[bytes | memoryview]) -> None:
         for part in parts:
             view = memoryview(part)
             while view:
-                view = view[os.write(memory.descriptor, view) :]
-        fcntl.fcntl(memory.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return memory
+                view = view[os.write(self.descriptor, view) :]
 
     @property
     def is_sealed(self) -> bool:
@@ -129,7 +159,9 @@ class FrameList:
             raise ValueError(f"bytes {start} to {start + size} are not in one frame of a body of {len(self)}")
         frame = self.frames[number]
         at = start - self._ends[number] + len(frame)
-        return SharedBytes(frame.memory, frame.start + at, size) if isinstance(frame, SharedBytes) else frame[at:][:size]
+        return (
+            SharedBytes(frame.memory, frame.start + at, size) if isinstance(frame, SharedBytes) else frame[at:][:size]
+        )
 
 
 Bytes = bytes | memoryview

@@ -48,7 +48,8 @@ MODULES: Final = (
     *("farcall_endpoint.worker.__main__", "farcall_endpoint.worker.bodies", "farcall_endpoint.worker.boot"),
     *("farcall_endpoint.worker.capture", "farcall_endpoint.worker.channel", "farcall_endpoint.worker.directories"),
     *("farcall_endpoint.worker.environment", "farcall_endpoint.worker.fork_hazards"),
-    *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.namespaces"),
+    *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.inputs"),
+    *("farcall_endpoint.worker.namespaces", "farcall_endpoint.worker.values"),
     *("farcall_endpoint.worker.template", "farcall_endpoint.worker.mpi", "farcall_endpoint.worker.runner"),
     *("farcall_endpoint.worker.settings", "farcall_endpoint.worker.trusted_places", "farcall_endpoint.worker.usage"),
 )

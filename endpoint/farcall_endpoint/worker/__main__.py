@@ -19,6 +19,7 @@ from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Synced
 from farcall_endpoint.worker.imports import ImportReporter
+from farcall_endpoint.worker.inputs import Inputs
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -99,10 +100,11 @@ def work(channel: Channel, runner: Runner, packet: Run, body: Bytes | FrameList)
             begun = runner.begin(order)
             if begun is not None:
                 channel.send(begun)
-            done, result = runner.run(order, body[at:end])
+            inputs = None if order.call is None else Inputs(order.call, body, end)
+            done, result = runner.run(order, body[at:end], inputs)
             channel.send(done, result)
-            del result  # free its memory before the next task
-        at = end
+            del inputs, result  # free their memory before the next task
+        at = end if order.call is None else end + order.call.input_bytes
 
 
 if __name__ == "__main__":

@@ -13,7 +13,17 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from farcall_endpoint.shared_memory import ALIGNMENT_BYTES, Body, Bytes, Frame, FrameList, MemoryFile, SharedBytes, bytes_of, cut
+from farcall_endpoint.shared_memory import (
+    ALIGNMENT_BYTES,
+    Body,
+    Bytes,
+    Frame,
+    FrameList,
+    MemoryFile,
+    SharedBytes,
+    bytes_of,
+    cut,
+)
 
 _MOST_FILES: Final = 60
 _MOST_SEGMENTS: Final = 1000
@@ -35,7 +45,9 @@ def pack(body: Sequence[Frame], *, inline: bool) -> tuple[list[Bytes], list[Memo
     segments: list[list[int]] = []
     numbers: dict[int, int] = {}
     memories: list[MemoryFile] = []
-    own_number = _INLINE if inline and len(passed_on) == sum(isinstance(part, SharedBytes) for part in body) else _JOINED
+    own_number = (
+        _INLINE if inline and len(passed_on) == sum(isinstance(part, SharedBytes) for part in body) else _JOINED
+    )
     first = own_number + 1  # number of the first file that is passed on
     for index, part in enumerate(body):
         size = len(part)
@@ -119,7 +131,9 @@ def _passed_on(body: Sequence[Frame]) -> set[int]:
     """Which parts are passed on by their descriptors: all in memory files, or the largest."""
     sizes = {index: part.size for index, part in enumerate(body) if isinstance(part, SharedBytes)}
     files: dict[int, list[int]] = {}
-    for index in sizes if len(sizes) <= _MOST_SEGMENTS else heapq.nlargest(_MOST_SEGMENTS, sizes, key=sizes.__getitem__):
+    for index in (
+        sizes if len(sizes) <= _MOST_SEGMENTS else heapq.nlargest(_MOST_SEGMENTS, sizes, key=sizes.__getitem__)
+    ):
         part = body[index]
         assert isinstance(part, SharedBytes)
         files.setdefault(id(part.memory), []).append(index)

@@ -101,6 +101,11 @@ class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most_bytes: int = 2**62
     deliver: tuple[Delivery, ...] = ()
 
+    @property
+    def input_bytes(self) -> int:
+        """The size of all inputs, behind the payload of the order in the packet's body."""
+        return sum([sum(each.parts) for each in self.inputs])
+
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it.
@@ -151,7 +156,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
     ``details`` are additional data of a success. ``is_retried``: its function raised an exception that its options
     retry. With ``printed``, the tails of its output are behind the result. ``parts``: sizes of the buffers in the
-    result, if it is spread.
+    result, if it is for other calls: one, or one for each element if it is spread; it may be in a file on a disk then.
 
     A task can forge this. Nothing in it is nested deeply: the agent reads it as a part of a larger message, for which
     the limit of recursion could be too low."""
