@@ -63,7 +63,6 @@ class GraphRun:
         self.result: Frame = b""
         self.failure: Failure | None = None
         self._calls = 0
-        self._bytes = 0
         self._work: collections.deque[tuple[Callable[[RunningStage, int], None], RunningStage, int]]
         self._work = collections.deque()
         self._deaths: dict[Call, list[str]] = {}
@@ -95,12 +94,12 @@ class GraphRun:
         stage, element = call
         return self.end is None and self.stages[stage].calls[element] == STARTED
 
-    def succeeded(self, call: Call, parts: Sequence[Frame]) -> None:
-        """A call has ended, with the buffers of its value."""
+    def succeeded(self, call: Call, parts: Sequence[Frame], *, on_disk: bool = False) -> None:
+        """A call has ended, with the buffers of its value, which are in a file on disk if its worker had no room."""
         stage = self.stages[call[0]]
         if stage.is_spread:
             stage.is_list = True
-        self._made(stage, call[1], parts)
+        self._made(stage, call[1], parts, on_disk=on_disk)
         self._settle()
 
     def failed(self, call: Call, record: dict[str, Any]) -> None:
@@ -188,6 +187,12 @@ class GraphRun:
                 order, parts = InputOrder(spec.path, missing=True), []
             elif spec.each:
                 order, parts = _order(source, spec, (element,), is_list=False)
+            elif not spec.path:  # the calls of a map are the result
+                for part in range(len(source.uses)):
+                    order, parts = _order(source, Input(spec.stage, (part,)), (part,), is_list=False)
+                    orders.append(order)
+                    frames += parts
+                break
             elif stage.is_map:
                 found = stage.whole_orders.get(number)
                 if found is None:
@@ -353,18 +358,17 @@ class GraphRun:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def _made(self, stage: RunningStage, element: int, parts: Sequence[Frame]) -> None:
+    def _made(self, stage: RunningStage, element: int, parts: Sequence[Frame], *, on_disk: bool = False) -> None:
         """A call has a value."""
-        size_bytes = sum(map(len, parts))
-        stage.value_bytes += size_bytes
+        stage.value_bytes += sum(map(len, parts))
+        if stage.number != self._output:
+            self.memory.add(parts, on_disk=on_disk)  # before the inputs are released, which it may consist of
         self._set_over(stage, element, DONE)
         stage.done += 1
         if stage.number == self._output:
             self.result = parts[0] if parts else b""
             self._finish(TaskState.SUCCESS)
             return
-        self.memory.add(parts)
-        self._bytes += size_bytes
         if not stage.is_map:
             stage.parts, stage.uses = list(parts), [stage.held] * len(parts)
             if not stage.is_list:
@@ -452,8 +456,7 @@ class GraphRun:
             return
         if source.parts is not None and (frame := source.parts[part]) is not None:
             source.parts[part] = None
-            self.memory.remove((frame,))
-            self._bytes -= len(frame)
+            self.memory.remove(frame)
         elif source.is_map:
             self._work.append((self._drop_call, source, part))
 
@@ -612,11 +615,12 @@ class GraphRun:
             if stage.running:
                 self.dropped += [(stage.number, element) for element, each in enumerate(stage.calls) if each == STARTED]
             if stage.parts is not None:
-                self.memory.remove([part for part in stage.parts if part is not None])
+                for part in stage.parts:
+                    if part is not None:
+                        self.memory.remove(part)
                 stage.parts = None
             stage.taken.clear()
             stage.whole_orders.clear()
-        self._bytes = 0
 
 
 def _order(

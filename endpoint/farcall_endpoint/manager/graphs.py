@@ -17,7 +17,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.run import Call, GraphRun
 from farcall_endpoint.graphs.stages import RunningStage
 from farcall_endpoint.graphs.tails import OutputTails
-from farcall_endpoint.graphs.values import GraphSettings, Memory, parts_of
+from farcall_endpoint.graphs.values import GraphSettings, Memory
 from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
 from farcall_endpoint.manager.orders import limited_options
 from farcall_endpoint.manager.reports import Reports
@@ -77,10 +77,12 @@ class RunningGraph:
         self.touch()
         if outcome.state is TaskState.SUCCESS:
             assert job.call is not None
-            if job.call.is_edge and len(outcome.result) > (left_bytes := run.memory.left_bytes):
-                run.failed(call, outcomes.value_too_large(len(outcome.result), left_bytes).to_json())
+            size = sum(map(len, outcome.parts))
+            on_disk = size > job.call.room_bytes
+            if job.call.is_edge and not run.memory.accepts(size, on_disk=on_disk):
+                run.failed(call, outcomes.value_too_large(size, run.memory.most_bytes).to_json())
             else:
-                run.succeeded(call, parts_of(outcome.result, outcome.parts, spread=job.call.spread))
+                run.succeeded(call, outcome.parts, on_disk=on_disk)
         else:
             run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
 
@@ -158,7 +160,7 @@ class RunningGraph:
             payload,
             refusal,
             self._callees,
-            CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.left_bytes),
+            CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.most_bytes),
             frames,
             self.job.depth,
             self,
