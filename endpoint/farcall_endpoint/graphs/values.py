@@ -16,13 +16,13 @@ INLINE_BYTES: Final = 64 * 1024
 class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a node for the graphs that run there.
 
-    :param edge_memory_bytes: what values of all graphs may occupy of its memory.
-    :param edge_disk_bytes: what those beyond that may occupy of its disk.
+    :param memory_bytes: what values of all graphs may occupy of its memory.
+    :param disk_bytes: what those beyond that may occupy of its disk.
     :param node: its host name.
     """
 
-    edge_memory_bytes: int = 2**30
-    edge_disk_bytes: int = 16 * 2**30
+    memory_bytes: int = 2**30
+    disk_bytes: int = 16 * 2**30
     node: str = ""
 
 
@@ -36,8 +36,8 @@ class Memory:
     """
 
     def __init__(self, settings: GraphSettings, *, writers: int) -> None:
-        self._memory_bytes = settings.edge_memory_bytes
-        self._disk_bytes = settings.edge_disk_bytes
+        self._memory_bytes = settings.memory_bytes
+        self._disk_bytes = settings.disk_bytes
         self._writers = max(1, writers)
         self.used_bytes = 0
         self.used_disk_bytes = 0

@@ -71,6 +71,7 @@ from farcall_endpoint.protocol import (
     Prewarm,
     ReadOutput,
     ResultsTaken,
+    RunningOutput,
     Stop,
     TaskOrder,
     WantedOutput,
@@ -346,11 +347,15 @@ class ManagerCore:
             if worker.jobs and worker.is_ready and not worker.killed
         }
         found: list[tuple[WantedOutput, int | None, bool]] = []
+        graphs: list[RunningOutput] = []
         for wanted in request.tasks:
+            if (graph := self._graphs.get(wanted.task_id)) is not None:
+                graphs.append(graph.read_output(wanted, request.max_bytes))
+                continue
             worker = running.get(wanted.task_id)
             is_kept = worker is None or worker.jobs[0].order.options.output_bytes > 0
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
-        return ReadStreams(request.request_id, request.max_bytes, found)
+        return ReadStreams(request.request_id, request.max_bytes, found, graphs)
 
     def _task_done(self, worker: Worker, done: Done, result: Body, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket

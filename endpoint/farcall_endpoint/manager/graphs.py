@@ -21,8 +21,7 @@ from farcall_endpoint.graphs.values import GraphSettings, Memory
 from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
 from farcall_endpoint.manager.orders import limited_options
 from farcall_endpoint.manager.reports import Reports
-from farcall_endpoint.output import Stream
-from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
+from farcall_endpoint.protocol import Died, GraphProgress, RunningOutput, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
@@ -195,6 +194,20 @@ class RunningGraph:
 
     # -- the agent's side ----------------------------------------------------------------------------------------------
 
+    def read_output(self, wanted: WantedOutput, max_bytes: int) -> RunningOutput:
+        """What its calls have printed that have ended."""
+        if not self.output.most_bytes:
+            return RunningOutput(wanted, is_running=True, is_kept=False)
+        stdout, stderr = self.output.streams(wanted.stdout_from, wanted.stderr_from, most_bytes=max_bytes)
+        return RunningOutput(
+            wanted,
+            is_running=True,
+            stdout=stdout.data,
+            stderr=stderr.data,
+            stdout_at=stdout.start,
+            stderr_at=stderr.start,
+        )
+
     def details(self, node: str) -> dict[str, Any]:
         """What the details of the result have of the stages."""
         details: dict[str, Any] = {"stages": msgspec.to_builtins(self.run.states(node))}
@@ -321,11 +334,6 @@ class Graphs:
             is_retried=run.end is TaskState.FAILED and is_too_long and WALLTIME_NAME in job.order.options.retry_on,
             output=running.output.printed(),
         )
-
-    def output(self, task_id: str, stdout_from: int, stderr_from: int, most_bytes: int) -> tuple[Stream, Stream] | None:
-        """What the calls of a graph have printed that have ended; None if it does not run."""
-        running = self._running.get(task_id)
-        return None if running is None else running.output.streams(stdout_from, stderr_from, most_bytes=most_bytes)
 
 
 def _take_ready(running: RunningGraph) -> Iterator[Job]:

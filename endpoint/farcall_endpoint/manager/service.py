@@ -413,7 +413,7 @@ class Manager:
         sent nothing since the core decided, what was read belongs to the task that the core sees there.
         """
         events: list[Event] = []
-        read: list[protocol.RunningOutput] = []
+        read = list(action.known)
         for wanted, worker_id, is_kept in action.tasks:
             if worker_id is None or not is_kept:
                 read.append(protocol.RunningOutput(wanted, is_running=worker_id is not None, is_kept=is_kept))
