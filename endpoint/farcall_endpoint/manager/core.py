@@ -304,7 +304,11 @@ class ManagerCore:
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
             elif job.callees is not None and job.callees.graph is not None and job.call is None:
-                accepted += self._graphs.add(job, job.callees, now)
+                for call in self._graphs.add(job, job.callees, now):
+                    if call.refusal is not None:
+                        self._fail(call, call.refusal)
+                    else:
+                        accepted.append(call)
             else:
                 accepted.append(job)
         for named, several in itertools.groupby(accepted, _ENVIRONMENT_OF):

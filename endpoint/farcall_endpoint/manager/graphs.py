@@ -246,12 +246,16 @@ class Graphs:
         self._jitter = jitter
         self._running: dict[str, RunningGraph] = {}
         self._touched: dict[RunningGraph, None] = {}
-        self.due_at = math.inf
-        """When :meth:`advance` is due without an event."""
+        self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def due_at(self) -> float:
+        """When :meth:`advance` is due without an event."""
+        return 0.0 if self._touched else self._due_at
 
     def get(self, task_id: str) -> RunningGraph | None:
         """A graph that runs."""
@@ -282,8 +286,8 @@ class Graphs:
         be cancelled. Reports the graphs that have ended."""
         jobs: list[Job] = []
         dropped: set[str] = set()
-        if now.mono >= self.due_at:
-            self.due_at = math.inf
+        if now.mono >= self._due_at:
+            self._due_at = math.inf
             self._touched.update(dict.fromkeys(self._running.values()))
         touched = list(self._touched)
         self._touched.clear()
@@ -300,7 +304,7 @@ class Graphs:
             if running.changed and now.mono >= running.reported_at + PROGRESS_PERIOD_S:
                 running.changed, running.reported_at = False, now.mono
                 self._reports.graph(GraphProgress(running.job.order.task_id, tuple(run.states(self._node))))
-            self.due_at = min(self.due_at, running.next_deadline())
+            self._due_at = min(self._due_at, running.next_deadline())
         return jobs, dropped
 
     def _check_time(self, running: RunningGraph, now: Instant) -> None:
