@@ -52,7 +52,7 @@ def test_a_call_goes_to_another_worker_and_its_value_back() -> None:
     assert order is not None
     assert order.call is not None
     assert order.call.is_edge
-    actions = sent(rig, 1, (Done("d/0", 0.0, 1.0), b"value"))
+    actions = sent(rig, 1, (Done("d/0", 0.0, 1.0, parts=(5,)), b"value"))
     assert actions == [Tell(0, CallEnded(0), (b"value",))]
     assert not rig.progress().finished
     rig.done(0)
@@ -70,7 +70,9 @@ def test_a_driver_that_waits_gives_its_share_to_another_worker_which_ends_afterw
     sent(rig, 0, (Waits("d"), b""))
     assert len(rig.workers) == 2
     rig.handle(ready(1))
-    assert rig.done(1) == "d/0"
+    assert rig.read(1) == "d/0"
+    rig.workers[1].running = None
+    sent(rig, 1, (Done("d/0", 0.0, 1.0, parts=(1,)), b"r"))
     sent(rig, 0, (Waits("d", over=True), b""))
     rig.done(0)
     assert not rig.killed
@@ -305,7 +307,8 @@ class Simulation:
         else:
             worker.running = None
             over: list[tuple[Packet, bytes]] = [(Waits(task_id, over=True), b"")] if tree else []
-            events = [*over, (Done(task_id, 0.0, 0.001), b"r")]
+            parts = (1,) if "/" in task_id else ()
+            events = [*over, (Done(task_id, 0.0, 0.001, parts=parts), b"r")]
         self.note(sent(self.rig, number, *events))
 
     def note(self, actions: list[Action]) -> None:

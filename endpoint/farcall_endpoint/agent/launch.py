@@ -37,6 +37,7 @@ from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, EngineConfig, KubernetesProviderConfig, LocalProviderConfig, check_binds
+from farcall_endpoint.config.section import BYTES_PER_GB
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.technologies import find_installed
@@ -319,6 +320,8 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
         options += ["--readable", *config.engine.readable_paths]
     if config.engine.pass_environment:
         options += ["--pass-environment", *config.engine.pass_environment]
+    for name, gigabytes in (("--graph-memory", config.engine.graph_memory), ("--graph-disk", config.engine.graph_disk)):
+        options += [] if gigabytes is None else [name, str(int(gigabytes * BYTES_PER_GB))]
     settings = config.engine.environment_settings(directory.path)
     options += ["--environments", msgspec.json.encode(settings).decode()]
     options += ["--data-only"] if config.data_only else []

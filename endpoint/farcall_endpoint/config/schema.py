@@ -94,6 +94,19 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             description="Maximum number of tasks to prefetch behind each running one. Long tasks are never prefetched.",
         ),
     ] = 256
+    graph_memory: Annotated[
+        Gigabytes | None,
+        msgspec.Meta(
+            description="Memory of a node for values between calls of graphs, in GB; default: a quarter of the node's."
+        ),
+    ] = None
+    graph_disk: Annotated[
+        Gigabytes | None,
+        msgspec.Meta(
+            description="Disk of a node for such values beyond that, in GB, in the working directories of tasks; "
+            "default: half of what is free, at most 16."
+        ),
+    ] = None
     max_tasks_per_worker: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None,
         msgspec.Meta(description="A worker ends after so many tasks; 1: a fresh process for each; default: no limit."),

@@ -26,7 +26,7 @@ from farcall_endpoint.manager.actions import Action, Tell
 from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
-from farcall_endpoint.shared_memory import Frame, SharedBytes
+from farcall_endpoint.shared_memory import Body, Frame, bytes_of, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
 PROGRESS_PERIOD_S: Final = 0.25
@@ -73,7 +73,7 @@ class _Counts:
             self.started_at = min(outcome.started_at, self.started_at or outcome.started_at)
             self.ended_at = max(outcome.ended_at, self.ended_at or 0.0)
             self.run_s += outcome.ended_at - outcome.started_at
-        self.value_bytes += len(outcome.result)
+        self.value_bytes += sum(map(len, outcome.parts))
         if outcome.pid and outcome.pid not in self.workers and len(self.workers) < _MOST_WORKERS:
             self.workers = (*self.workers, outcome.pid)
 
@@ -171,7 +171,8 @@ class Driver:
         self._calls.attempts.forget(job.order.task_id)
         self._count(call).add(outcome)
         self.has_changed = True
-        self._calls.answer(self.worker_id, CallEnded(call.number, outcome.error), outcome.result)
+        value = outcome.parts[0] if outcome.parts else b""
+        self._calls.answer(self.worker_id, CallEnded(call.number, outcome.error), value)
 
     def _count(self, call: Call) -> _Counts:
         name = call.name[:_MOST_NAME_CHARACTERS]
@@ -203,7 +204,7 @@ class NestedCalls:
 
     # -- packets of a driver -------------------------------------------------------------------------------------------
 
-    def received(self, worker: Worker, packet: Calls, body: Frame) -> list[Job]:
+    def received(self, worker: Worker, packet: Calls, body: Body) -> list[Job]:
         """The jobs of calls that the task at the head of a worker makes. Those that cannot be are answered at once.
 
         :raises ValueError: for a packet that no worker sends.
@@ -334,7 +335,7 @@ class NestedCalls:
             parent.submitter,
             restricted=parent.restricted,
         )
-        edge = CallOrder(is_edge=True, room_bytes=self._memory.room_bytes, most_bytes=self._memory.left_bytes)
+        edge = CallOrder(is_edge=True, room_bytes=self._memory.room_bytes, most_bytes=self._memory.most_bytes)
         return Job(
             order,
             function,
@@ -402,8 +403,7 @@ def _learn(worker: Worker, functions: list[tuple[str, Frame]]) -> None:
     :raises ValueError: if a hash is another function's, which other workers may have, or if they are too many.
     """
     for function_hash, body in functions:
-        view = body.view() if isinstance(body, SharedBytes) else body
-        if hashlib.sha256(view).hexdigest() != function_hash:
+        if hashlib.sha256(bytes_of(body)).hexdigest() != function_hash:
             raise ValueError("a function with another hash")
         worker.called[function_hash] = body
     if functions and (
@@ -412,22 +412,15 @@ def _learn(worker: Worker, functions: list[tuple[str, Frame]]) -> None:
         raise ValueError("more functions than a worker sends")
 
 
-def _split(packet: Calls, body: Frame) -> tuple[list[tuple[str, Frame]], list[Frame]]:
+def _split(packet: Calls, body: Body) -> tuple[list[tuple[str, Frame]], list[Frame]]:
     """The functions and the payloads of a packet.
 
     :raises ValueError: if its sizes are not those of its body.
     """
     sizes = [size for _, size in packet.functions] + [call.payload_bytes for call in packet.calls]
-    if min(sizes, default=0) < 0 or sum(sizes) != len(body):
-        raise ValueError("sizes of calls that cannot be")
-    parts: list[Frame] = []
-    start = 0
-    for size in sizes:
-        if isinstance(body, SharedBytes):
-            parts.append(SharedBytes(body.memory, body.start + start, size))
-        else:
-            parts.append(body[start : start + size])
-        start += size
+    parts = cut(body, sizes)
+    if sum(sizes) != len(body):
+        raise ValueError("a body that is longer than its calls")
     count = len(packet.functions)
     names = [name for name, _ in packet.functions]
     return list(zip(names, parts[:count], strict=True)), parts[count:]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from farcall_common.backoff import Backoff
-from farcall_common.graphs import COLLECT, MAX_CALLS, Graph, Input, Stage, StageState
+from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_STATES, Graph, Input, Stage, StageState
 from farcall_common.retries import MAX_DELAY_S
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -62,13 +63,13 @@ class GraphRun:
         self.result: Frame = b""
         self.failure: Failure | None = None
         self._calls = 0
-        self._bytes = 0
         self._work: collections.deque[tuple[Callable[[RunningStage, int], None], RunningStage, int]]
         self._work = collections.deque()
         self._deaths: dict[Call, list[str]] = {}
         self._retries: dict[Call, int] = {}
         self._waits: list[tuple[float, Call]] = []  # seconds from now on
         self._due: list[tuple[float, Call]] = []
+        self._active: set[int] = set()  # stages that run or have failed
         self._small: dict[int, bytes] = {}
         self._small_bytes = 0
         specs = list(graph.stages)
@@ -93,12 +94,12 @@ class GraphRun:
         stage, element = call
         return self.end is None and self.stages[stage].calls[element] == STARTED
 
-    def succeeded(self, call: Call, parts: Sequence[Frame]) -> None:
-        """A call has ended, with the buffers of its value."""
+    def succeeded(self, call: Call, parts: Sequence[Frame], *, on_disk: bool = False) -> None:
+        """A call has ended, with the buffers of its value, which are in a file on disk if its worker had no room."""
         stage = self.stages[call[0]]
         if stage.is_spread:
             stage.is_list = True
-        self._made(stage, call[1], parts)
+        self._made(stage, call[1], parts, on_disk=on_disk)
         self._settle()
 
     def failed(self, call: Call, record: dict[str, Any]) -> None:
@@ -186,6 +187,12 @@ class GraphRun:
                 order, parts = InputOrder(spec.path, missing=True), []
             elif spec.each:
                 order, parts = _order(source, spec, (element,), is_list=False)
+            elif not spec.path:  # the calls of a map are the result
+                for part in range(len(source.uses)):
+                    order, parts = _order(source, Input(spec.stage, (part,)), (part,), is_list=False)
+                    orders.append(order)
+                    frames += parts
+                break
             elif stage.is_map:
                 found = stage.whole_orders.get(number)
                 if found is None:
@@ -199,10 +206,17 @@ class GraphRun:
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def states(self, node: str = "") -> Iterator[StageState]:
-        """How the stages are."""
+    def states(self, node: str = "") -> list[StageState]:
+        """How the stages are. Of a large graph, :data:`farcall_common.graphs.MAX_STATES` of them: those that run or
+        have failed, then the first."""
         end = "" if self.end is None else "skipped" if self.end is TaskState.SUCCESS else "cancelled"
-        return (stage.state(node=node, end=end) for stage in self.stages[: len(self.graph.stages)])
+        count = len(self.graph.stages)
+        chosen: Iterable[int] = range(count)
+        if count > MAX_STATES:
+            first = itertools.islice((each for each in range(count) if each not in self._active), MAX_STATES)
+            told = [*sorted(each for each in self._active if each < count), *first][:MAX_STATES]
+            chosen = sorted(told)
+        return [self.stages[number].state(node=node, end=end) for number in chosen]
 
     def small_values(self) -> dict[int, bytes]:
         """The small values of stages that have ended, by number."""
@@ -288,6 +302,7 @@ class GraphRun:
     def _begin(self, stage: RunningStage, element: int) -> None:
         stage.calls[element] = STARTED
         stage.running += 1
+        self._active.add(stage.number)
         if stage.needs:
             self._take_what_is_there(stage, element)
         if stage.collects and stage.number != self._output and self._is_flat(stage):
@@ -343,18 +358,17 @@ class GraphRun:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def _made(self, stage: RunningStage, element: int, parts: Sequence[Frame]) -> None:
+    def _made(self, stage: RunningStage, element: int, parts: Sequence[Frame], *, on_disk: bool = False) -> None:
         """A call has a value."""
-        size_bytes = sum(map(len, parts))
-        stage.value_bytes += size_bytes
+        stage.value_bytes += sum(map(len, parts))
+        if stage.number != self._output:
+            self.memory.add(parts, on_disk=on_disk)  # before the inputs are released, which it may consist of
         self._set_over(stage, element, DONE)
         stage.done += 1
         if stage.number == self._output:
             self.result = parts[0] if parts else b""
             self._finish(TaskState.SUCCESS)
             return
-        self.memory.add(parts)
-        self._bytes += size_bytes
         if not stage.is_map:
             stage.parts, stage.uses = list(parts), [stage.held] * len(parts)
             if not stage.is_list:
@@ -442,8 +456,7 @@ class GraphRun:
             return
         if source.parts is not None and (frame := source.parts[part]) is not None:
             source.parts[part] = None
-            self.memory.remove((frame,))
-            self._bytes -= len(frame)
+            self.memory.remove(frame)
         elif source.is_map:
             self._work.append((self._drop_call, source, part))
 
@@ -489,6 +502,8 @@ class GraphRun:
 
     def _over(self, stage: RunningStage) -> None:
         stage.is_over = True
+        if not stage.failed:
+            self._active.discard(stage.number)
         if stage.is_map:
             for number, (_, spec) in enumerate(stage.sources):
                 if not spec.each:
@@ -500,6 +515,7 @@ class GraphRun:
         if not stage.failed:
             stage.cause = failure
         stage.failed += 1
+        self._active.add(stage.number)
         self._set_over(stage, element, FAILED)
         self._lose_part(stage, element, failure)
 
@@ -599,11 +615,12 @@ class GraphRun:
             if stage.running:
                 self.dropped += [(stage.number, element) for element, each in enumerate(stage.calls) if each == STARTED]
             if stage.parts is not None:
-                self.memory.remove([part for part in stage.parts if part is not None])
+                for part in stage.parts:
+                    if part is not None:
+                        self.memory.remove(part)
                 stage.parts = None
             stage.taken.clear()
             stage.whole_orders.clear()
-        self._bytes = 0
 
 
 def _order(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -16,61 +16,75 @@ INLINE_BYTES: Final = 64 * 1024
 class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a node for the graphs that run there.
 
-    :param edge_memory_bytes: what values of all graphs may occupy of its memory.
-    :param edge_disk_bytes: what those beyond that may occupy of its disk.
+    :param memory_bytes: what values of all graphs may occupy of its memory.
+    :param disk_bytes: what those beyond that may occupy of its disk.
     :param node: its host name.
     """
 
-    edge_memory_bytes: int = 2**30
-    edge_disk_bytes: int = 16 * 2**30
+    memory_bytes: int = 2**30
+    disk_bytes: int = 16 * 2**30
     node: str = ""
 
 
 class Memory:
     """The budget of a node for values.
 
-    A value is on disk if it is larger than its call was told that there is room for; a manager does not look at it
-    again. So what is counted is the size of each value, and the room for the next one is what is left.
+    A worker writes a value to a file on disk if it is larger than its room in memory.
 
     :param writers: how many calls may write a value at a time. Each is told of an equal part of the memory that is
         left, so that together they do not exceed it.
     """
 
     def __init__(self, settings: GraphSettings, *, writers: int) -> None:
-        self._memory_bytes = settings.edge_memory_bytes
-        self._most_bytes = settings.edge_memory_bytes + settings.edge_disk_bytes
+        self._memory_bytes = settings.memory_bytes
+        self._disk_bytes = settings.disk_bytes
         self._writers = max(1, writers)
         self.used_bytes = 0
+        self.used_disk_bytes = 0
+        self._on_disk: dict[int, int] = {}  # bytes of values in each of these files
 
     @property
     def room_bytes(self) -> int:
-        """How much of the next value may be in memory."""
-        return max(INLINE_BYTES, (self._memory_bytes - self.used_bytes) // self._writers)
+        """How large the next value in memory may be."""
+        left = self._memory_bytes - self.used_bytes
+        if left <= 0:
+            return 0
+        # The last quarter is for small values: each on disk would take a file.
+        return max(INLINE_BYTES, (left - self._memory_bytes // 4) // self._writers)
 
     @property
-    def left_bytes(self) -> int:
+    def most_bytes(self) -> int:
         """How large the next value may be."""
-        return max(0, self._most_bytes - self.used_bytes)
+        return max(self.room_bytes, self._disk_bytes - self.used_disk_bytes)
 
-    def add(self, parts: Iterable[Frame]) -> None:
-        """A value is kept."""
-        self.used_bytes += sum(map(len, parts))
+    def accepts(self, size_bytes: int, *, on_disk: bool) -> bool:
+        """Whether there is still room for a value whose call was told so when it was sent. In memory, those of calls
+        that were sent ahead may exceed the budget."""
+        if on_disk:
+            return self.used_disk_bytes + size_bytes <= self._disk_bytes
+        return self.used_bytes + size_bytes <= 2 * self._memory_bytes
 
-    def remove(self, parts: Iterable[Frame]) -> None:
-        """Parts of values are not kept any more."""
-        self.used_bytes -= sum(map(len, parts))
+    def add(self, parts: Sequence[Frame], *, on_disk: bool = False) -> None:
+        """A value is kept; or once more, in another value."""
+        known = self._on_disk
+        if not (on_disk or known):
+            self.used_bytes += sum(map(len, parts))
+            return
+        for part in parts:
+            if isinstance(part, SharedBytes) and (on_disk or id(part.memory) in known):
+                known[id(part.memory)] = known.get(id(part.memory), 0) + len(part)
+                self.used_disk_bytes += len(part)
+            else:
+                self.used_bytes += len(part)
 
-
-def parts_of(result: Frame, sizes: Sequence[int], *, spread: bool) -> Sequence[Frame]:
-    """The buffers of a value in what a worker has sent; without sizes, a value that is not spread is in one."""
-    if len(sizes) == 1 or not (sizes or spread):
-        return (result,)
-    parts: list[Frame] = []
-    start = 0
-    for size in sizes:
-        if isinstance(result, SharedBytes):
-            parts.append(SharedBytes(result.memory, result.start + start, size))
+    def remove(self, part: Frame) -> None:
+        """A part of a value is not kept any more."""
+        size = len(part)
+        if self._on_disk and isinstance(part, SharedBytes) and (left := self._on_disk.get(id(part.memory))):
+            self.used_disk_bytes -= size
+            if left == size:
+                del self._on_disk[id(part.memory)]
+            else:
+                self._on_disk[id(part.memory)] = left - size
         else:
-            parts.append(result[start : start + size])
-        start += size
-    return parts
+            self.used_bytes -= size

@@ -6,6 +6,8 @@ import argparse
 import gc
 import logging
 import os
+import random
+import shutil
 import socket
 import sys
 import threading
@@ -22,6 +24,7 @@ from farcall_endpoint import protocol
 from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies
+from farcall_endpoint.graphs.values import GraphSettings
 from farcall_endpoint.isolation import Isolation, best_of
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
@@ -47,6 +50,7 @@ _HORIZON_S: Final = 0.003
 """Work to keep in each worker's socket: enough to hide a round trip, little enough to recall."""
 _GC_THRESHOLD: Final = 100_000
 """Thousands of tasks are alive at a time and none of them is garbage: collect less often than the default."""
+_MOST_GRAPH_DISK_BYTES: Final = 16 * 2**30
 _MIN_CLEAN_PERIOD_S: Final = 1.0
 _MAX_CLEAN_PERIOD_S: Final = 600.0
 
@@ -107,6 +111,8 @@ def main() -> None:
         "--pass-environment", nargs="+", default=(), help="variables for tasks of submitters other than the owner"
     )
     parser.add_argument("--environments", help="EnvironmentSettings in JSON")
+    parser.add_argument("--graph-memory", type=int, help="bytes for values between calls of graphs, in memory")
+    parser.add_argument("--graph-disk", type=int, help="bytes for such values on disk")
     parser.add_argument("--native", action="store_true", help="read and write plain pickle on request")
     parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
@@ -167,6 +173,8 @@ def main() -> None:
                 extra_workers=extra_workers(slots, environments.extra_workers),
             ),
             tasks_per_worker=environments.tasks_per_worker,
+            graphs=_graph_settings(options, node.memory_bytes),
+            jitter=random.random,
         ),
         launcher=FreshProcessLauncher(
             Workplace(
@@ -208,6 +216,17 @@ def main() -> None:
             environments=technologies(environments),
         ),
     ).run()
+
+
+def _graph_settings(options: argparse.Namespace, memory_bytes: int) -> GraphSettings:
+    disk_bytes = options.graph_disk
+    if disk_bytes is None:
+        disk_bytes = min(_MOST_GRAPH_DISK_BYTES, shutil.disk_usage(options.working_dir).free // 2)
+    return GraphSettings(
+        memory_bytes=memory_bytes // 4 if options.graph_memory is None else options.graph_memory,
+        disk_bytes=disk_bytes,
+        node=socket.gethostname(),
+    )
 
 
 def _connect(options: argparse.Namespace, manager_id: str) -> Pipe | SocketLink:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from farcall_common.environments import Environment
-from farcall_endpoint.protocol import Progress, WantedOutput
+from farcall_endpoint.protocol import Progress, RunningOutput, WantedOutput
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import CallEnded, Run
 
@@ -78,11 +78,13 @@ class Report(_Action, frozen=True):
 
 class ReadStreams(_Action, frozen=True):
     """Read output, and send the agent an OutputRead: for each task, the worker that runs it (None: it does not run),
-    and whether its output may be read. A worker that has sent packets meanwhile may run another task by now."""
+    and whether its output may be read. A worker that has sent packets meanwhile may run another task by now.
+    ``known``: what is known already."""
 
     request_id: str
     max_bytes: int
     tasks: Sequence[tuple[WantedOutput, int | None, bool]]
+    known: Sequence[RunningOutput] = ()
 
 
 class Leave(_Action, frozen=True):

@@ -65,7 +65,7 @@ from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings, WarmWorkers
 from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, StopReason, Worker
-from farcall_endpoint.output import split
+from farcall_endpoint.output import split, tails
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
@@ -73,11 +73,12 @@ from farcall_endpoint.protocol import (
     Prewarm,
     ReadOutput,
     ResultsTaken,
+    RunningOutput,
     Stop,
     TaskOrder,
     WantedOutput,
 )
-from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.shared_memory import Body, FrameList
 from farcall_endpoint.worker.channel import Begun, Calls, Done, DropCalls, Ready, Synced, Waits
 
 STARTED_AFTER_S: Final = 0.05
@@ -312,7 +313,11 @@ class ManagerCore:
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
             elif job.callees is not None and job.callees.graph is not None and job.call is None:
-                accepted += self._graphs.add(job, job.callees, now)
+                for call in self._graphs.add(job, job.callees, now):
+                    if call.refusal is not None:
+                        self._fail(call, call.refusal)
+                    else:
+                        accepted.append(call)
             else:
                 accepted.append(job)
         self._accept(accepted, now, first=first)
@@ -362,13 +367,17 @@ class ManagerCore:
             if worker.jobs and worker.is_ready and not worker.killed
         }
         found: list[tuple[WantedOutput, int | None, bool]] = []
+        graphs: list[RunningOutput] = []
         for wanted in request.tasks:
+            if (graph := self._graphs.get(wanted.task_id)) is not None:
+                graphs.append(graph.read_output(wanted, request.max_bytes))
+                continue
             worker = running.get(wanted.task_id)
             is_kept = worker is None or worker.jobs[0].order.options.output_bytes > 0
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
-        return ReadStreams(request.request_id, request.max_bytes, found)
+        return ReadStreams(request.request_id, request.max_bytes, found, graphs)
 
-    def _task_done(self, worker: Worker, done: Done, result: Frame, now: Instant) -> None:
+    def _task_done(self, worker: Worker, done: Done, result: Body, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
             self._kill(worker, "the result of a task that it does not run")
             return
@@ -380,20 +389,26 @@ class ManagerCore:
             return
         result_bytes = len(result) - (0 if done.printed is None else done.printed.tail_bytes)
         call = worker.jobs[0].call
-        if call is None:
-            if worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
-                self._kill(worker, f"a result of {result_bytes} bytes")
-                return
-        elif reason := orders.problem_of(call, done, result_bytes):
-            self._kill(worker, reason)
+        output, parts = None, None
+        try:
+            if call is not None:
+                parts = orders.parts_of(call, done, result, result_bytes)
+            elif done.parts or isinstance(result, FrameList):
+                raise ValueError("a result in parts")
+            elif worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
+                raise ValueError(f"a result of {result_bytes} bytes")
+            if done.printed is not None:
+                if call is None:
+                    result, printed = split(result, done.printed)
+                else:
+                    printed = tails(result, done.printed)
+                output = done.printed, printed
+        except ValueError as error:
+            self._kill(worker, str(error))
             return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
         worker.unread_bytes -= orders.unread_bytes(job)
-        output = None
-        if done.printed is not None:
-            result, tails = split(result, done.printed)
-            output = done.printed, tails
         started_at, ended_at = done.started_at, done.ended_at
         if (measured_s := now.mono - worker.since) - (ended_at - started_at) > _UNSEEN_S:
             started_at, ended_at = now.epoch - measured_s, now.epoch
@@ -409,13 +424,13 @@ class ManagerCore:
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
-            result=result,
+            result=b"" if isinstance(result, FrameList) else result,
             started_at=started_at,
             ended_at=ended_at,
             details=details,
             is_retried=done.is_retried,
             output=output,
-            parts=done.parts,
+            parts=parts,
             pid=worker.pid,
         )
         is_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
@@ -431,7 +446,7 @@ class ManagerCore:
 
     # -- calls of tasks that run ---------------------------------------------------------------------------------------
 
-    def _called(self, worker: Worker, packet: Calls | Waits | DropCalls, body: Frame, now: Instant) -> None:
+    def _called(self, worker: Worker, packet: Calls | Waits | DropCalls, body: Body, now: Instant) -> None:
         """What a running task says of its calls. One that has ended may have left a thread that still says something,
         and a task can forge all of it."""
         if not worker.runs(packet.task_id) or self._stop_at is not None:

@@ -12,7 +12,7 @@ from farcall_common.graphs import Graph
 from farcall_common.wire import TaskState
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import CancelTasks, Died, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
-from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import CallOrder, Packet
 
 
@@ -26,7 +26,7 @@ class Instant(NamedTuple):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a call has ended.
 
-    :param parts: sizes of the buffers in ``result``, if its value is spread.
+    :param result: what its worker sent; of a value, ``parts`` are the buffers.
     :param is_retried: whether the options of the call retry its error.
     :param output: the tails of what it printed.
     :param pid: process id of its worker; 0 if none ran it.
@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     state: TaskState
     error: dict[str, Any] | None = None
     result: Frame = b""
-    parts: tuple[int, ...] = ()
+    parts: Sequence[Frame] = ()
     started_at: float | None = None
     ended_at: float | None = None
     is_retried: bool = False
@@ -107,7 +107,7 @@ class PacketsReceived(_Event, frozen=True):
     """A worker sent packets, each with its body."""
 
     worker_id: int
-    packets: Sequence[tuple[Packet, Frame]]
+    packets: Sequence[tuple[Packet, Body]]
 
 
 class MalformedReceived(_Event, frozen=True):

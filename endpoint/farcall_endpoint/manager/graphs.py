@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, told, unpack_graph
+from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, unpack_graph
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -17,12 +17,11 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.run import Call, GraphRun
 from farcall_endpoint.graphs.stages import RunningStage
 from farcall_endpoint.graphs.tails import OutputTails
-from farcall_endpoint.graphs.values import GraphSettings, Memory, parts_of
+from farcall_endpoint.graphs.values import GraphSettings, Memory
 from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
 from farcall_endpoint.manager.orders import limited_options
 from farcall_endpoint.manager.reports import Reports
-from farcall_endpoint.output import Stream
-from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
+from farcall_endpoint.protocol import Died, GraphProgress, RunningOutput, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
@@ -77,10 +76,12 @@ class RunningGraph:
         self.touch()
         if outcome.state is TaskState.SUCCESS:
             assert job.call is not None
-            if job.call.is_edge and len(outcome.result) > (left_bytes := run.memory.left_bytes):
-                run.failed(call, outcomes.value_too_large(len(outcome.result), left_bytes).to_json())
+            size = sum(map(len, outcome.parts))
+            on_disk = size > job.call.room_bytes
+            if job.call.is_edge and not run.memory.accepts(size, on_disk=on_disk):
+                run.failed(call, outcomes.value_too_large(size, run.memory.most_bytes).to_json())
             else:
-                run.succeeded(call, parts_of(outcome.result, outcome.parts, spread=job.call.spread))
+                run.succeeded(call, outcome.parts, on_disk=on_disk)
         else:
             run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
 
@@ -158,7 +159,7 @@ class RunningGraph:
             payload,
             refusal,
             self._callees,
-            CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.left_bytes),
+            CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.most_bytes),
             frames,
             self.job.depth,
             self,
@@ -193,9 +194,23 @@ class RunningGraph:
 
     # -- the agent's side ----------------------------------------------------------------------------------------------
 
+    def read_output(self, wanted: WantedOutput, max_bytes: int) -> RunningOutput:
+        """What its calls have printed that have ended."""
+        if not self.output.most_bytes:
+            return RunningOutput(wanted, is_running=True, is_kept=False)
+        stdout, stderr = self.output.streams(wanted.stdout_from, wanted.stderr_from, most_bytes=max_bytes)
+        return RunningOutput(
+            wanted,
+            is_running=True,
+            stdout=stdout.data,
+            stderr=stderr.data,
+            stdout_at=stdout.start,
+            stderr_at=stderr.start,
+        )
+
     def details(self, node: str) -> dict[str, Any]:
         """What the details of the result have of the stages."""
-        details: dict[str, Any] = {"stages": msgspec.to_builtins(told(list(self.run.states(node))))}
+        details: dict[str, Any] = {"stages": msgspec.to_builtins(self.run.states(node))}
         if self.run.end is TaskState.FAILED and (values := self.run.small_values()):
             details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
         return details
@@ -231,12 +246,16 @@ class Graphs:
         self._jitter = jitter
         self._running: dict[str, RunningGraph] = {}
         self._touched: dict[RunningGraph, None] = {}
-        self.due_at = math.inf
-        """When :meth:`advance` is due without an event."""
+        self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def due_at(self) -> float:
+        """When :meth:`advance` is due without an event."""
+        return 0.0 if self._touched else self._due_at
 
     def get(self, task_id: str) -> RunningGraph | None:
         """A graph that runs."""
@@ -267,8 +286,8 @@ class Graphs:
         be cancelled. Reports the graphs that have ended."""
         jobs: list[Job] = []
         dropped: set[str] = set()
-        if now.mono >= self.due_at:
-            self.due_at = math.inf
+        if now.mono >= self._due_at:
+            self._due_at = math.inf
             self._touched.update(dict.fromkeys(self._running.values()))
         touched = list(self._touched)
         self._touched.clear()
@@ -284,8 +303,8 @@ class Graphs:
             jobs += _take_ready(running)
             if running.changed and now.mono >= running.reported_at + PROGRESS_PERIOD_S:
                 running.changed, running.reported_at = False, now.mono
-                self._reports.graph(GraphProgress(running.job.order.task_id, tuple(told(list(run.states(self._node))))))
-            self.due_at = min(self.due_at, running.next_deadline())
+                self._reports.graph(GraphProgress(running.job.order.task_id, tuple(run.states(self._node))))
+            self._due_at = min(self._due_at, running.next_deadline())
         return jobs, dropped
 
     def _check_time(self, running: RunningGraph, now: Instant) -> None:
@@ -319,11 +338,6 @@ class Graphs:
             is_retried=run.end is TaskState.FAILED and is_too_long and WALLTIME_NAME in job.order.options.retry_on,
             output=running.output.printed(),
         )
-
-    def output(self, task_id: str, stdout_from: int, stderr_from: int, most_bytes: int) -> tuple[Stream, Stream] | None:
-        """What the calls of a graph have printed that have ended; None if it does not run."""
-        running = self._running.get(task_id)
-        return None if running is None else running.output.streams(stdout_from, stderr_from, most_bytes=most_bytes)
 
 
 def _take_ready(running: RunningGraph) -> Iterator[Job]:

@@ -7,10 +7,12 @@ from typing import Final
 
 import msgspec
 
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.shared_memory import Body, Bytes, Frame, FrameList, SharedBytes, cut
 from farcall_endpoint.worker.channel import CallOrder, Done, Order, Run
 
 _MAX_KNOWN_FUNCTIONS: Final = 256
@@ -21,6 +23,9 @@ MAX_UNREAD_BYTES: Final = 96 * 1024
 """A worker gets no more tasks while its socket may hold more than this."""
 _PACKET_BYTES: Final = 1024
 """Overhead of a packet in a socket's buffer, and so of a task that is sent alone."""
+_READ_PART_BYTES: Final = 16 * 1024
+_MAX_READ_BYTES: Final = 16 * 1024 * 1024
+"""Parts of a value in shared memory are read into the manager if they are smaller than this, and all together."""
 _INPUT_BYTES: Final = 64
 """Upper limit of what an input adds to an order, without its bytes."""
 
@@ -53,13 +58,39 @@ def body_bytes(job: Job) -> int:
     return len(job.payload) if job.call is None else len(job.payload) + sum(map(len, job.inputs))
 
 
-def problem_of(call: CallOrder, done: Done, result_bytes: int) -> str:
-    """Why a worker cannot have sent this for a call; empty if it can."""
-    if result_bytes > call.most_bytes:
-        return f"a value of {result_bytes} bytes"
-    if done.parts and (not call.spread or min(done.parts) < 0 or sum(done.parts) != result_bytes):
-        return "buffers that cannot be"
-    return ""
+def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int) -> Sequence[Frame]:
+    """The buffers of the value of a call; none if it failed.
+
+    :param value_bytes: the length of all together.
+    :raises ValueError: if a worker cannot have sent this; says why.
+    """
+    if value_bytes > (call.most_bytes if call.is_edge else MAX_PAYLOAD_BYTES):
+        raise ValueError(f"a value of {value_bytes} bytes")
+    if done.error is not None:
+        return ()
+    sizes = done.parts
+    if not call.is_edge:
+        if sizes:
+            raise ValueError("a result in parts")
+        return cut(body, [value_bytes])
+    if sum(sizes) != value_bytes or not (call.spread or len(sizes) == 1):
+        raise ValueError("a value in parts that cannot be")
+    if len(sizes) > 1 and value_bytes <= _MAX_READ_BYTES and value_bytes <= _READ_PART_BYTES * len(sizes):
+        # To pass on a descriptor with each of them would take longer.
+        body = b"".join([_read(frame) for frame in (body.frames if isinstance(body, FrameList) else (body,))])
+    return cut(body, sizes)
+
+
+def _read(frame: Frame) -> Bytes:
+    if not isinstance(frame, SharedBytes):
+        return frame
+    try:
+        data = frame.read(0, len(frame))
+    except OSError as error:
+        raise ValueError(f"a value that cannot be read: {error}") from error
+    if len(data) != len(frame):
+        raise ValueError("a value that is incomplete")
+    return data
 
 
 def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:

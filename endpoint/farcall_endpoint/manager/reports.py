@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -61,7 +61,7 @@ class Reports:
         details: dict[str, Any] | None = None,
         is_retried: bool = False,
         output: tuple[Printed, bytes] | None = None,
-        parts: tuple[int, ...] = (),
+        parts: Sequence[Frame] | None = None,
         pid: int = 0,
     ) -> None:
         """A task has ended, or a call, which is a matter of its owner."""
@@ -72,7 +72,7 @@ class Reports:
                     state=state,
                     error=None if error is None else dict(error),
                     result=result,
-                    parts=parts,
+                    parts=() if parts is None else parts,
                     started_at=started_at,
                     ended_at=ended_at,
                     is_retried=is_retried,
