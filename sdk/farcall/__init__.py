@@ -6,9 +6,11 @@ from farcall._display import track
 from farcall._executor import Executor
 from farcall._future import ComputeFuture, InputFailed
 from farcall._include import include
+from farcall._running import current
 from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._shell_remote import ShellResult
+from farcall._stages import StageInfo, Stages
 from farcall._task_info import TaskInfo, Why
 from farcall._task_output import OutputPart, TaskOutput
 from farcall._version import __version__
@@ -39,8 +41,10 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
+from farcall_common.graph_builder import Chain, Graph, StageHandle, StageList, chain
 
 __all__ = [
+    "Chain",
     "Client",
     "ComputeFuture",
     "ConfigurationError",
@@ -54,6 +58,7 @@ __all__ = [
     "Forbidden",
     "Function",
     "FunctionUnknown",
+    "Graph",
     "InputFailed",
     "InvalidRequest",
     "LimitExceeded",
@@ -66,6 +71,10 @@ __all__ = [
     "Settings",
     "ShellFunction",
     "ShellResult",
+    "StageHandle",
+    "StageInfo",
+    "StageList",
+    "Stages",
     "TaskCancelled",
     "TaskDeadLettered",
     "TaskError",
@@ -80,6 +89,8 @@ __all__ = [
     "Unsupported",
     "Why",
     "__version__",
+    "chain",
+    "current",
     "function",
     "include",
     "track",

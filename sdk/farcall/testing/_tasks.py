@@ -62,6 +62,8 @@ class Task:
     discarded: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
+    #: References of the functions that it may call.
+    callees: Sequence[str] = ()
 
     def ended(self) -> bool:
         return self.state.is_terminal
