@@ -8,160 +8,24 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, overload
+
+from farcall_common.chains import Chain, is_decorated, name_of
+from farcall_common.graph_handles import ArgumentScan, Path, StageHandle, StageList, form_of
 
 if TYPE_CHECKING:
     from farcall_common.task_options import StageOptionsDict
 
-P = ParamSpec("P")
 T = TypeVar("T")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
 
-Path = tuple[int | str, ...]
 When = int | Literal["all", "any"]
 
 #: As :data:`farcall_common.graphs.MAX_STAGES`.
 MAX_STAGES: Final = 100_000
-_MAX_DEPTH: Final = 50
-_IMMUTABLE: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _NO_OPTIONS: Final[Mapping[str, Any]] = {}
-_LARGEST: Final = 2**63
 #: Targets of a graph that are remembered.
 _PLANS: Final = 4
-
-
-class StageHandle(Generic[T]):
-    """A stage of a graph, in place of its value: an argument of later stages, and what is submitted in the end.
-
-    It may be an argument, or anywhere inside lists, tuples and dictionaries of arguments.
-    """
-
-    __slots__ = ("graph", "number")
-
-    def __init__(self, graph: Graph, number: int) -> None:
-        self.graph = graph
-        self.number = number
-
-    @property
-    def name(self) -> str:
-        """The name of the stage: that of its function, if it got none."""
-        return self.graph._stages[self.number].name
-
-    def __repr__(self) -> str:
-        return f"<stage {self.number} ({self.name}) of a graph of {len(self.graph)}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"stage {self.number} ({self.name}) has no value before the graph runs: pass it as an argument of "
-            "graph.call, or inside lists, tuples and dictionaries of arguments, before the call that gets it"
-        )
-
-    if not TYPE_CHECKING:  # checkers would take it for an iterable
-
-        def __iter__(self) -> NoReturn:
-            raise TypeError(
-                f"stage {self.number} ({self.name}) has no elements before the graph runs: graph.map(f, stage) makes a "
-                "call for each of them"
-            )
-
-
-class StageList(Sequence[StageHandle[T]]):
-    """The stages that :meth:`Graph.map` made, as a list. As an argument it is the list of their values."""
-
-    __slots__ = ("_handles",)
-
-    def __init__(self, handles: Iterable[StageHandle[T]]) -> None:
-        self._handles = tuple(handles)
-
-    def __len__(self) -> int:
-        return len(self._handles)
-
-    @overload
-    def __getitem__(self, at: int) -> StageHandle[T]: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> StageList[T]: ...
-
-    def __getitem__(self, at: int | slice) -> StageHandle[T] | StageList[T]:
-        return StageList(self._handles[at]) if isinstance(at, slice) else self._handles[at]
-
-    def __iter__(self) -> Iterator[StageHandle[T]]:
-        return iter(self._handles)
-
-    def __repr__(self) -> str:
-        shown = f": {self._handles[0]!r} ..." if self._handles else ""
-        return f"<{len(self)} stages{shown}>"
-
-
-class Chain(Generic[P, T]):
-    """Functions of which each gets what the one before returned, as :func:`chain` makes them. Calling it calls them."""
-
-    def __init__(self, functions: Iterable[Callable[..., Any]]) -> None:
-        flat: list[Callable[..., Any]] = []
-        for function in functions:
-            if isinstance(function, Chain):
-                flat += function.functions
-            elif callable(function):
-                flat.append(function)
-            else:
-                raise TypeError(f"chain: expected functions, got {type(function).__name__}")
-        if not flat:
-            raise TypeError("chain: there is no function to call")
-        self.functions: tuple[Callable[..., Any], ...] = tuple(flat)
-        self.__name__ = " | ".join(map(name_of, self.functions))
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        first, *rest = self.functions
-        value = first(*args, **kwargs)
-        for function in rest:
-            value = function(value)
-        found: T = value
-        return found
-
-    def __repr__(self) -> str:
-        return f"chain({', '.join(map(name_of, self.functions))})"
-
-
-@overload
-def chain(f: Callable[P, T], /) -> Chain[P, T]: ...
-
-
-@overload
-def chain(f: Callable[P, A], g: Callable[[A], T], /) -> Chain[P, T]: ...
-
-
-@overload
-def chain(f: Callable[P, A], g: Callable[[A], B], h: Callable[[B], T], /) -> Chain[P, T]: ...
-
-
-@overload
-def chain(f: Callable[P, A], g: Callable[[A], B], h: Callable[[B], C], i: Callable[[C], T], /) -> Chain[P, T]: ...
-
-
-@overload
-def chain(
-    f: Callable[P, A], g: Callable[[A], B], h: Callable[[B], C], i: Callable[[C], D], j: Callable[[D], T], /
-) -> Chain[P, T]: ...
-
-
-@overload
-def chain(*functions: Callable[..., Any]) -> Chain[..., Any]: ...
-
-
-def chain(*functions: Callable[..., Any]) -> Chain[..., Any]:
-    """Functions as one, of which each gets what the one before returned: ``chain(load, resize)(path)`` is
-    ``resize(load(path))``.
-
-    Submitted to an executor, it is one task, whose functions run side by side with those of other tasks. A graph takes
-    it as a function, too.
-
-    :raises TypeError: for anything that cannot be called.
-    """
-    return Chain(functions)
 
 
 class Stage:
@@ -208,7 +72,7 @@ class Plan:
     :param rebuild: makes the target's form out of the result, if that is another.
     """
 
-    __slots__ = ("functions", "inputs", "numbers", "output", "payloads", "rebuild", "stages")
+    __slots__ = ("functions", "inputs", "is_constant", "numbers", "output", "payloads", "rebuild", "stages")
 
     def __init__(
         self,
@@ -226,6 +90,8 @@ class Plan:
         self.functions = list(
             {id(each.function): each.function for each in stages if each.function is not None}.values()
         )
+        #: Whether no argument can have changed when it is submitted again.
+        self.is_constant = all(each.is_constant for each in stages)
         #: Payloads of former submits, for :mod:`farcall_common.graph_packing`.
         self.payloads: list[tuple[Any, Any]] = []
 
@@ -235,8 +101,16 @@ class Plan:
         made.rebuild = rebuild
         return made
 
+    @property
+    def pruned_numbers(self) -> Sequence[int] | None:
+        """The numbers, if the target does not need all stages up to the last one; else they are the places."""
+        count = len(self.numbers) - (self.numbers[-1] == MAX_STAGES)
+        return None if self.numbers[count - 1] == count - 1 else self.numbers
+
     def where(self, at: int) -> str:
         """A stage in words."""
+        if self.numbers[at] == MAX_STAGES:
+            return "the list of results"
         return f"stage {self.numbers[at]} ({self.stages[at].name})"
 
 
@@ -333,7 +207,7 @@ class _Calls:
         if isinstance(iterable, StageHandle):
             return iterable
         if isinstance(iterable, StageList):
-            scan = _Scan(self._graph, "collect")
+            scan = ArgumentScan(self._graph, "collect")
             return self._graph._append(_collecting(map(scan.number_of, iterable)))
         raise TypeError(
             f"graph.map: a {type(iterable).__name__} beside a stage, whose length is not known before the graph runs; "
@@ -344,15 +218,16 @@ class _Calls:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, needs: When
     ) -> StageHandle[Any]:
         name, options = self._described(function)
-        scan = _Scan(self._graph, name)
+        scan = ArgumentScan(self._graph, name)
         args, kwargs = scan.arguments(args, kwargs)
-        wanted = _checked_needs(needs, len(scan.inputs), scan)
+        has_elements = any(self._graph.has_elements(number) for number, _, _ in scan.inputs)
+        wanted = _checked_needs(needs, len(scan.inputs), where=scan.where, is_least=has_elements)
         stage = Stage(function, name, args, kwargs, tuple(scan.inputs), wanted, options, scan.is_constant)
         return self._graph._append(stage)
 
     def _add_map(self, function: Callable[..., Any], handles: Sequence[StageHandle[Any]]) -> StageHandle[Any]:
         name, options = self._described(function)
-        scan = _Scan(self._graph, name)
+        scan = ArgumentScan(self._graph, name)
         inputs = tuple((scan.number_of(handle), (at,), True) for at, handle in enumerate(handles))
         return self._graph._append(Stage(function, name, (None,) * len(handles), {}, inputs, 0, options, True))
 
@@ -426,7 +301,7 @@ class Graph(_Calls):
         :raises ValueError: for a stage of another graph, and for an empty list.
         """
         leaves: list[int] = []
-        form = _form_of(target, self, leaves, 0)
+        form = form_of(target, self, leaves)
         if not leaves:
             raise ValueError("graph: the target names no stage, so that nothing would run")
         is_stage = isinstance(target, StageHandle)
@@ -457,7 +332,7 @@ class Graph(_Calls):
             if len(chosen) >= MAX_STAGES:
                 raise ValueError(f"graph: with the list of its results it has more than {MAX_STAGES:,} stages")
             chosen.append(_collecting(roots))
-            numbers.append(len(stages))
+            numbers.append(MAX_STAGES)  # no stage of the graph
             inputs.append(tuple((place[number], (at,), False) for at, number in enumerate(roots)))
         return Plan(numbers, chosen, inputs, len(chosen) - 1 if collect else place[roots[0]])
 
@@ -471,7 +346,11 @@ class Graph(_Calls):
             self._stages.append(stage)
         return StageHandle(self, number)
 
-    def _has_elements(self, number: int) -> bool:
+    def name_of(self, number: int) -> str:
+        """The name of a stage."""
+        return self._stages[number].name
+
+    def has_elements(self, number: int) -> bool:
         """Whether the value of a stage has as many elements as turns out when it runs."""
         return any(each for _, _, each in self._stages[number].inputs)
 
@@ -482,104 +361,26 @@ def _collecting(numbers: Iterable[int]) -> Stage:
     return Stage(None, "collect", (), {}, inputs, 0, _NO_OPTIONS, True)
 
 
-class _Scan:
-    """Finds the stages among the arguments of a call."""
-
-    def __init__(self, graph: Graph, name: str) -> None:
-        self.graph = graph
-        self._name = name
-        self.inputs: list[tuple[int, Path, bool]] = []
-        self.is_constant = True
-
-    @property
-    def where(self) -> str:
-        return f"stage {len(self.graph)} ({self._name})"
-
-    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        taken = tuple(
-            [value if type(value) in _IMMUTABLE else self._take(value, (at,)) for at, value in enumerate(args)]
-        )
-        return taken, {name: self._take(value, (name,)) for name, value in kwargs.items()} if kwargs else kwargs
-
-    def number_of(self, handle: StageHandle[Any]) -> int:
-        if handle.graph is not self.graph:
-            raise ValueError(f"{self.where}: stage {handle.number} ({handle.name}) is a stage of another graph")
-        return handle.number
-
-    def _take(self, value: Any, path: Path) -> Any:
-        kind = type(value)
-        if kind in _IMMUTABLE:
-            return value
-        if kind is StageHandle:
-            self.inputs.append((self.number_of(value), path, False))
-            return None
-        if kind is StageList:
-            return [self._take(each, (*path, at)) for at, each in enumerate(value)]
-        if len(path) < _MAX_DEPTH:
-            if kind is list or kind is tuple:
-                before, was_constant = len(self.inputs), self.is_constant
-                self.is_constant = True
-                taken = [
-                    each if type(each) in _IMMUTABLE else self._take(each, (*path, at)) for at, each in enumerate(value)
-                ]
-                if len(self.inputs) == before:  # no stage is in it: it is the caller's
-                    self.is_constant = self.is_constant and was_constant and kind is tuple
-                    return value
-                self.is_constant = self.is_constant and was_constant
-                return taken if kind is list else tuple(taken)
-            if kind is dict:
-                before = len(self.inputs)
-                items = {key: self._take_item(key, each, path) for key, each in value.items()}
-                if len(self.inputs) == before:
-                    self.is_constant = False
-                    return value
-                return items
-            if kind in (set, frozenset) and any(isinstance(each, StageHandle) for each in value):
-                raise TypeError(f"{self.where}: a stage is in a {kind.__name__}, which has no places; use a list")
-        self.is_constant = False
-        return value
-
-    def _take_item(self, key: object, value: Any, path: Path) -> Any:
-        before = len(self.inputs)
-        known = type(key) is str or (type(key) is int and -_LARGEST <= key < _LARGEST)
-        taken = self._take(value, (*path, key if known else ""))  # type: ignore[arg-type]
-        if not known and len(self.inputs) > before:
-            raise TypeError(
-                f"{self.where}: a stage is in a dictionary under the key {key!r}; such keys have to be texts or "
-                "integers of 64 bits"
-            )
-        return taken
-
-
-def is_decorated(function: object) -> bool:
-    """Whether a function has options of its own: the SDK's decorator makes those."""
-    return bool(getattr(type(function), "farcall_decorated", False))
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function; of one without a name (a partial, an instance), that of its class."""
-    given = is_decorated(function) and getattr(function, "registered_name", None)
-    name = given or getattr(function, "__name__", None)
-    return name if isinstance(name, str) else type(function).__name__
-
-
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"graph.options: name: expected a text, got {type(name).__name__}")
     return name
 
 
-def _checked_needs(needs: When, inputs: int, scan: _Scan) -> int:
-    """How many inputs a call needs; 0: all."""
+def _checked_needs(needs: When, inputs: int, *, where: str, is_least: bool) -> int:
+    """How many inputs a call needs; 0: all.
+
+    :param is_least: whether it may have more than ``inputs``, which turns out when the graph runs.
+    """
     if needs == "all":
         return 0
     count = 1 if needs == "any" else needs
     if type(count) is not int:
-        raise TypeError(f'{scan.where}: needs is {needs!r}; it is "all", "any" or a number')
+        raise TypeError(f'{where}: needs is {needs!r}; it is "all", "any" or a number')
     if count < 1:
-        raise ValueError(f"{scan.where}: needs is {count}, and has to be at least 1")
-    if count > inputs and not any(scan.graph._has_elements(number) for number, _, _ in scan.inputs):
-        raise ValueError(f"{scan.where}: it needs {count} inputs, and has {inputs}")
+        raise ValueError(f"{where}: needs is {count}, and has to be at least 1")
+    if count > inputs and not is_least:
+        raise ValueError(f"{where}: it needs {count} inputs, and has {inputs}")
     return count
 
 
@@ -601,25 +402,3 @@ def _check_options(options: Mapping[str, Any], *, subject: str = "") -> None:
         TaskOptions.of(**options)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{subject}{error}") from None
-
-
-def _form_of(target: object, graph: Graph, leaves: list[int], depth: int) -> Callable[[Any], Any]:
-    """Collects the stages in a target, and returns what puts their values, as a list, into its form."""
-    if isinstance(target, StageHandle):
-        if target.graph is not graph:
-            raise ValueError(f"graph: the target, stage {target.number} ({target.name}), is a stage of another graph")
-        at = len(leaves)
-        leaves.append(target.number)
-        return lambda values: values[at]
-    if depth < _MAX_DEPTH:
-        if type(target) is dict:
-            named = {key: _form_of(each, graph, leaves, depth + 1) for key, each in target.items()}
-            return lambda values: {key: form(values) for key, form in named.items()}
-        if type(target) in (list, tuple, StageList):
-            forms = [_form_of(each, graph, leaves, depth + 1) for each in target]  # type: ignore[attr-defined]
-            if type(target) is tuple:
-                return lambda values: tuple(form(values) for form in forms)
-            return lambda values: [form(values) for form in forms]
-    raise TypeError(
-        f"graph: the target has a {type(target).__name__}; expected a stage, or a list, tuple or dictionary of stages"
-    )

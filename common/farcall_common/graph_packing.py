@@ -64,8 +64,7 @@ def pack_plan(
     :raises PayloadTooLarge: if it is too large.
     """
     key = identity, options, packer, spread
-    is_constant = all(stage.is_constant for stage in plan.stages)
-    if is_constant:
+    if plan.is_constant:
         for known, found in [*plan.payloads]:
             if known[2] is packer and known == key:
                 packed: PackedPlan = found
@@ -98,7 +97,7 @@ def pack_plan(
     if len(payload) > max_bytes or sum(map(len, calls)) > MAX_OPENED_BYTES // 2:
         raise _too_large(plan, calls, len(payload), max_bytes)
     packed = PackedPlan(payload, tuple(requirements))
-    if is_constant:
+    if plan.is_constant:
         plan.payloads[:] = [*plan.payloads[-_REMEMBERED + 1 :], (key, packed)]
     return packed
 

@@ -14,6 +14,7 @@ from farcall._stages import StageInfo, Stages
 from farcall._task_info import TaskInfo, Why
 from farcall._task_output import OutputPart, TaskOutput
 from farcall._version import __version__
+from farcall_common.chains import Chain, chain
 from farcall_common.errors import (
     ConfigurationError,
     ContainerUnknown,
@@ -41,7 +42,8 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
-from farcall_common.graph_builder import Chain, Graph, StageHandle, StageList, chain
+from farcall_common.graph_builder import Graph
+from farcall_common.graph_handles import StageHandle, StageList
 
 __all__ = [
     "Chain",

@@ -32,6 +32,7 @@ from farcall._stream import Stream
 from farcall._task_info import Why
 from farcall._task_output import OnOutput, OutputWatch, TaskOutput
 from farcall._tracing import trace_call
+from farcall_common.chains import Chain
 from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
@@ -44,7 +45,7 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
-from farcall_common.graph_builder import Chain, Graph
+from farcall_common.graph_builder import Graph, Plan
 from farcall_common.payload import Serializer
 from farcall_common.payload.strategy import message_of
 from farcall_common.task_options import MAX_CALLEES, Callee
@@ -503,12 +504,14 @@ class Engine:
         """
         self._check_usable()
         plan = graph.plan(target)
-        task = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
-        context = self._with_callees(context, task.callees)
-        if inputs := task.inputs():
-            return self._open_and_send(task.function, context, inputs, lambda: task.pack(context.options), plan.rebuild)
-        packed = task.pack(context.options)
-        return self._open_and_send(task.function, context, (), lambda: packed, plan.rebuild)
+        packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
+        context = self._with_callees(context, packing.callees)
+        if inputs := packing.inputs():
+            return self._open_and_send(
+                packing.function, context, inputs, lambda: packing.pack(context.options), plan=plan
+            )
+        packed = packing.pack(context.options)
+        return self._open_and_send(packing.function, context, (), lambda: packed, plan=plan)
 
     def _with_callees(self, context: SubmitContext, callees: tuple[FunctionHandle, ...]) -> SubmitContext:
         """A context with other functions that its tasks call: one object for equal ones, which share requests.
@@ -537,16 +540,19 @@ class Engine:
         context: SubmitContext,
         inputs: Sequence[Future[Any]],
         pack: Callable[[], PackedCall],
-        rebuild: Callable[[Any], Any] | None = None,
+        *,
+        plan: Plan | None = None,
     ) -> ComputeFuture[Any]:
         """The future of a task.
 
         :param pack: makes its payload, when the inputs are done.
-        :param rebuild: makes its value of the result.
+        :param plan: of a graph.
         """
         task = OutgoingTask(new_task_id(), function, context)
         task.inputs = inputs
-        task.rebuild = rebuild
+        if plan is not None:
+            task.rebuild = plan.rebuild
+            task.stage_numbers = plan.pruned_numbers
         future = self._open(task, context)
         try:
             trace_call(future, task, function.name)

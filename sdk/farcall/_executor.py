@@ -20,9 +20,11 @@ from farcall._display import card
 from farcall._future import ComputeFuture
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
 from farcall._pacing import BurstLimit
+from farcall_common.chains import Chain
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import Terminated
-from farcall_common.graph_builder import Chain, Graph, StageHandle
+from farcall_common.graph_builder import Graph
+from farcall_common.graph_handles import StageHandle
 from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:

@@ -138,6 +138,7 @@ class TaskRecord:
         "rebuild",
         "received_at",
         "sent",
+        "stage_numbers",
         "task_id",
         "timings",
         "traceparent",
@@ -162,6 +163,8 @@ class TaskRecord:
         self.timings: Mapping[str, float] = _NOTHING
         #: Makes the value of the result, if that has another form.
         self.rebuild: Callable[[Any], Any] | None = None
+        #: Of a graph whose target does not need all of its stages, the numbers of those that it needs.
+        self.stage_numbers: Sequence[int] | None = None
         #: The span of the call, if the program makes spans.
         self.traceparent: str | None = None
 
@@ -310,7 +313,7 @@ class ComputeFuture(GuardedFuture[T]):
         known = self.details
         if not known and record.accepted_at is not None and (self.cancelled() or not self.done()):
             known = self._owner.details(record)
-        return stages_of(known, functools.partial(self._owner.read, record))
+        return stages_of(known, functools.partial(self._owner.read, record), numbers=record.stage_numbers)
 
     def result(self, timeout: float | None = None) -> T:
         """The value that the function returned, as :meth:`concurrent.futures.Future.result`.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bisect
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, overload
 
 from farcall._display import local_time, table
 from farcall_common.errors import DeserializationError, ErrorRecord, NotFound, TaskFailed, TaskPending
+from farcall_common.graph_handles import StageHandle
 
 #: Reads the value of a stage: of its buffer, and of what it is, in words.
 LoadValue = Callable[[bytes, str], Any]
@@ -83,25 +85,42 @@ class StageInfo:
 
 
 class Stages(Sequence[StageInfo]):
-    """The stages of a task, in order; none for a task that is no graph. ``print`` shows a table.
+    """The stages of a task, in order; none for a task that is no graph. ``print`` shows a table, and ``stages[stage]``
+    is what became of a stage of the graph that was submitted.
 
     Of a graph with more than 1,000 stages these are the ones that failed, those that run, and then the first.
+
+    :param numbers: in the submitted graph, in order, where its target did not need all of its stages.
     """
 
-    def __init__(self, stages: Iterable[StageInfo] = ()) -> None:
+    def __init__(self, stages: Iterable[StageInfo] = (), *, numbers: Sequence[int] | None = None) -> None:
         self._stages = tuple(stages)
+        self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._stages)
 
     @overload
-    def __getitem__(self, at: int) -> StageInfo: ...
+    def __getitem__(self, at: int | StageHandle[Any]) -> StageInfo: ...
 
     @overload
     def __getitem__(self, at: slice) -> Stages: ...
 
-    def __getitem__(self, at: int | slice) -> StageInfo | Stages:
-        return Stages(self._stages[at]) if isinstance(at, slice) else self._stages[at]
+    def __getitem__(self, at: int | slice | StageHandle[Any]) -> StageInfo | Stages:
+        """:raises IndexError: for a stage that the task does not have, or that is not among these."""
+        if isinstance(at, StageHandle):
+            return self._of(at)
+        return Stages(self._stages[at], numbers=self._numbers) if isinstance(at, slice) else self._stages[at]
+
+    def _of(self, handle: StageHandle[Any]) -> StageInfo:
+        number = handle.number
+        if self._numbers is not None:
+            place = bisect.bisect_left(self._numbers, number)
+            number = place if self._numbers[place : place + 1] == [number] else -1
+        found = bisect.bisect_left(self._stages, number, key=lambda each: each.number)
+        if self._stages[found : found + 1] and self._stages[found].number == number:
+            return self._stages[found]
+        raise IndexError(f"stage {handle.number} ({handle.name}) is not among the {len(self)} stages of the task")
 
     def __eq__(self, other: object) -> bool:
         return self._stages == other._stages if isinstance(other, Stages) else NotImplemented
@@ -132,10 +151,11 @@ class Stages(Sequence[StageInfo]):
         return table(shown)
 
 
-def stages_of(details: Mapping[str, Any], load: LoadValue) -> Stages:
+def stages_of(details: Mapping[str, Any], load: LoadValue, *, numbers: Sequence[int] | None = None) -> Stages:
     """The stages in the details of a task, which its endpoint wrote; none if they cannot be read.
 
     :param load: reads values.
+    :param numbers: as of :class:`Stages`.
     """
     found = details.get("stages")
     if not found:
@@ -147,7 +167,7 @@ def stages_of(details: Mapping[str, Any], load: LoadValue) -> Stages:
     from farcall_common.payload import task_error
 
     try:
-        states = msgspec.convert(found, list[StageState])
+        states = sorted(msgspec.convert(found, list[StageState]), key=lambda each: each.number)
         errors = [ErrorRecord.from_json(each.error) if each.error else None for each in states]
     except (msgspec.ValidationError, TypeError, ValueError, KeyError):
         return Stages()
@@ -164,7 +184,7 @@ def stages_of(details: Mapping[str, Any], load: LoadValue) -> Stages:
             fields["_value"] = lambda: load(_decoded(text, what), what)
         return StageInfo(**fields)
 
-    return Stages(info(state, record) for state, record in zip(states, errors, strict=True))
+    return Stages((info(state, record) for state, record in zip(states, errors, strict=True)), numbers=numbers)
 
 
 def _decoded(text: str, what: str) -> bytes:
