@@ -28,7 +28,7 @@ class Chain(Generic[P, T]):
         if not flat:
             raise TypeError("chain: there is no function to call")
         self.functions: tuple[Callable[..., Any], ...] = tuple(flat)
-        self.__name__ = " | ".join(map(name_of, self.functions))
+        self.__name__: str = " | ".join(map(name_of, self.functions))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         first, *rest = self.functions

@@ -81,17 +81,17 @@ class Plan:
         inputs: Sequence[tuple[tuple[int, Path, bool], ...]],
         output: int,
     ) -> None:
-        self.numbers = numbers
-        self.stages = stages
-        self.inputs = inputs
-        self.output = output
+        self.numbers: Sequence[int] = numbers
+        self.stages: Sequence[Stage] = stages
+        self.inputs: Sequence[tuple[tuple[int, Path, bool], ...]] = inputs
+        self.output: int = output
         self.rebuild: Callable[[Any], Any] | None = None
         #: Each function once, in the order of their first stages.
         self.functions = list(
             {id(each.function): each.function for each in stages if each.function is not None}.values()
         )
         #: Whether no argument can have changed when it is submitted again.
-        self.is_constant = all(each.is_constant for each in stages)
+        self.is_constant: bool = all(each.is_constant for each in stages)
         #: Payloads of former submits, for :mod:`farcall_common.graph_packing`.
         self.payloads: list[tuple[Any, Any]] = []
 
@@ -120,9 +120,9 @@ class _Calls:
     _graph: Graph
 
     def __init__(self, *, name: str = "", needs: When = "all", options: Mapping[str, Any] = _NO_OPTIONS) -> None:
-        self._name = name
-        self._needs = needs
-        self._options = options
+        self._name: str = name
+        self._needs: When = needs
+        self._options: Mapping[str, Any] = options
         #: Options of decorated functions together with these, by the function's identity.
         self._own: dict[int, tuple[Callable[..., Any], Mapping[str, Any]]] = {}
 
@@ -274,7 +274,7 @@ class Graph(_Calls):
 
     def __init__(self, *, spread: bool = False) -> None:
         super().__init__()
-        self.spread = spread
+        self.spread: bool = spread
         self._stages: list[Stage] = []
         self._lock = threading.Lock()
         self._plans: dict[int | tuple[int, ...], Plan] = {}
@@ -294,18 +294,13 @@ class Graph(_Calls):
 
     # -- what is submitted ---------------------------------------------------------------------------------------------
 
-    def plan(self, target: object) -> Plan:
-        """What has to run for a target: a stage, or a list, tuple or dictionary of them, which may be nested.
-
-        :raises TypeError: for anything else.
-        :raises ValueError: for a stage of another graph, and for an empty list.
-        """
+    def _plan(self, target: object) -> Plan:
         leaves: list[int] = []
         form = form_of(target, self, leaves)
         if not leaves:
             raise ValueError("graph: the target names no stage, so that nothing would run")
         is_stage = isinstance(target, StageHandle)
-        is_flat = isinstance(target, list | StageList) and len(target) == len(leaves)
+        is_flat = isinstance(target, list | StageList) and all(isinstance(each, StageHandle) for each in target)
         key = leaves[0] if is_stage else tuple(leaves)
         with self._lock:
             plan = self._plans.get(key)
@@ -353,6 +348,15 @@ class Graph(_Calls):
     def has_elements(self, number: int) -> bool:
         """Whether the value of a stage has as many elements as turns out when it runs."""
         return any(each for _, _, each in self._stages[number].inputs)
+
+
+def plan_of(graph: Graph, target: object) -> Plan:
+    """What has to run for a target: a stage, or a list, tuple or dictionary of them, which may be nested.
+
+    :raises TypeError: for anything else.
+    :raises ValueError: for a stage of another graph, and for an empty list.
+    """
+    return graph._plan(target)
 
 
 def _collecting(numbers: Iterable[int]) -> Stage:

@@ -33,8 +33,8 @@ class StageHandle(Generic[T]):
     __slots__ = ("graph", "number")
 
     def __init__(self, graph: StagesByNumber, number: int) -> None:
-        self.graph = graph
-        self.number = number
+        self.graph: StagesByNumber = graph
+        self.number: int = number
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class StageList(Sequence[StageHandle[T]]):
     __slots__ = ("_handles",)
 
     def __init__(self, handles: Iterable[StageHandle[T]]) -> None:
-        self._handles = tuple(handles)
+        self._handles: tuple[StageHandle[T], ...] = tuple(handles)
 
     def __len__(self) -> int:
         return len(self._handles)

@@ -192,7 +192,7 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 MAX_STATES: Final = 1000
-"""So many stages are told apart; of a larger graph, those with an error, that run, and then the first."""
+"""So many stages are reported one by one; of a larger graph, those with an error, that run, and then the first."""
 
 
 def told(states: Sequence[StageState]) -> Sequence[StageState]:

@@ -45,7 +45,7 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
-from farcall_common.graph_builder import Graph, Plan
+from farcall_common.graph_builder import Graph, Plan, plan_of
 from farcall_common.payload import Serializer
 from farcall_common.payload.strategy import message_of
 from farcall_common.task_options import MAX_CALLEES, Callee
@@ -503,7 +503,7 @@ class Engine:
         :raises SerializationError, PayloadTooLarge, RuntimeError, BrokenExecutor: as :meth:`submit`.
         """
         self._check_usable()
-        plan = graph.plan(target)
+        plan = plan_of(graph, target)
         packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
         context = self._with_callees(context, packing.callees)
         if inputs := packing.inputs():

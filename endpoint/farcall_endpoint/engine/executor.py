@@ -17,7 +17,7 @@ import msgspec
 from farcall_common.chains import Chain
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
-from farcall_common.graph_builder import Graph
+from farcall_common.graph_builder import Graph, plan_of
 from farcall_common.graph_handles import StageHandle
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
@@ -254,7 +254,7 @@ class Engine(_Submitter):
     def _submit_graph_with(
         self, options: TaskOptions, raise_original: bool, graph: Graph, target: object
     ) -> EngineFuture[Any]:
-        plan = graph.plan(target)
+        plan = plan_of(graph, target)
         packed = pack_for_engine(plan, self._functions, options, spread=graph.spread)
         options = msgspec.structs.replace(options, callees=packed.callees)
         return self._start(options, raise_original, packed.function, packed.payload, packed.functions, plan.rebuild)

@@ -38,7 +38,7 @@ from farcall_common.errors import (
     TaskUnknown,
     Unauthenticated,
 )
-from farcall_common.graphs import is_graph, unpack_graph
+from farcall_common.graphs import StageState, is_graph, unpack_graph
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
@@ -180,6 +180,12 @@ class FakeCloud:
             task = self._task(task_id)
             task.stdout += stdout.encode()
             task.stderr += stderr.encode()
+
+    def report_stages(self, task_id: str, stages: Sequence[StageState]) -> None:
+        """Set how the stages of a running task are, as if its endpoint had reported this. Of those that run here, the
+        state is known when the task ends."""
+        with self._lock:
+            self._task(task_id).details["stages"] = msgspec.to_builtins(stages)
 
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
