@@ -279,6 +279,8 @@ class Submitter(concurrent.futures.Executor):
     def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
         if "callees" in changes:
             given = changes.pop("callees")
+            if isinstance(given, Iterator):
+                given = tuple(given)
             callees = self._engine.callees(given)
             self._context = dataclasses.replace(self._context, callees=callees, callees_given=tuple(given or ()))
         if "result_serializers" in changes:

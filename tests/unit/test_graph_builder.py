@@ -142,7 +142,7 @@ def test_a_chain_can_be_called() -> None:
     assert both("a") == ("a", 1)
     assert repr(both) == "chain(load, resize)"
     with pytest.raises(TypeError, match="chain: expected functions, got int"):
-        chain(load, 3)  # type: ignore[arg-type]
+        chain(load, 3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="no function"):
         chain()
 
@@ -401,9 +401,8 @@ _values = st.recursive(
     ),
     max_leaves=6,
 )
-_calls = st.lists(
-    st.tuples(st.lists(_values, max_size=3), st.dictionaries(st.sampled_from("pqr"), _values, max_size=2))
-)
+_named = st.dictionaries(st.sampled_from("pqr"), _values, max_size=2)
+_calls = st.lists(st.tuples(st.lists(_values, max_size=3), _named), min_size=1)
 
 
 def _with(value: Any, stages: list[Any]) -> Any:

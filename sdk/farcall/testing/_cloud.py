@@ -308,7 +308,7 @@ class FakeCloud:
                     raise InvalidRequest(f"{task_id!r} is not a UUID")
                 task = Task(task_id, group_id, endpoint_id, function_id, self._payload(payload))
                 task.function_version = function["version"]
-                task.memo_key = (function["function_hash"], task.payload) if memoize else None
+                task.memo_key = (function["function_hash"], task.payload, tuple(callees)) if memoize else None
                 task.result_serializers = body.get("result_serializers") or ()
                 task.callees = callees
                 task.retries, task.retry_on = body.get("retries", 0), body.get("retry_on") or ()
