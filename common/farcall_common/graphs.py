@@ -32,6 +32,7 @@ MAX_CALLS: Final = 1_000_000
 """Of a graph while it runs, those of all maps together."""
 MAX_OPENED_BYTES: Final = 8 * MAX_PAYLOAD_BYTES
 """Of a graph that is not compressed."""
+_SMALL_BYTES: Final = 16 * 1024
 _LENGTH: Final = struct.Struct("<I")
 
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
@@ -110,7 +111,15 @@ def is_graph(payload: bytes | memoryview) -> bool:
 def pack_graph(graph: Graph) -> bytes:
     """The payload of a graph."""
     head = _encode(_Head(graph.stages, tuple(map(len, graph.calls)), graph.output, graph.spread))
-    return PREFIX + base64.b64encode(zlib.compress(b"".join((_LENGTH.pack(len(head)), head, *graph.calls)), 1))
+    return PREFIX + base64.b64encode(_compressed(b"".join((_LENGTH.pack(len(head)), head, *graph.calls))))
+
+
+def _compressed(opened: bytes) -> bytes:
+    if len(opened) > _SMALL_BYTES:
+        return zlib.compress(opened, 1)
+    # With tables for large contents, making these takes a hundred times as long as compressing a chain.
+    compressor = zlib.compressobj(1, zlib.DEFLATED, 12, 5)
+    return compressor.compress(opened) + compressor.flush()
 
 
 def unpack_graph(payload: bytes | memoryview, *, callees: int) -> Graph:

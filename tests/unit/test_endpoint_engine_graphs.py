@@ -35,7 +35,7 @@ def test_the_package_has_what_builds_graphs() -> None:
     assert sorted(farcall_endpoint.__all__) == ["Engine", "Graph", "chain"]
     assert (farcall_endpoint.Graph, farcall_endpoint.chain) == (Graph, chain)
     with pytest.raises(AttributeError):
-        _ = farcall_endpoint.Graphs  # type: ignore[attr-defined]
+        _ = farcall_endpoint.Graphs
 
 
 def test_arguments_are_native_and_functions_are_called_by_their_hash() -> None:

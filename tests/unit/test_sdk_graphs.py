@@ -475,5 +475,5 @@ def test_an_executor_with_impossible_callees_ends(cloud: FakeCloud, client: Clie
 
 
 def test_no_task_runs_in_a_program_that_submits() -> None:
-    with pytest.raises(RuntimeError, match=r"no task runs here"):
+    with pytest.raises(farcall.ConfigurationError, match=r"no task runs here"):
         farcall.current()
