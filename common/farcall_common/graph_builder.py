@@ -241,7 +241,8 @@ class _Calls:
             return name, self._options
         known = self._own.get(id(function))
         if known is None:
-            own: Mapping[str, Any] = getattr(function, "task_options", _NO_OPTIONS)
+            given: Mapping[str, Any] = function.task_options
+            own = {option: value for option, value in given.items() if option != "callees"}  # those are of the task
             _check_options(own, subject=f"stage {len(self._graph)} ({name}): ")
             known = self._own[id(function)] = function, {**self._options, **own} if own else self._options
         return name, known[1]

@@ -22,6 +22,7 @@ from farcall._api import IDS_PER_REQUEST, INLINE_BYTES, Api
 from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payload, encode_submit, request_bytes
 from farcall._client import Connection
 from farcall._compatibility import CompatibilityChecker
+from farcall._decorated import Decorated
 from farcall._delays import DelayWatch
 from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_call, sorted_kwargs
 from farcall._future import ComputeFuture, Origin, TaskRecord, failure_of, inputs_of, resolved, when_all_done
@@ -251,6 +252,8 @@ class Sender:
 
     def _send_with_callees(self, batch: Sequence[OutgoingTask], context: SubmitContext) -> None:
         """Send calls whose functions call others. All of them fail if one of these cannot be sent."""
+        if not batch:
+            return
         try:
             callees = [
                 self._compatibility.readable(context.endpoint_id or "", callee, context.options)
@@ -505,7 +508,8 @@ class Engine:
         self._check_usable()
         plan = plan_of(graph, target)
         packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
-        context = self._with_callees(context, packing.callees)
+        own = [function.task_options.get("callees") for function in plan.functions if isinstance(function, Decorated)]
+        context = self._with_callees(context, packing.callees, [each for given in own for each in self.callees(given)])
         if inputs := packing.inputs():
             return self._open_and_send(
                 packing.function, context, inputs, lambda: packing.pack(context.options), plan=plan
@@ -513,19 +517,22 @@ class Engine:
         packed = packing.pack(context.options)
         return self._open_and_send(packing.function, context, (), lambda: packed, plan=plan)
 
-    def _with_callees(self, context: SubmitContext, callees: tuple[FunctionHandle, ...]) -> SubmitContext:
+    def _with_callees(
+        self, context: SubmitContext, callees: tuple[FunctionHandle, ...], others: Sequence[FunctionHandle]
+    ) -> SubmitContext:
         """A context with other functions that its tasks call: one object for equal ones, which share requests.
 
         :raises ValueError: if there are too many.
         """
-        known = self._contexts.get(callees)
+        key = (*callees, *others)
+        known = self._contexts.get(key)
         if known is None or known[0] is not context:
             while len(self._contexts) >= _REMEMBERED_CONTEXTS:
                 self._contexts.pop(next(iter(self._contexts)), None)
-            every = tuple(dict.fromkeys((*callees, *context.callees)))
+            every = tuple(dict.fromkeys((*callees, *others, *context.callees)))
             if len(every) > MAX_CALLEES:
                 raise ValueError(f"graph: with its callees it has {len(every):,} functions, of {MAX_CALLEES:,} at most")
-            known = self._contexts[callees] = context, dataclasses.replace(context, callees=every)
+            known = self._contexts[key] = context, dataclasses.replace(context, callees=every)
         return known[1]
 
     def _check_usable(self) -> None:

@@ -24,7 +24,7 @@ from farcall_common.chains import Chain
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import Terminated
 from farcall_common.graph_builder import Graph
-from farcall_common.graph_handles import StageHandle
+from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
@@ -329,9 +329,10 @@ class Submitter(concurrent.futures.Executor):
     def submit(self, fn: Graph, target: StageHandle[T], /) -> ComputeFuture[T]: ...
 
     @overload
-    def submit(
-        self, fn: Graph, target: Sequence[StageHandle[T]] | tuple[Any, ...] | list[Any] | Mapping[Any, Any], /
-    ) -> ComputeFuture[Any]: ...
+    def submit(self, fn: Graph, target: StageList[T] | list[StageHandle[T]], /) -> ComputeFuture[list[T]]: ...
+
+    @overload
+    def submit(self, fn: Graph, target: list[Any] | tuple[Any, ...] | Mapping[Any, Any], /) -> ComputeFuture[Any]: ...
 
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ComputeFuture[T]: ...

@@ -12,6 +12,7 @@ from typing import Any, Final, overload
 from farcall._display import local_time, table
 from farcall_common.errors import DeserializationError, ErrorRecord, NotFound, TaskFailed, TaskPending
 from farcall_common.graph_handles import StageHandle
+from farcall_common.plain_text import plain
 
 #: Reads the value of a stage: of its buffer, and of what it is, in words.
 LoadValue = Callable[[bytes, str], Any]
@@ -81,7 +82,8 @@ class StageInfo:
         )
         error = str(self.error).partition("\n")[0] if self.error else ""
         seconds = f"{self.run_s:.3f}" if self.ended else ""
-        return str(self.number), self.name, self.state, calls + more, seconds, " ".join(map(str, self.workers)), error
+        cells = str(self.number), self.name, self.state, calls + more, seconds, " ".join(map(str, self.workers)), error
+        return tuple(" ".join(plain(cell).split()) for cell in cells)
 
 
 class Stages(Sequence[StageInfo]):

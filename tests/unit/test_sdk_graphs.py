@@ -356,6 +356,14 @@ def test_stages_that_cannot_be_read_are_none(details: dict[str, Any]) -> None:
     assert len(stages_of(details, lambda data, what: data)) == 0
 
 
+def test_text_of_an_endpoint_controls_no_terminal() -> None:
+    error = {"code": "TASK_FAILED", "message": "\x1b[2J\nnext line"}
+    details = {"stages": [{"number": 0, "name": "a\x1b[31m\tb", "state": "failed", "error": error}]}
+    shown = str(stages_of(details, lambda data, what: data))
+    assert "\x1b" not in shown
+    assert len(shown.splitlines()) == 2
+
+
 def test_a_value_that_is_damaged_is_an_error() -> None:
     state = msgspec.to_builtins([StageState(0, "a", "done"), StageState(1, "b", "done")])
     details = {"stages": state, "values": {"0": "%", "1": base64.b64encode(b"x").decode(), "2": 7}}
@@ -448,6 +456,14 @@ def test_callees_of_an_executor_and_of_a_decorated_function(cloud: FakeCloud, su
     assert sorted(submits.registered) == ["count", "read", "total"]
     assert [len(body["callees"]) for body in submits.bodies] == [1, 1]
     assert submits.bodies[0]["callees"] != submits.bodies[1]["callees"]
+
+
+def test_callees_of_a_decorated_function_are_those_of_its_graph(executor: Executor, submits: Submits) -> None:
+    driver = farcall.function(callees=[count], walltime_s=9)(ignore)
+    assert executor.submit(chain(read, driver), "a").result(WAIT_S) == "ignored"
+    [body] = submits.bodies
+    assert len(body["callees"]) == 3
+    assert sorted(submits.registered) == ["count", "ignore", "read"]
 
 
 @pytest.mark.parametrize(

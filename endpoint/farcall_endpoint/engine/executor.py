@@ -18,7 +18,7 @@ from farcall_common.chains import Chain
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.graph_builder import Graph, plan_of
-from farcall_common.graph_handles import StageHandle
+from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
@@ -51,9 +51,10 @@ class _Submitter(concurrent.futures.Executor):
     def submit(self, fn: Graph, target: StageHandle[T], /) -> EngineFuture[T]: ...
 
     @overload
-    def submit(
-        self, fn: Graph, target: Sequence[StageHandle[Any]] | tuple[Any, ...] | list[Any] | Mapping[Any, Any], /
-    ) -> EngineFuture[Any]: ...
+    def submit(self, fn: Graph, target: StageList[T] | list[StageHandle[T]], /) -> EngineFuture[list[T]]: ...
+
+    @overload
+    def submit(self, fn: Graph, target: list[Any] | tuple[Any, ...] | Mapping[Any, Any], /) -> EngineFuture[Any]: ...
 
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> EngineFuture[T]: ...
