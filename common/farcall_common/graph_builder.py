@@ -242,7 +242,7 @@ class _Calls:
         known = self._own.get(id(function))
         if known is None:
             given: Mapping[str, Any] = function.task_options
-            own = {option: value for option, value in given.items() if option != "callees"}  # those are of the task
+            own = {option: value for option, value in given.items() if option != "callees"}  # the task has those
             _check_options(own, subject=f"stage {len(self._graph)} ({name}): ")
             known = self._own[id(function)] = function, {**self._options, **own} if own else self._options
         return name, known[1]
