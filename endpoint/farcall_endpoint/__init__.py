@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from farcall_common.chains import chain
+    from farcall_common.graph_builder import Graph
     from farcall_endpoint.engine import Engine
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Graph", "chain"]
+
+#: Loaded at the first use: workers belong to this package too, and start without them.
+_PLACES: Final = {
+    "Engine": "farcall_endpoint.engine",
+    "Graph": "farcall_common.graph_builder",
+    "chain": "farcall_common.chains",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the engine at its first use: workers belong to this package too, and start without it."""
-    if name != "Engine":
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from farcall_endpoint.engine import Engine
-
-    return Engine
+    return getattr(importlib.import_module(_PLACES[name]), name)

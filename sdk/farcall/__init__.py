@@ -6,12 +6,15 @@ from farcall._display import track
 from farcall._executor import Executor
 from farcall._future import ComputeFuture, InputFailed
 from farcall._include import include
+from farcall._running import current
 from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._shell_remote import ShellResult
+from farcall._stages import StageInfo, Stages
 from farcall._task_info import TaskInfo, Why
 from farcall._task_output import OutputPart, TaskOutput
 from farcall._version import __version__
+from farcall_common.chains import Chain, chain
 from farcall_common.errors import (
     ConfigurationError,
     ContainerUnknown,
@@ -39,8 +42,11 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
+from farcall_common.graph_builder import Graph
+from farcall_common.graph_handles import StageHandle, StageList
 
 __all__ = [
+    "Chain",
     "Client",
     "ComputeFuture",
     "ConfigurationError",
@@ -54,6 +60,7 @@ __all__ = [
     "Forbidden",
     "Function",
     "FunctionUnknown",
+    "Graph",
     "InputFailed",
     "InvalidRequest",
     "LimitExceeded",
@@ -66,6 +73,10 @@ __all__ = [
     "Settings",
     "ShellFunction",
     "ShellResult",
+    "StageHandle",
+    "StageInfo",
+    "StageList",
+    "Stages",
     "TaskCancelled",
     "TaskDeadLettered",
     "TaskError",
@@ -80,6 +91,8 @@ __all__ = [
     "Unsupported",
     "Why",
     "__version__",
+    "chain",
+    "current",
     "function",
     "include",
     "track",

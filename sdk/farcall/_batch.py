@@ -15,6 +15,7 @@ from farcall._api import INLINE_BYTES, BlobRef, Blobs
 from farcall._arguments import as_id
 from farcall._functions import (
     DEFAULT_SERIALIZER,
+    FunctionHandle,
     PackedCall,
     Requirements,
     checked_call,
@@ -52,6 +53,10 @@ class SubmitContext:
     sealed: SealMode | None = None
     #: Called with what the tasks print; the requests do not depend on it.
     on_output: OnOutput | None = dataclasses.field(default=None, compare=False)
+    #: Functions that the tasks call on their endpoint (see :attr:`Executor.callees`).
+    callees: Sequence[FunctionHandle] = ()
+    #: The same as they were given.
+    callees_given: Sequence[object] = dataclasses.field(default=(), compare=False)
 
     @functools.cached_property
     def origin(self) -> Origin | None:

@@ -16,6 +16,7 @@ from farcall._arguments import as_function_id, as_id, refuse
 from farcall._display import Record, Records
 from farcall._settings import Settings, bearer_token
 from farcall._sharing import Sharing
+from farcall._stages import stages_of
 from farcall._task_info import TaskInfo, Why
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
@@ -958,9 +959,8 @@ class Client(SourceCode, Sharing):
             connection.sealer,
             allowed=as_serializer(self.fx_serializer).allowed,
         )
-        value, exception = None, None
+        value, exception, origin = None, None, origin_from_json(task)
         try:
-            origin = origin_from_json(task)
             result, opened = reader.opened(result, data, origin)
             value = reader.read(result, opened, origin)
         except FarcallError as error:
@@ -979,6 +979,7 @@ class Client(SourceCode, Sharing):
             details=result.details,
             value=value,
             exception=exception,
+            stages=stages_of(result.details, lambda data, what: reader.read_other(data, origin, what)),
         )
 
 

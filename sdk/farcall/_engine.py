@@ -12,23 +12,28 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
+
+import msgspec
 
 from farcall._api import IDS_PER_REQUEST, INLINE_BYTES, Api
 from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payload, encode_submit, request_bytes
 from farcall._client import Connection
 from farcall._compatibility import CompatibilityChecker
+from farcall._decorated import Decorated
 from farcall._delays import DelayWatch
 from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_call, sorted_kwargs
-from farcall._future import ComputeFuture, TaskRecord, failure_of, inputs_of, resolved, when_all_done
+from farcall._future import ComputeFuture, Origin, TaskRecord, failure_of, inputs_of, resolved, when_all_done
+from farcall._graphs import GraphTask
 from farcall._pacing import BurstLimit
-from farcall._results import Collector, Poller, ResultReader
+from farcall._results import Collector, Poller, ResultReader, result_from_json
 from farcall._stream import Stream
 from farcall._task_info import Why
 from farcall._task_output import OnOutput, OutputWatch, TaskOutput
 from farcall._tracing import trace_call
+from farcall_common.chains import Chain
 from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
@@ -41,8 +46,10 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
+from farcall_common.graph_builder import Graph, Plan, plan_of
 from farcall_common.payload import Serializer
 from farcall_common.payload.strategy import message_of
+from farcall_common.task_options import MAX_CALLEES, Callee
 from farcall_common.wire import new_task_id
 
 _logger = logging.getLogger(__name__)
@@ -54,6 +61,8 @@ _WHOLE_REQUEST: Final = (Unauthenticated, EndpointUnknown, ConfigurationError, P
 _PARALLEL_UPLOADS: Final = 4
 #: Memory for payloads that wait to be sent; a submit beyond it blocks.
 _UNSENT_BYTES: Final = 256 * 1024 * 1024
+#: Combinations of functions whose context is remembered.
+_REMEMBERED_CONTEXTS: Final = 64
 _COUNTED_BYTES: Final = 4 * 1024
 _JOIN_TIMEOUT_S: Final = 15.0
 _FLUSH_AT_EXIT_S: Final = 10.0
@@ -231,13 +240,36 @@ class Sender:
             reserved_bytes += task.reserved_bytes
             task.sent = True  # set before `cancelled` is read: ComputeFuture.cancel() does it in the opposite order
         self._calls.extendleft(reversed(others))
-        batch = self._registered(self._readable([task for task in taken if not task.cancelled]))
-        if batch:
+        batch = self._readable([task for task in taken if not task.cancelled])
+        if context.callees:
+            self._send_with_callees(batch, context)
+        elif batch := self._registered(batch):
             self._submit(batch)
         for task in taken:
             task.payload = b""  # the record lives as long as its future
         if reserved_bytes:
             self._on_sent(reserved_bytes)
+
+    def _send_with_callees(self, batch: Sequence[OutgoingTask], context: SubmitContext) -> None:
+        """Send calls whose functions call others. All of them fail if one of these cannot be sent."""
+        if not batch:
+            return
+        try:
+            callees = [
+                self._compatibility.readable(context.endpoint_id or "", callee, context.options)
+                for callee in context.callees
+            ]
+            for callee in callees:
+                if callee.function_id is None:
+                    self._register(callee)
+        except FarcallError as error:
+            self._fail(batch, error)
+        except BaseException as error:  # noqa: BLE001 - rewriting a function runs code of its user
+            self._fail(batch, SerializationError(f"A function of the task cannot be written: {message_of(error)}"))
+        else:
+            # A function of a graph is among its callees, and may be rewritten: it is registered once.
+            if batch := self._registered(batch):
+                self._submit(batch, tuple(Callee(callee.function_id or "") for callee in callees))
 
     def _readable(self, batch: Sequence[OutgoingTask]) -> list[OutgoingTask]:
         """Write each function in a form that the endpoint reads. Calls that it could not read or run fail."""
@@ -266,19 +298,24 @@ class Sender:
         for handle in dict.fromkeys(task.function for task in batch):
             if handle.function_id is None:
                 try:
-                    handle.function_id = self._api.register_function(
-                        handle.registration(), retry_timeout_s=self._retry_timeout_s, stop=self._stop
-                    )
-                    handle.packed = None
+                    self._register(handle)
                 except FarcallError as error:
                     refused.add(handle)
                     self._fail([task for task in batch if task.function is handle], error)
         return [task for task in batch if task.function not in refused]
 
-    def _submit(self, batch: Sequence[OutgoingTask]) -> None:
+    def _register(self, handle: FunctionHandle) -> None:
+        handle.function_id = self._api.register_function(
+            handle.registration(), retry_timeout_s=self._retry_timeout_s, stop=self._stop
+        )
+        handle.packed = None
+
+    def _submit(self, batch: Sequence[OutgoingTask], callees: tuple[Callee, ...] = ()) -> None:
         context = batch[0].context
         assert context.endpoint_id is not None
         options = self._compatibility.with_binary_results(context.endpoint_id, context.options)
+        if callees:
+            options = msgspec.structs.replace(options, callees=callees)
         body, ids = encode_submit(batch, task_group_id=context.task_group_id, options=options)
         self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
         try:
@@ -290,7 +327,7 @@ class Sender:
                 return
             _logger.debug("a submit of %d tasks was refused (%s): submitting its parts", len(batch), error)
             for part in _parts(batch):
-                self._submit(part)
+                self._submit(part, callees)
             return
         now, now_mono = time.time(), time.monotonic()
         self.accepted += len(batch)
@@ -351,6 +388,7 @@ class Engine:
     ) -> None:
         self._groups = {task_group_id}
         self._references: dict[str, str] = {}
+        self._contexts: dict[tuple[FunctionHandle, ...], tuple[SubmitContext, SubmitContext]] = {}
         self.names = connection.names
         self._api = connection.api
         self._blobs = connection.blobs
@@ -416,6 +454,32 @@ class Engine:
             self._references[name] = self._api.reference_of(function_id)
         return self.functions.registered(self._references[name])
 
+    def callees(self, given: Iterable[object] | None) -> tuple[FunctionHandle, ...]:
+        """The handles of functions that calls may call: of functions, ids and aliases.
+
+        :raises TypeError: if it is no list of these.
+        :raises ValueError: if there are too many.
+        :raises FunctionUnknown: for an unknown alias.
+        :raises SerializationError, PayloadTooLarge: if a function cannot be sent.
+        """
+        if given is None:
+            return ()
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise TypeError(f"callees: expected a list, got {type(given).__name__}")
+        found: dict[FunctionHandle, None] = {}
+        for each in given:
+            if isinstance(each, str | uuid.UUID):
+                found[self.registered(each)] = None
+            elif isinstance(each, Chain):
+                found |= {self.functions.handle(function): None for function in each.functions}
+            elif callable(each):
+                found[self.functions.handle(each)] = None
+            else:
+                raise TypeError(f"callees: expected functions, ids or aliases, got {type(each).__name__}")
+        if len(found) > MAX_CALLEES:
+            raise ValueError(f"callees: a task calls at most {MAX_CALLEES:,} functions, and these are {len(found):,}")
+        return tuple(found)
+
     def submit(
         self, function: FunctionHandle, args: tuple[Any, ...], kwargs: dict[str, Any], context: SubmitContext
     ) -> ComputeFuture[Any]:
@@ -425,22 +489,84 @@ class Engine:
         :raises RuntimeError: after :meth:`close`, and in a process forked after the engine was started.
         :raises BrokenExecutor: if a thread died of an error of ours.
         """
+        self._check_usable()
+        inputs = inputs_of(args, kwargs)
+        if inputs:
+            return self._open_and_send(
+                function, context, inputs, lambda: self._pack(function, *resolved(args, kwargs), context)
+            )
+        # Arguments that cannot be sent are refused before there is a future.
+        packed = self._pack(function, args, kwargs, context)
+        return self._open_and_send(function, context, (), lambda: packed)
+
+    def submit_graph(self, graph: Graph, target: object, context: SubmitContext) -> ComputeFuture[Any]:
+        """The future of a target of a graph, which is one task.
+
+        :raises TypeError, ValueError: for a target that is not one, and arguments that a function does not take.
+        :raises SerializationError, PayloadTooLarge, RuntimeError, BrokenExecutor: as :meth:`submit`.
+        """
+        self._check_usable()
+        plan = plan_of(graph, target)
+        packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
+        own = [function.task_options.get("callees") for function in plan.functions if isinstance(function, Decorated)]
+        context = self._with_callees(context, packing.callees, [each for given in own for each in self.callees(given)])
+        if inputs := packing.inputs():
+            return self._open_and_send(
+                packing.function, context, inputs, lambda: packing.pack(context.options), plan=plan
+            )
+        packed = packing.pack(context.options)
+        return self._open_and_send(packing.function, context, (), lambda: packed, plan=plan)
+
+    def _with_callees(
+        self, context: SubmitContext, callees: tuple[FunctionHandle, ...], others: Sequence[FunctionHandle]
+    ) -> SubmitContext:
+        """A context with other functions that its tasks call: one object for equal ones, which share requests.
+
+        :raises ValueError: if there are too many.
+        """
+        key = (*callees, *others)
+        known = self._contexts.get(key)
+        if known is None or known[0] is not context:
+            while len(self._contexts) >= _REMEMBERED_CONTEXTS:
+                self._contexts.pop(next(iter(self._contexts)), None)
+            every = tuple(dict.fromkeys((*callees, *others, *context.callees)))
+            if len(every) > MAX_CALLEES:
+                raise ValueError(f"graph: with its callees it has {len(every):,} functions, of {MAX_CALLEES:,} at most")
+            known = self._contexts[key] = context, dataclasses.replace(context, callees=every)
+        return known[1]
+
+    def _check_usable(self) -> None:
         if _exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
         if os.getpid() != self._pid:
             raise RuntimeError("this Executor belongs to the parent process; make one after the fork")
-        inputs = inputs_of(args, kwargs)
-        # Arguments that cannot be sent are refused before there is a future.
-        packed = None if inputs else self._pack(function, args, kwargs, context)
+
+    def _open_and_send(
+        self,
+        function: FunctionHandle,
+        context: SubmitContext,
+        inputs: Sequence[Future[Any]],
+        pack: Callable[[], PackedCall],
+        *,
+        plan: Plan | None = None,
+    ) -> ComputeFuture[Any]:
+        """The future of a task.
+
+        :param pack: makes its payload, when the inputs are done.
+        :param plan: of a graph.
+        """
         task = OutgoingTask(new_task_id(), function, context)
         task.inputs = inputs
+        if plan is not None:
+            task.rebuild = plan.rebuild
+            task.stage_numbers = plan.pruned_numbers
         future = self._open(task, context)
         try:
             trace_call(future, task, function.name)
-            if packed is None:
-                self._send_after_inputs(task, args, kwargs)
+            if inputs:
+                self._send_after_inputs(task, pack)
             else:
-                self._send(task, packed)
+                self._send(task, pack())
         except BaseException as error:  # Ctrl-C for instance, while this waits for memory: the call is never sent
             self._collector.fail([task.task_id], error)
             raise
@@ -481,6 +607,21 @@ class Engine:
         :raises FarcallError: if the API cannot be reached.
         """
         return self._output.last([task_id]).get(task_id)
+
+    def details(self, task: TaskRecord) -> Mapping[str, Any]:
+        """See :class:`farcall._future.FutureOwner`.
+
+        :raises FarcallError: if the API cannot be reached.
+        """
+        result, _ = result_from_json(self._api.get_task(task.task_id))
+        return self._reader.opened(result, None, task.origin or Origin(()))[0].details
+
+    def read(self, task: TaskRecord, data: bytes, what: str) -> Any:
+        """See :class:`farcall._future.FutureOwner`.
+
+        :raises ResultRefused, DeserializationError: as :meth:`ResultReader.read_other`.
+        """
+        return self._reader.read_other(data, task.origin or Origin(()), f"{what} of task {task.task_id}")
 
     def unsettled(self) -> list[ComputeFuture[Any]]:
         """The futures that are not done."""
@@ -595,7 +736,7 @@ class Engine:
             task.origin = dataclasses.replace(task.origin, sealed=True)
         return sealed
 
-    def _send_after_inputs(self, task: OutgoingTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _send_after_inputs(self, task: OutgoingTask, pack: Callable[[], PackedCall]) -> None:
         inputs = task.inputs
 
         def send() -> None:
@@ -607,7 +748,7 @@ class Engine:
                 if failure is not None:
                     self._collector.fail([task.task_id], failure)
                 else:
-                    self._send(task, self._pack(task.function, *resolved(args, kwargs), task.context))
+                    self._send(task, pack())
             except Exception as error:  # noqa: BLE001 - any error fails the future, which the caller waits for
                 self._collector.fail([task.task_id], error)
             except BaseException as error:  # noqa: BLE001 - pickling an argument may raise a SystemExit, for instance

@@ -20,8 +20,11 @@ from farcall._display import card
 from farcall._future import ComputeFuture
 from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
 from farcall._pacing import BurstLimit
+from farcall_common.chains import Chain
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import Terminated
+from farcall_common.graph_builder import Graph
+from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.limits import TASKS_PER_SUBMIT
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ _FIELDS: Final = ("type", "location", "requirements", "preload", "name")
 #: Time to send what waits when the executor is left early.
 _FLUSH_S: Final = 10.0
 _SECOND_CTRL_C_S: Final = 2.0
+#: What is submitted as a graph.
+_GRAPHS: Final = (Graph, Chain)
 
 _logger = logging.getLogger("farcall")
 
@@ -257,7 +262,27 @@ class Submitter(concurrent.futures.Executor):
     def on_output(self, value: OnOutput | None) -> None:
         self._context = dataclasses.replace(self._context, on_output=value)
 
+    @property
+    def callees(self) -> tuple[object, ...]:
+        """Functions that a call may call while it runs, itself or through ``farcall.current()``: functions, or ids or
+        aliases of registered ones. They are registered with the function of the call.
+
+        They are only needed on endpoints that run certain functions: those check them, and such a call can call no
+        others. The functions of a graph are among them without being named.
+        """
+        return tuple(self._context.callees_given)
+
+    @callees.setter
+    def callees(self, value: Iterable[object] | None) -> None:
+        self._set(callees=value)
+
     def _set(self, **changes: Unpack[TaskOptionsDict]) -> None:
+        if "callees" in changes:
+            given = changes.pop("callees")
+            if isinstance(given, Iterator):
+                given = tuple(given)
+            callees = self._engine.callees(given)
+            self._context = dataclasses.replace(self._context, callees=callees, callees_given=tuple(given or ()))
         if "result_serializers" in changes:
             from farcall._functions import strategy_names
 
@@ -301,6 +326,15 @@ class Submitter(concurrent.futures.Executor):
     # -- submitting ----------------------------------------------------------------------------------------------------
 
     @overload
+    def submit(self, fn: Graph, target: StageHandle[T], /) -> ComputeFuture[T]: ...
+
+    @overload
+    def submit(self, fn: Graph, target: StageList[T] | list[StageHandle[T]], /) -> ComputeFuture[list[T]]: ...
+
+    @overload
+    def submit(self, fn: Graph, target: list[Any] | tuple[Any, ...] | Mapping[Any, Any], /) -> ComputeFuture[Any]: ...
+
+    @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ComputeFuture[T]: ...
 
     @overload  # for mypy all functions match here; it still checks their arguments
@@ -313,7 +347,7 @@ class Submitter(concurrent.futures.Executor):
         self, fn: Callable[..., T], first: Any, second: Later, /, *args: Any, **kwargs: Any
     ) -> ComputeFuture[T]: ...
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> ComputeFuture[T]:
+    def submit(self, fn: Callable[..., T] | Graph, /, *args: Any, **kwargs: Any) -> ComputeFuture[T]:
         """Call ``fn(*args, **kwargs)`` on the endpoint and return the future of its result. Does not wait.
 
         Futures among the arguments, also directly inside of a list, tuple, set or dictionary, are replaced by their
@@ -323,15 +357,35 @@ class Submitter(concurrent.futures.Executor):
 
         A function that :func:`function` decorated is called with its own options, on this executor's endpoint.
 
+        ``submit(graph, target)`` runs what a target needs of a :class:`Graph`, as one task: a stage, whose value is the
+        result, or a list, tuple or dictionary of stages. A :func:`chain` is one task, too, with a stage for each of its
+        functions. See :attr:`ComputeFuture.stages`.
+
         :raises TypeError: if the function does not take these arguments.
+        :raises ValueError: if the target is a stage of another graph.
         :raises SerializationError: if the function or an argument cannot be sent; the message names it.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         :raises RuntimeError: after :meth:`shutdown`.
         """
+        if isinstance(fn, _GRAPHS):
+            return self._submit_graph(fn, args, kwargs)
         handle = self._engine.functions.handle(fn)
         if handle.accepts is not None:
             check_arguments(fn, handle.accepts, args, kwargs)
         return self._engine.submit(handle, args, kwargs, self._with_options_of(fn)._complete_context())
+
+    def _submit_graph(
+        self, graph: Graph | Chain[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ComputeFuture[Any]:
+        target: object
+        if isinstance(graph, Chain):
+            chain, graph = graph, Graph()
+            target = graph.call(chain, *args, **kwargs)
+        elif len(args) != 1 or kwargs:
+            raise TypeError("submit(graph, target): expected one target: a stage, or a list of stages")
+        else:
+            target = args[0]
+        return self._engine.submit_graph(graph, target, self._complete_context())
 
     def _with_options_of(self, function: object) -> Submitter:
         """A view with the options of a decorated function."""
@@ -389,6 +443,15 @@ class Submitter(concurrent.futures.Executor):
         rows: Iterator[tuple[Any, ...]] = zip(*iterables)  # noqa: B905 - the shortest ends it, as everywhere else
         if chunksize == 1:
             return results_in_order(lambda row: self.submit(fn, *row), rows, timeout_s=timeout, ahead=buffersize)
+        if isinstance(fn, Chain):
+            return flattened(
+                results_in_order(
+                    lambda chunk: self._submit_chains(fn, chunk),
+                    chunks_of(rows, chunksize),
+                    timeout_s=timeout,
+                    ahead=buffersize,
+                )
+            )
         from farcall._functions import display_name
 
         call_each = by_chunk(fn, name=display_name(fn))  # spans and lists of functions show the function's own name
@@ -400,6 +463,11 @@ class Submitter(concurrent.futures.Executor):
                 ahead=buffersize,
             )
         )
+
+    def _submit_chains(self, chain: Chain[..., T], rows: Sequence[tuple[Any, ...]]) -> ComputeFuture[list[T]]:
+        """One task for calls of a chain, whose stages run side by side."""
+        graph = Graph()
+        return self.submit(graph, [graph.call(chain, *row) for row in rows])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Does nothing: a view ends with its executor."""
@@ -439,6 +507,7 @@ class Executor(Submitter, SourceCode):
         :attr:`raise_original`).
     :param sealed: whether calls are sealed (see :attr:`sealed`).
     :param on_output: called with what tasks print (see :attr:`on_output`).
+    :param callees: functions that calls may call while they run (see :attr:`callees`).
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`retries`, :attr:`retry_on`,
         :attr:`retry_delay_s`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`, :attr:`keep_output`,
@@ -472,6 +541,7 @@ class Executor(Submitter, SourceCode):
         raise_original: bool = False,
         sealed: SealMode | None = None,
         on_output: OnOutput | None = None,
+        callees: Iterable[object] | None = None,
         **options: Unpack[OwnOptionsDict],
     ) -> None:
         super().__init__()
@@ -519,8 +589,17 @@ class Executor(Submitter, SourceCode):
             burst=burst,
             on_ended=_nothing if passed else self.client.close,
         )
+        if callees is not None:
+            self._set_callees_or_end(callees)
         # An executor that is forgotten ends when its last future is done, as those of the standard library do.
         weakref.finalize(self, self._engine.close).atexit = False
+
+    def _set_callees_or_end(self, callees: Iterable[object]) -> None:
+        try:
+            self.callees = callees
+        except BaseException:
+            self._engine.close()
+            raise
 
     def __repr__(self) -> str:
         return f"<Executor {self.label!r} at endpoint {self.endpoint_id}, {self._condition()}>"

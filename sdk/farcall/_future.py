@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 import types
@@ -12,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, Final, Protocol, TypeVar
 
 from farcall._display import card, shortened
+from farcall._stages import Stages, stages_of
 from farcall._task_info import Why
 from farcall._task_output import StreamName, TaskOutput
 from farcall_common.errors import TaskError, original_of
@@ -133,8 +135,10 @@ class TaskRecord:
         "created_mono",
         "inputs",
         "origin",
+        "rebuild",
         "received_at",
         "sent",
+        "stage_numbers",
         "task_id",
         "timings",
         "traceparent",
@@ -157,6 +161,10 @@ class TaskRecord:
         self.origin: Origin | None = None
         #: Instants in the cloud and on the worker, as they came with the result.
         self.timings: Mapping[str, float] = _NOTHING
+        #: Makes the value of the result, if that has another form.
+        self.rebuild: Callable[[Any], Any] | None = None
+        #: Of a graph whose target does not need all of its stages, the numbers of those that it needs.
+        self.stage_numbers: Sequence[int] | None = None
         #: The span of the call, if the program makes spans.
         self.traceparent: str | None = None
 
@@ -175,6 +183,12 @@ class FutureOwner(Protocol):
 
     def output(self, task_id: str, /) -> TaskOutput | None:
         """The last output of a task, by the API."""
+
+    def details(self, task: TaskRecord, /) -> Mapping[str, Any]:
+        """The details of a task, by the API."""
+
+    def read(self, task: TaskRecord, data: bytes, what: str, /) -> Any:
+        """A value that a task has sent beside its result."""
 
 
 class ComputeFuture(GuardedFuture[T]):
@@ -285,6 +299,21 @@ class ComputeFuture(GuardedFuture[T]):
             if output is not None and output.complete:
                 self._output = output
         return (getattr(output, stream) or None) if output else None
+
+    @property
+    def stages(self) -> Stages:
+        """The stages of a graph: their states, timings, workers and errors, also while the task runs; ``print`` shows a
+        table. None for a task that is no graph, and before its endpoint reports them.
+
+        Calls the API, unless the task has ended or was not sent yet.
+
+        :raises FarcallError: if the API cannot be reached.
+        """
+        record = self._record
+        known = self.details
+        if not known and record.accepted_at is not None and (self.cancelled() or not self.done()):
+            known = self._owner.details(record)
+        return stages_of(known, functools.partial(self._owner.read, record), numbers=record.stage_numbers)
 
     def result(self, timeout: float | None = None) -> T:
         """The value that the function returned, as :meth:`concurrent.futures.Future.result`.

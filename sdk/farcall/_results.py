@@ -165,6 +165,17 @@ class ResultReader:
         serializer = self._serializer_for(found, origin, f"the result of task {result.task_id}")
         return load_user_data(lambda: serializer.deserialize(found))
 
+    def read_other(self, data: bytes, origin: Origin, what: str) -> Any:
+        """A value that came beside the result of a task.
+
+        :param what: the subject of the message of an error.
+        :raises ResultRefused: if it may not be read here.
+        :raises DeserializationError: if it cannot be read here.
+        :raises FarcallError: if the API cannot be asked whose the endpoint is.
+        """
+        serializer = self._serializer_for(data, origin, what)
+        return load_user_data(lambda: serializer.deserialize(data))
+
     def _serializer_for(self, found: Piece, origin: Origin, what: str) -> Serializer:
         return self._policy.serializer_for(found, origin, allowed=self.allowed, what=what)
 
@@ -324,6 +335,8 @@ class Collector:
     def _set_result(self, future: ComputeFuture[Any], result: StreamResult, data: Piece | None, origin: Origin) -> None:
         try:
             value = self._reader.read(result, data, origin)
+            if (rebuild := record_of(future).rebuild) is not None:
+                value = load_user_data(lambda: rebuild(value))
         except FarcallError as error:
             settle_failed(future, error.with_traceback(None))  # our own frames do not help the reader
             return

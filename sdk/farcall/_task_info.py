@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from farcall._display import card, local_time, shortened
+from farcall._stages import Stages
 from farcall_common.durations import ago
 from farcall_common.plain_text import plain
 
@@ -109,7 +110,7 @@ class TaskInfo(Mapping[str, Any]):
 
     ``state`` is None for a task that does not exist. ``exception`` is raised by :meth:`result`: a
     :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats,
-    ``environment`` the name of what it runs in, or its technology and place.
+    ``environment`` the name of what it runs in, or its technology and place. ``stages`` are those of a graph.
 
     It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
@@ -129,6 +130,7 @@ class TaskInfo(Mapping[str, Any]):
     value: Any = dataclasses.field(default=None, repr=False)
     exception: Exception | None = dataclasses.field(default=None, repr=False)
     environment: str = ""
+    stages: Stages = dataclasses.field(default_factory=Stages, repr=False)
 
     def __repr__(self) -> str:
         ran = f", ran {seconds} s" if (seconds := self._ran_s()) else ""

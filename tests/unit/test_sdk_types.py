@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, assert_type
+from typing import TYPE_CHECKING, Any, Final, assert_type
 
 import pytest
 
@@ -21,12 +21,17 @@ from farcall import (
     Executor,
     FarcallError,
     Function,
+    Graph,
     MPIFunction,
     ShellFunction,
     ShellResult,
+    StageHandle,
+    StageList,
+    Stages,
     TaskFailed,
     TaskInfo,
     Why,
+    chain,
     function,
     track,
 )
@@ -92,6 +97,28 @@ def test_client_methods_have_typed_results(cloud: FakeCloud, client: Client) -> 
     assert_type(client.get_task(task_id), TaskInfo)
     assert_type(client.get_task(task_id).exception, Exception | None)
     assert_type(client.get_batch_result([task_id]), dict[str, TaskInfo])
+
+
+def test_a_stage_has_the_return_type_of_its_function(cloud: FakeCloud, client: Client) -> None:
+    graph = Graph()
+    cubed = graph.call(cube, 2)
+    many = graph.map(cube, [2, 3])
+    assert_type(cubed, StageHandle[int])
+    assert_type(many, StageList[int])
+    assert_type(graph.map(cube, graph.call(list, range(3))), StageHandle[list[int]])
+    assert_type(graph.options(walltime_s=60).call(total, many), StageHandle[int])
+    both = chain(named, len)
+    assert_type(both("x", times=2), int)
+    with Executor(cloud.endpoint_id, client) as executor:
+        assert_type(executor.submit(graph, cubed), ComputeFuture[int])
+        assert_type(executor.submit(graph, many), ComputeFuture[list[int]])
+        assert_type(executor.submit(graph, [cubed]), ComputeFuture[list[int]])
+        assert_type(executor.submit(graph, (cubed, many)), ComputeFuture[Any])
+        assert_type(executor.submit(both, "x", times=2), ComputeFuture[int])
+        assert_type(executor.map(both, ["x"]), Iterator[int])
+        assert_type(executor.submit(both, "x").stages, Stages)
+    if TYPE_CHECKING:
+        executor.submit(both, 2)  # type: ignore[call-overload]
 
 
 def test_errors_have_records() -> None:
@@ -171,7 +198,7 @@ def type_of_decorated_functions(executor: Executor) -> None:
 def type_of_the_engine(engine: Engine) -> None:
     """For the checker alone: it knows the arguments, too."""
     assert_type(engine.submit(cube, 2), EngineFuture[int])
-    engine.submit(cube, "two")  # type: ignore[arg-type]
+    engine.submit(cube, "two")  # type: ignore[call-overload]
     engine.submit(named, "x", many=2)  # type: ignore[call-arg]
     assert_type(engine.map(cube, range(3)), Iterator[int])
 

@@ -8,19 +8,25 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, overload
 
+import msgspec
+
+from farcall_common.chains import Chain
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.graph_builder import Graph, plan_of
+from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, FunctionTable, Submission
+from farcall_endpoint.engine.graphs import pack_for_engine
+from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Function, FunctionTable, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
 
 P = ParamSpec("P")
@@ -41,13 +47,37 @@ class _Submitter(concurrent.futures.Executor):
         self._options = options
         self._raise_original = raise_original
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> EngineFuture[T]:
+    @overload
+    def submit(self, fn: Graph, target: StageHandle[T], /) -> EngineFuture[T]: ...
+
+    @overload
+    def submit(self, fn: Graph, target: StageList[T] | list[StageHandle[T]], /) -> EngineFuture[list[T]]: ...
+
+    @overload
+    def submit(self, fn: Graph, target: list[Any] | tuple[Any, ...] | Mapping[Any, Any], /) -> EngineFuture[Any]: ...
+
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> EngineFuture[T]: ...
+
+    def submit(self, fn: Callable[..., T] | Graph, /, *args: Any, **kwargs: Any) -> EngineFuture[Any]:
         """Run ``fn(*args, **kwargs)`` in a worker.
+
+        ``submit(graph, target)`` runs what a target needs of a :class:`~farcall_endpoint.Graph`, as one task: a stage,
+        or a list, tuple or dictionary of stages. A :func:`~farcall_endpoint.chain` is one task, too.
 
         :raises SerializationError: if the function or an argument cannot travel.
         :raises RuntimeError: after ``shutdown``.
         :raises BrokenExecutor: if the engine ended because of a defect.
+        :raises TypeError, ValueError: for a target that is not one of the graph's, and options that an engine does not
+            know.
         """
+        if isinstance(fn, Chain):
+            graph = Graph()
+            return self._submit_graph(graph, graph.call(fn, *args, **kwargs))
+        if isinstance(fn, Graph):
+            if len(args) != 1 or kwargs:
+                raise TypeError("submit(graph, target): expected one target: a stage, or a list of stages")
+            return self._submit_graph(fn, args[0])
         return self._submit(fn, args, kwargs)
 
     def map(
@@ -66,6 +96,9 @@ class _Submitter(concurrent.futures.Executor):
         return _flattened(super().map(_run_chunk, itertools.repeat(fn), _chunks(iterables, chunksize), timeout=timeout))
 
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
+        raise NotImplementedError
+
+    def _submit_graph(self, graph: Graph, target: object) -> EngineFuture[Any]:
         raise NotImplementedError
 
 
@@ -216,6 +249,17 @@ class Engine(_Submitter):
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
         return self._submit_with(self._options, self._raise_original, fn, args, kwargs)
 
+    def _submit_graph(self, graph: Graph, target: object) -> EngineFuture[Any]:
+        return self._submit_graph_with(self._options, self._raise_original, graph, target)
+
+    def _submit_graph_with(
+        self, options: TaskOptions, raise_original: bool, graph: Graph, target: object
+    ) -> EngineFuture[Any]:
+        plan = plan_of(graph, target)
+        packed = pack_for_engine(plan, self._functions, options, spread=graph.spread)
+        options = msgspec.structs.replace(options, callees=packed.callees)
+        return self._start(options, raise_original, packed.function, packed.payload, packed.functions, plan.rebuild)
+
     def _submit_with(
         self,
         options: TaskOptions,
@@ -224,14 +268,28 @@ class Engine(_Submitter):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> EngineFuture[T]:
-        function = self._functions.get(fn)
-        payload = dump_call(args, kwargs)
+        return self._start(options, raise_original, self._functions.get(fn), dump_call(args, kwargs))
+
+    def _start(
+        self,
+        options: TaskOptions,
+        raise_original: bool,
+        function: Function,
+        payload: bytes,
+        callees: Sequence[Function] = (),
+        rebuild: Callable[[Any], Any] | None = None,
+    ) -> EngineFuture[Any]:
+        """The future of a task.
+
+        :param callees: functions that it calls.
+        :param rebuild: makes its value of the result, if that has another form.
+        """
         if self._over:
             raise RuntimeError("cannot schedule new futures after shutdown")
         task_id = str(next(self._numbers))
-        future: EngineFuture[T] = EngineFuture(task_id, self._cancel, raise_original=raise_original)
+        future: EngineFuture[Any] = EngineFuture(task_id, self._cancel, raise_original=raise_original)
         spec = TaskSpec(task_id, 1, "", function.hash, options, 0)
-        self._loop.submit(Submission(spec, function, payload, future))
+        self._loop.submit(Submission(spec, function, payload, future, callees, rebuild))
         return future
 
 
@@ -244,6 +302,9 @@ class EngineView(_Submitter):
 
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
         return self._engine._submit_with(self._options, self._raise_original, fn, args, kwargs)
+
+    def _submit_graph(self, graph: Graph, target: object) -> EngineFuture[Any]:
+        return self._engine._submit_graph_with(self._options, self._raise_original, graph, target)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Nothing: the engine goes on."""

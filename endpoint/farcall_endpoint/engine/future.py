@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, Final, TypeVar
 
 from farcall_common.futures import GuardedFuture
+from farcall_common.graphs import StageState
 
 T = TypeVar("T")
 
@@ -29,6 +30,9 @@ class EngineFuture(GuardedFuture[T]):
     finished before a thread looks at them. So this one makes its condition when it is first needed; the base class, and
     ``wait`` and ``as_completed``, find it under the name that they expect.
     """
+
+    stages: Sequence[StageState] = ()
+    """Of a graph that has ended: how its stages were."""
 
     def __init__(self, task_id: str, on_cancel: Callable[[str], None], *, raise_original: bool = False) -> None:
         self._own_condition: threading.Condition | None = None

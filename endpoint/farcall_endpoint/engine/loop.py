@@ -16,10 +16,11 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
 import zmq
 
 from farcall_common.errors import (
@@ -32,6 +33,7 @@ from farcall_common.errors import (
     original_of,
 )
 from farcall_common.event_log import UserBytes
+from farcall_common.graphs import StageState
 from farcall_common.payload import Serializer, load_user_data, task_error
 from farcall_common.payload.native import load_native
 from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
@@ -134,12 +136,15 @@ class FunctionTable:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Submission:
-    """A call on its way into the engine."""
+    """A call on its way into the engine. ``callees``: functions that it calls. ``rebuild`` makes its value of the
+    result, if that has another form."""
 
     spec: TaskSpec
     function: Function
     payload: bytes
     future: EngineFuture[Any]
+    callees: Sequence[Function] = ()
+    rebuild: Callable[[Any], Any] | None = None
 
 
 class EngineLoop:
@@ -153,6 +158,7 @@ class EngineLoop:
         self._inbox: collections.deque[Submission] = collections.deque()
         self._cancels: collections.deque[str] = collections.deque()
         self._open: dict[str, EngineFuture[Any]] = {}
+        self._rebuilds: dict[str, Callable[[Any], Any]] = {}
         self._functions: dict[str, Function] = {}
         self._asleep = False
         self._ended = False
@@ -331,9 +337,12 @@ class EngineLoop:
             if future.cancelled():
                 continue
             self._open[submission.spec.task_id] = future
-            if function.hash not in self._functions:
-                self._functions[function.hash] = function
-                functions.append(function)
+            if submission.rebuild is not None:
+                self._rebuilds[submission.spec.task_id] = submission.rebuild
+            for each in (function, *submission.callees):
+                if each.hash not in self._functions:
+                    self._functions[each.hash] = each
+                    functions.append(each)
             tasks.append(submission.spec)
             payloads.append(submission.payload)
         if tasks:
@@ -369,9 +378,14 @@ class EngineLoop:
         future, result = self._open.get(task.task_id), task.result
         if future is None or result is None:
             return
+        rebuild = self._rebuilds.pop(task.task_id, None) if self._rebuilds else None
+        if result.details is not None and "stages" in result.details:
+            future.stages = _stages(result.details["stages"])
         if result.state is TaskState.SUCCESS:
             try:
                 value = load_user_data(lambda: load_native(result.body or b""))
+                if rebuild is not None:
+                    value = rebuild(value)
             except DeserializationError as error:
                 future.settle(None, error.with_traceback(None))
             else:
@@ -427,6 +441,14 @@ class EngineLoop:
 def _payload_of(task: Task) -> Bytes:
     assert task.payload is not None  # until the task is finished, for it may run again
     return task.payload
+
+
+def _stages(found: object) -> Sequence[StageState]:
+    """The stages in the details of a result; none if they cannot be read."""
+    try:
+        return msgspec.convert(found, tuple[StageState, ...])
+    except msgspec.ValidationError:
+        return ()
 
 
 def _error(result: TaskResult) -> BaseException:

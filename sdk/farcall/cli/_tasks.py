@@ -51,6 +51,9 @@ _EXPORTED: Final = (
 #: Those of `tasks show` that its JSON has, with what the worker reported.
 _KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "environment", "attempt", "retry of")
 
+#: Details of a task that are not shown as fields.
+_NOT_FIELDS: Final = frozenset({"task_transitions", "stages", "values"})
+
 State = Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")]
 OnEndpoint = Annotated[
     str | None,
@@ -117,13 +120,13 @@ def list_(
 
 @app.command()
 def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show a task, and its result or error."""
+    """Show a task, and its result or error; of a graph its stages, too, also while it runs."""
     with connected(context) as client:
         [task] = client.get_batch_result([last_of("tasks", task_id)]).values()
     if task.state is None:
         raise TaskUnknown(f"there is no task {task_id}")
     error = None if task.pending or task.exception is None else task.exception
-    details = {name: value for name, value in task.details.items() if name != "task_transitions"}
+    details = {name: value for name, value in task.details.items() if name not in _NOT_FIELDS}
     times = task.timings
     fields: dict[str, Any] = {
         "task": task.task_id,
@@ -149,6 +152,10 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         show_json(shown | {"result": task.value})
         return
     show_fields(fields)
+    if task.stages:
+        show_text("")
+        columns, *rows = task.stages.rows
+        show_table(columns, rows, cut=True)
     for note in getattr(error, "__notes__", ()):
         show_text(f"\n{note}")
 

@@ -19,6 +19,7 @@ import msgspec
 
 from farcall._batch import encode_payload
 from farcall._client import Client
+from farcall.testing._graphs import GraphFailed, GraphRun
 from farcall.testing._registry import Registry
 from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
 from farcall.testing._tokens import Tokens
@@ -37,6 +38,7 @@ from farcall_common.errors import (
     TaskUnknown,
     Unauthenticated,
 )
+from farcall_common.graphs import StageState, is_graph, unpack_graph
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
@@ -179,6 +181,12 @@ class FakeCloud:
             task.stdout += stdout.encode()
             task.stderr += stderr.encode()
 
+    def report_stages(self, task_id: str, stages: Sequence[StageState]) -> None:
+        """Set how the stages of a running task are, as if its endpoint had reported this. Of those that run here, the
+        state is known when the task ends."""
+        with self._lock:
+            self._task(task_id).details["stages"] = msgspec.to_builtins(stages)
+
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
         if self._pool is not None:
@@ -198,16 +206,31 @@ class FakeCloud:
         result: bytes | None = None
         error: ErrorRecord | None = None
         is_called = is_to_retry = False
+        details: Json = {}
+
+        def describe(raised: BaseException) -> ErrorRecord:
+            found = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
+            return dataclasses.replace(found, exception_data=_exception_data(task, raised))
+
         try:
-            function = _serializer.unpack_function(body)
-            args, kwargs = _serializer.unpack_call(task.payload)
-            is_called = True
-            value = function(*args, **kwargs)
-            is_called = False
+            if is_graph(task.payload):
+                graph = unpack_graph(task.payload, callees=len(task.callees))
+                run = GraphRun(graph, [self._function(each) for each in task.callees], _serializer, describe)
+                try:
+                    value = run.run()
+                finally:
+                    details = run.details(failed=graph.output not in run)
+            else:
+                function = _serializer.unpack_function(body)
+                args, kwargs = _serializer.unpack_call(task.payload)
+                is_called = True
+                value = function(*args, **kwargs)
+                is_called = False
             result = _serializer.serialize(value, strategies=_strategies(task))
+        except GraphFailed as failure:
+            error = failure.record
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
-            error = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
-            error = dataclasses.replace(error, exception_data=_exception_data(task, raised))
+            error = describe(raised)
             is_to_retry = is_called and task.retries_used < task.retries and is_retried(raised, task.retry_on)
         with self._lock:
             if task.ended():
@@ -218,8 +241,9 @@ class FakeCloud:
                 task.move(TaskState.WAITING_FOR_NODES, Reporter.AGENT, **retry, error=error.exception_type)
                 self._pool.submit(self._run, task)
                 return
+            task.details |= details
             if task.retries_used:
-                task.details = {"retries_used": task.retries_used}
+                task.details |= {"retries_used": task.retries_used}
                 error = error and dataclasses.replace(error, retries_used=task.retries_used)
             task.result, task.error = result, error
             task.timings |= {"started_at": started_at, "ended_at": time.time()}
@@ -273,6 +297,8 @@ class FakeCloud:
         ids = body.get("task_ids") or {key: [str(uuid.uuid4()) for _ in each] for key, each in body["tasks"].items()}
         tasks = []
         self._registry.check_environments(body)
+        called = map(self._registry.function, body.get("callees") or ())
+        callees = [f"{each['function_uuid']}@{each['version']}" for each in called]
         for reference, payloads in body["tasks"].items():
             function = self._registry.function(reference)
             function_id = function["function_uuid"]
@@ -282,8 +308,9 @@ class FakeCloud:
                     raise InvalidRequest(f"{task_id!r} is not a UUID")
                 task = Task(task_id, group_id, endpoint_id, function_id, self._payload(payload))
                 task.function_version = function["version"]
-                task.memo_key = (function["function_hash"], task.payload) if memoize else None
+                task.memo_key = (function["function_hash"], task.payload, tuple(callees)) if memoize else None
                 task.result_serializers = body.get("result_serializers") or ()
+                task.callees = callees
                 task.retries, task.retry_on = body.get("retries", 0), body.get("retry_on") or ()
                 known = self._tasks.get(task_id)
                 if known is None:
@@ -432,6 +459,9 @@ class FakeCloud:
 
     def _open_stream(self, _: Json) -> Json:
         raise NoForwarder("results are polled here", retry_after_s=60.0)
+
+    def _function(self, reference: str) -> Callable[..., Any]:
+        return _serializer.unpack_function(self._registry.function(reference)["function_code"].encode())
 
     def _name_of(self, object_id: str) -> str | None:
         return "fake" if object_id == self.endpoint_id else self._registry.name_of(object_id)

@@ -52,7 +52,7 @@ class Task:
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
     events: list[Json] = dataclasses.field(default_factory=list)
     details: Json = dataclasses.field(default_factory=dict)
-    memo_key: tuple[str, bytes] | None = None
+    memo_key: tuple[str, bytes, tuple[str, ...]] | None = None
     function_version: int = 1
     result_serializers: Sequence[str] = ()
     retry_of: str | None = None
@@ -62,6 +62,8 @@ class Task:
     discarded: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
+    #: References of the functions that it may call.
+    callees: Sequence[str] = ()
 
     def ended(self) -> bool:
         return self.state.is_terminal
