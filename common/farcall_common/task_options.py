@@ -65,17 +65,28 @@ class TaskOptionsDict(OwnOptionsDict, total=False):
     result_serializers: Iterable[object] | None
     resource_specification: Mapping[str, Any] | None
     user_endpoint_config: Mapping[str, Any] | None
+    callees: Iterable[Callee | str] | None
 
 
 class Callee(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A function that a task may call on its endpoint, as a stage of its graph or while it runs.
 
-    :param function_id: id, or where it is submitted ``id@version``.
+    :param function_id: id, or where it is submitted ``id@version``. The API replaces it by the id.
     :param function_hash: SHA-256 of its body in hex; the API sets it.
+    :param version: of the function; the API sets it.
+    :param environment: the environment that its calls run in, unless a stage names another: the one that the submit
+        names, else that of the function; the API sets it. None = the endpoint's own, whatever that of the task is.
     """
 
     function_id: str
     function_hash: str = ""
+    version: int = 0
+    environment: Environment | None = None
+
+    @property
+    def reference(self) -> str:
+        """The function as a submit names it."""
+        return f"{self.function_id}@{self.version}" if self.version else self.function_id
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False):
@@ -155,6 +166,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         values["result_serializers"] = tuple(values["result_serializers"] or ())
         if "retry_on" in changes:
             values["retry_on"] = exception_names(values["retry_on"])
+        if "callees" in changes:
+            values["callees"] = _callees(values["callees"])
         for name in ("resource_specification", "user_endpoint_config"):
             # A copy: later changes by the caller have no effect until the option is set again.
             values[name] = _json_object(values[name], name)
@@ -199,6 +212,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         body = {"idempotent": self.idempotent, "max_attempts": self.max_attempts, **msgspec.to_builtins(self)}
         if self.environment is not None:
             body |= {"environment": self.environment.to_json(), "container": self.environment.reference}
+        if self.callees:
+            body["callees"] = [each.reference for each in self.callees]
         return body
 
     def within(self, environment: Environment, *, container: str = "") -> TaskOptions:
@@ -251,6 +266,16 @@ def _environment(values: dict[str, Any], changes: Mapping[str, Any]) -> Environm
     if "requirements" in changes and environment is not None and environment.type == UV:
         return None
     return environment
+
+
+def _callees(given: Iterable[Callee | str] | None) -> tuple[Callee, ...]:
+    """Functions that a task calls, from references to them.
+
+    :raises TypeError: if it is no list, or one of another thing.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable | None):
+        raise TypeError(f"callees: expected a list, got {type(given).__name__}")
+    return tuple(Callee(each) if isinstance(each, str) else each for each in given or ())
 
 
 def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:

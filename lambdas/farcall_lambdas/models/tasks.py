@@ -10,10 +10,11 @@ from pydantic import Base64Bytes, Field, create_model, model_validator
 
 from farcall_common.limits import MAX_OUTPUT_TASKS
 from farcall_common.retries import MAX_NAME_CHARACTERS, MAX_NAMES, NAME_PATTERN
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import MAX_CALLEES, Callee, TaskOptions
 from farcall_lambdas.models.containers import EnvironmentShape
 from farcall_lambdas.models.endpoints import EndpointDetails, EnvironmentEntry
 from farcall_lambdas.models.fields import (
+    FunctionReference,
     Id,
     Ids,
     JsonObject,
@@ -53,6 +54,7 @@ _OWN_RULES: Final = frozenset(
     {
         "max_attempts",
         "retry_on",
+        "callees",
         "container",
         "environment",
         "result_serializers",
@@ -103,7 +105,9 @@ class _SubmitOptions(_PlainOptions):
     ``retry_delay_s``. The tasks run in ``container`` (id or name of a container of yours) or ``environment``, one of
     the two; else in the environment of their function, else in the endpoint's own Python. ``num_nodes``,
     ``ranks_per_node``, ``num_ranks``, ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in
-    ``resource_specification`` instead."""
+    ``resource_specification`` instead. ``callees`` are other functions that the tasks call on their endpoint: those of
+    the stages of a graph, or those that they may call while they run. Each runs in ``container`` or ``environment``,
+    else in its own environment."""
 
     task_group_id: Id | None = None
     create_queue: bool | None = None
@@ -115,6 +119,7 @@ class _SubmitOptions(_PlainOptions):
     retry_on: Annotated[list[ClassName], Field(fail_fast=True, max_length=MAX_NAMES)] | None = None
     container: Reference | None = None
     environment: EnvironmentShape | None = None
+    callees: Annotated[list[FunctionReference], Field(fail_fast=True, max_length=MAX_CALLEES)] | None = None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -133,6 +138,7 @@ class _SubmitOptions(_PlainOptions):
         given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
         given["environment"] = environment
         given |= {name: tuple(given[name] or ()) for name in ("result_serializers", "retry_on")}
+        given["callees"] = tuple(map(Callee, self.callees or ()))
         return TaskOptions(**given).translated()
 
 
