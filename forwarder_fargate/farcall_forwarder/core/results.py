@@ -68,7 +68,7 @@ def read_result(
         state=spec.state,
         reporter=Reporter.AGENT,
         result=frames[spec.result] if is_inline and spec.result is not None else None,
-        details=clean_details(spec.details) if spec.details else {},
+        details=clean_details(spec.details, now=returned_at) if spec.details else {},
         timings=timings,
         task_group_id=lease.task_group_id if lease else "",
         owner_id=lease.owner_id if lease else "",
