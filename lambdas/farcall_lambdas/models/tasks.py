@@ -191,13 +191,36 @@ class ResultRefShape(BlobRefShape):
     url: str
 
 
+class StageShape(Shape):
+    """A stage of a graph. ``state``: "waiting", "running", "done", "failed", "cancelled" or "skipped" (its value was
+    not needed). It makes ``calls`` calls, as far as that is known; ``ended`` of these have ended, ``failed`` without
+    success; ``retries`` are starts beyond the first. ``run_s`` are the seconds of all calls together, ``workers``
+    process ids on ``node``. ``error`` is that of the first call that failed for good."""
+
+    number: int
+    name: str
+    state: str
+    calls: int = 1
+    ended: int = 0
+    failed: int = 0
+    retries: int = 0
+    run_s: float = 0.0
+    value_bytes: int = 0
+    workers: list[int] = Field(default_factory=list)
+    node: str = ""
+    started_at: Maybe[float] = None
+    ended_at: Maybe[float] = None
+    error: Maybe[dict[str, Any]] = None
+
+
 class TaskAnswer(Shape):
     """A task. At most one of ``result``, ``result_ref`` and ``exception`` is there, and none before the task is
     finished.
 
     ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stages of the task.
     ``result_serializers`` are those of the submit, if there are any. ``environment`` is the name of that in which it
-    runs, or technology and place.
+    runs, or technology and place. ``stages`` are those of a graph, in the answer about a single task: while it runs,
+    some of them, as its endpoint last reported them.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
@@ -220,6 +243,7 @@ class TaskAnswer(Shape):
     result_serializers: Maybe[list[str]] = None
     retry_of: Maybe[str] = None
     environment: Maybe[str] = None
+    stages: Maybe[list[StageShape]] = None
 
 
 class BatchStatus(Shape):
