@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from farcall_common.environments import Environment
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import messages as m
 from farcall_common.wire.states import TaskState
 
@@ -301,6 +301,17 @@ LATER_FIELDS: Final = {
             knows_output=True,
         )
     ),
+    "Hello.graphs": m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            knows_graphs=True,
+        )
+    ),
     "Hello.data-only": m.Envelope(
         m.Hello(
             endpoint_id="e-1",
@@ -374,6 +385,64 @@ LATER_FIELDS: Final = {
             ),
         ),
         (b"4\n11\n[",),
+    ),
+    "RunTasks.callees": m.Envelope(
+        m.RunTasks(
+            tasks=(
+                m.TaskSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    function_id="fn-1",
+                    function_hash=SHA,
+                    options=TaskOptions(
+                        callees=(
+                            Callee("fn-1", SHA, 2),
+                            Callee("fn-2", SHA, 1, Environment(type="uv", requirements=("polars==1.*",))),
+                        )
+                    ),
+                    payload=0,
+                ),
+            ),
+        ),
+        (b"gr\nAAAA",),
+    ),
+    "RunTasks.functions-ahead": m.Envelope(
+        m.RunTasks(tasks=(), functions=(m.FunctionSpec(function_hash=SHA, name="resize", body=0),)),
+        (b"4\n01\nf",),
+    ),
+    "TaskResults.stages": m.Envelope(
+        m.TaskResults(
+            results=(
+                m.ResultSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    state=TaskState.SUCCESS,
+                    result=0,
+                    details={
+                        "stages": [{"number": 0, "name": "load", "state": "done", "ended": 1, "run_s": 1.5}],
+                        "stage_calls": 1,
+                        "stage_run_s": 1.5,
+                    },
+                ),
+            )
+        ),
+        (b"4\n11\n[",),
+    ),
+    "Heartbeat.graphs": m.Envelope(
+        m.Heartbeat(
+            at=1_700_000_000.5,
+            report=m.EndpointReport(
+                managers=1,
+                detail={
+                    "graphs": [
+                        {
+                            "task_id": TASK,
+                            "stages": [{"number": 1, "name": "resize", "state": "running", "calls": 40, "ended": 12}],
+                        }
+                    ]
+                },
+            ),
+        )
     ),
     "TaskTransitions.retry": m.Envelope(
         m.TaskTransitions(

@@ -192,6 +192,8 @@ def test_a_report_of_a_new_generation_counts_although_the_old_one_is_under_way()
 
 # -- sanitising --------------------------------------------------------------------------------------------------------
 
+NOW = 1_800_000_000.0
+
 _json_like = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -207,8 +209,8 @@ def test_any_map_becomes_json_that_postgresql_accepts(value: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("forged", [-1e9, "1", True, None])
 def test_earlier_runs_never_reduce_the_usage_of_a_task(forged: object) -> None:
-    assert clean_details({"earlier_run_s": forged, "retries_used": 1}) == {"retries_used": 1}
-    assert clean_details({"earlier_run_s": 1.5}) == {"earlier_run_s": 1.5}
+    assert clean_details({"earlier_run_s": forged, "retries_used": 1}, now=NOW) == {"retries_used": 1}
+    assert clean_details({"earlier_run_s": 1.5}, now=NOW) == {"earlier_run_s": 1.5}
 
 
 @given(st.dictionaries(st.sampled_from(["code", "message", "fault", "retryable", "attempt", "hint"]), _json_like))
@@ -239,23 +241,28 @@ def test_reasons_of_attempts_are_short_texts() -> None:
 
 def test_too_large_details_are_dropped() -> None:
     details = {"stdout_tail": "x" * 4096, "stderr_tail": "\N{SNOWMAN}" * 4096, "node": {"cores": 64}}
-    assert clean_details(details) == details
+    assert clean_details(details, now=NOW) == details
     filler = MAX_DETAILS - len(json.dumps({"text": ""}))
-    assert clean_details({"text": "x" * filler}) == {"text": "x" * filler}
-    assert clean_details({"text": "x" * (filler + 1)}) == {}
-    assert clean_details({str(number): "x" * 1000 for number in range(100)}) == {}
+    assert clean_details({"text": "x" * filler}, now=NOW) == {"text": "x" * filler}
+    assert clean_details({"text": "x" * (filler + 1)}, now=NOW) == {}
+    assert clean_details({str(number): "x" * 1000 for number in range(100)}, now=NOW) == {}
 
 
 @pytest.mark.parametrize("transitions", ["x", 5, ["a", 1], None, {"a": "soon", "b": True, "c": [], "d": math.nan}])
 def test_transitions_of_a_task_are_times_by_name(transitions: object) -> None:
-    assert clean_details({"task_transitions": transitions}) == {"task_transitions": {}}
+    assert clean_details({"task_transitions": transitions}, now=NOW) == {"task_transitions": {}}
     times = {"execution-start": 1.5, "execution-end": 2}
-    assert clean_details({"task_transitions": times, "os": "linux"}) == {"task_transitions": times, "os": "linux"}
+    assert clean_details({"task_transitions": times, "os": "linux"}, now=NOW) == {
+        "task_transitions": times,
+        "os": "linux",
+    }
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(1.5, True), (3, True), ("1", False), (None, False), (True, False)])
 def test_seconds_of_earlier_runs_are_a_number(seconds: object, kept: bool) -> None:
-    assert clean_details({"earlier_run_s": seconds, "x": 1}) == {"x": 1} | ({"earlier_run_s": seconds} if kept else {})
+    assert clean_details({"earlier_run_s": seconds, "x": 1}, now=NOW) == {"x": 1} | (
+        {"earlier_run_s": seconds} if kept else {}
+    )
 
 
 RETRY = {"retry": 2, "retries": 3, "retry_at": 1000.0, "error": "a.b.Away"}

@@ -43,7 +43,9 @@ def usage(api: MemoryApi, query: str = "", *, caller: Identity = ALICE) -> list[
 
 def test_caller_sees_what_is_his(api: MemoryApi) -> None:
     day = str(dt.datetime.fromtimestamp(api.clock(), dt.UTC).date())
-    assert usage(api) == [{"day": day, "tasks": 1, "failed": 0, "wall_s": 60.0, "core_s": 60.0, "gpu_s": 0.0}]
+    assert usage(api) == [
+        {"day": day, "tasks": 1, "failed": 0, "stages": 0, "wall_s": 60.0, "core_s": 60.0, "gpu_s": 0.0}
+    ]
     assert [each["tasks"] for each in usage(api, caller=BOB)] == [2]
     assert usage(api, "?of=endpoints", caller=BOB) == []
 

@@ -61,6 +61,7 @@ from farcall_common.store.model import (
     TeamMember,
     Withdrawal,
 )
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
@@ -121,6 +122,7 @@ def transition(task_id: str, state: TaskState, attempt: int = 0, **changes: Any)
 
 
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+UV = Environment(type="uv", requirements=("polars",))
 
 
 def now() -> dt.datetime:
@@ -296,6 +298,9 @@ class RecordsSuite:
         assert functions == records.functions.get_functions(["f1", "f2"], with_bodies=False)
         assert tasks == records.tasks.get_tasks(["t1", "t2"])
         assert (functions["f1"].version, len(tasks)) == (2, 2)
+        _, versions, _ = records.tasks.read_for_submit("e1", ["f1", "f1@1", "f1@9", "f2@1", "f9@1"], [])
+        assert {name: each.version for name, each in versions.items()} == {"f1": 2, "f1@1": 1, "f2@1": 1}
+        assert versions["f1@1"] == records.functions.get_version("f1", 1, with_body=False)
         assert (
             records.tasks.read_for_submit("e9", [], [])
             == records.tasks.read_for_submit("e9", ["f9"], ["t9"])
@@ -1045,6 +1050,33 @@ class RecordsSuite:
         assert found(endpoint_id="e1", owner_id="bob") == ["t2"]
         assert found(function_id="f2", after="t2", limit=1) == ["t3"]
         assert all(task.payload is None for task in records.tasks.find_open_tasks(function_id="f1"))
+
+    def test_open_tasks_that_may_call_a_function_are_found(self, records: Records) -> None:
+        calls = TaskOptions(callees=(Callee("f1", "h1", 2), Callee("f2", "h2", environment=UV)))
+        mentions = TaskOptions(resource_specification={"callees": [["f2"]], "f2": "f2"})
+        records.tasks.add_tasks(
+            [
+                make_task("t1", function_id="f2", options=calls),
+                make_task("t2", function_id="f3", options=calls),
+                make_task("t3", function_id="f2"),
+                make_task("t4", function_id="f3", options=mentions),
+                make_task("t5", function_id="f3", options=calls),
+                make_task("t6", function_id="f3", options=calls, endpoint_id="e2"),
+            ]
+        )
+        records.tasks.record_results([make_task_result("t5")], at=at(1))
+
+        def found(**wanted: Any) -> list[str]:
+            return [task.task_id for task in records.tasks.find_open_tasks(**wanted)]
+
+        assert found(function_id="f2") == ["t1", "t2", "t3", "t6"]
+        assert found(function_id="f2", limit=2) == ["t1", "t2"]
+        assert found(function_id="f2", after="t2") == ["t3", "t6"]
+        assert found(function_id="f2", endpoint_id="e2") == ["t6"]
+        assert found(function_id="f1") == ["t1", "t2", "t6"]
+        assert found(function_id="f") == []
+        [task] = records.tasks.find_open_tasks(function_id="f1", limit=1)
+        assert task.options == calls
 
     def test_endpoints_with_certain_functions_only_are_found(self, records: Records) -> None:
         for name, allowed in (("e1", None), ("e2", []), ("e3", ["f1"])):

@@ -108,6 +108,21 @@ class UsageSuite:
         run(records, "t2", 20.0, result={"details": {"earlier_run_s": 1e9}})
         assert [each.wall_s for each in usage(records)] == [(27.5 if timed else 7.5) + 100.0]
 
+    def test_calls_of_a_graph_count_together(self, records: Records) -> None:
+        put_endpoint(records, cores=2)
+        run(records, "t1", 20.0, result={"details": {"stage_calls": 40, "stage_run_s": 50.0, "earlier_run_s": 1.0}})
+        failed = {"state": TaskState.FAILED, "result": None, "error": ERROR, "timings": {}}
+        run(records, "t2", result={**failed, "details": {"stage_calls": 2, "stage_run_s": 3.5}})
+        run(records, "t3", 10.0)
+        assert usage(records) == [Usage(3, 1, 64.5, 129.0, 0.0, stages=42)]
+        assert records.usage.fold_usage(limit=10) == len(usage(records, *UsageBy)) * 3
+        assert usage(records, UsageBy.IDENTITY) == [Usage(3, 1, 64.5, 129.0, 0.0, owner_id="alice", stages=42)]
+
+    def test_calls_of_a_graph_run_no_longer_than_since_the_submit_each(self, records: Records) -> None:
+        run(records, "t1", 20.0, ended=100.0, result={"details": {"stage_calls": 3, "stage_run_s": 1e9}})
+        run(records, "t2", 20.0, ended=100.0, result={"details": {"stage_calls": 0, "stage_run_s": 0.0}})
+        assert usage(records) == [Usage(2, 0, 300.0, 300.0, 0.0, stages=3)]
+
     def test_cancelled_task_that_never_ran_used_nothing(self, records: Records) -> None:
         cancelled = {"state": TaskState.CANCELLED, "reporter": Reporter.API, "result": None, "error": ERROR}
         run(records, "t1", result={**cancelled, "timings": {}})

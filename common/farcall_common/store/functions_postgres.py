@@ -30,7 +30,8 @@ _VERSION: Final = """
         v.created_at
     FROM function f JOIN function_version v USING (function_id)
 """
-_VERSION_WITHOUT_BODY: Final = _VERSION.replace("v.body,", "''::bytea AS body,")
+#: Without its body.
+VERSION_WITHOUT_BODY: Final = _VERSION.replace("v.body,", "''::bytea AS body,")
 _ALIAS: Final = "SELECT owner_id, name, function_id, version FROM function_alias WHERE owner_id = %(owner_id)s"
 
 #: Columns by name: a later release may have added some.
@@ -80,7 +81,7 @@ class PostgresFunctions(PostgresPort):
         )
 
     def get_version(self, function_id: str, version: int, *, with_body: bool = True) -> Function | None:
-        query = _VERSION if with_body else _VERSION_WITHOUT_BODY
+        query = _VERSION if with_body else VERSION_WITHOUT_BODY
         rows = self._database.rows(
             f"{query} WHERE f.function_id = %(id)s AND v.version = %(version)s",
             {"id": function_id, "version": version},
@@ -111,7 +112,7 @@ class PostgresFunctions(PostgresPort):
 
     def list_versions(self, function_id: str, *, limit: int = 100) -> Sequence[Function]:
         rows = self._database.rows(
-            f"{_VERSION_WITHOUT_BODY} WHERE f.function_id = %(id)s ORDER BY v.version DESC LIMIT %(limit)s",
+            f"{VERSION_WITHOUT_BODY} WHERE f.function_id = %(id)s ORDER BY v.version DESC LIMIT %(limit)s",
             {"id": function_id, "limit": limit},
         )
         return [Function(**row) for row in rows]

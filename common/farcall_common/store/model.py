@@ -15,6 +15,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord, QuotaExceeded
+from farcall_common.graphs import StageState
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.messages import OutputPiece, OutputWanted
 from farcall_common.wire.states import Reporter, TaskState
@@ -231,9 +232,17 @@ class EnvironmentState:
 
 
 @dataclasses.dataclass(frozen=True)
+class GraphState:
+    """Stages of a task that runs on an endpoint, as its agent reports them; some at most."""
+
+    task_id: str
+    stages: tuple[StageState, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class EndpointStatus:
-    """The last report of an agent: numbers of managers, workers, tasks and blocks, its environments by node, and its
-    problem, if it has one.
+    """The last report of an agent: numbers of managers, workers, tasks and blocks, its environments by node, its
+    problem, if it has one, and graphs that run.
     ``reported_at`` is when its forwarder received that, in epoch seconds; None before the first report."""
 
     managers: int = 0
@@ -246,6 +255,8 @@ class EndpointStatus:
     pending_blocks: int = 0
     environments: tuple[EnvironmentState, ...] = ()
     reported_at: float | None = dataclasses.field(default=None, compare=False)
+    #: Only for those who may see the task.
+    graphs: tuple[GraphState, ...] = ()
 
     def age_s(self, *, now: float) -> float | None:
         """Seconds since the report; None if there was none. ``now`` is in epoch seconds."""
@@ -459,7 +470,8 @@ class UsageBy(enum.StrEnum):
 class Usage:
     """Sums over ended tasks; fields that the sums are not made by are None. ``failed`` ended neither as success nor
     cancelled. Seconds count the last attempt of each task, with the runs before it that raised and were retried:
-    ``core_s`` and ``gpu_s`` times the cores and accelerators that it had to itself."""
+    ``core_s`` and ``gpu_s`` times the cores and accelerators that it had to itself. Those of a graph are the seconds of
+    its calls together; ``stages`` is how many calls of graphs ran."""
 
     tasks: int
     failed: int
@@ -471,6 +483,7 @@ class Usage:
     endpoint_id: str | None = None
     function_id: str | None = None
     account: str | None = None
+    stages: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

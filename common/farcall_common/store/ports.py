@@ -315,10 +315,11 @@ class Tasks(Audited, Protocol):
         """
 
     def read_for_submit(
-        self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
+        self, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
-        """What a submit is checked against: its endpoint, its functions without bodies, and those of its tasks that
-        exist already. One round trip, if none of them does."""
+        """What a submit is checked against: its endpoint, its functions without bodies, by reference (an id, which is
+        the newest version, or ``id@version``), and those of its tasks that exist already. One round trip, if none of
+        them does."""
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
         """For each key the owner's newest successful task with it, if there is one."""
@@ -400,8 +401,8 @@ class Tasks(Audited, Protocol):
         after: str = "",
         limit: int = 1000,
     ) -> Sequence[Task]:
-        """Open tasks of an endpoint, of a function, or of an owner there, by task id, after ``after``; without payloads
-        and details. An endpoint or a function must be given."""
+        """Open tasks of an endpoint, of a function (or that may call it), or of an owner there, by task id, after
+        ``after``; without payloads and details. An endpoint or a function must be given."""
 
     def list_open_ids_of(self, endpoint_id: str, *, limit: int) -> Sequence[str]:
         """Ids of open tasks of an endpoint, in order. Reads no payload."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.graphs import STAGE_CALLS, STAGE_RUN_S
 from farcall_common.retries import EARLIER_RUN_S
 from farcall_common.store import transitions
 from farcall_common.store.audit_postgres import AUDIT_OF_BATCH
@@ -173,8 +174,17 @@ _NODES: Final = """coalesce((options ->> 'num_nodes')::float8,
 _EARLIER_S: Final = f"coalesce((new.details ->> '{EARLIER_RUN_S}')::float8, 0)"
 
 
-def _end_tasks(run_s: str, *, earlier_s: str = "0") -> str:
-    """The statement that ends tasks, with the seconds that one ran: no more than since its submit, whatever clocks say.
+#: Of a graph: calls of its stages that ran, and their seconds together.
+_STAGES: Final = f"coalesce((new.details ->> '{STAGE_CALLS}')::bigint, 0)"
+_STAGES_S: Final = f"(new.details ->> '{STAGE_RUN_S}')::float8"
+
+#: Details that change what a task has used.
+DETAILS_OF_USAGE: Final = frozenset({EARLIER_RUN_S, STAGE_CALLS, STAGE_RUN_S})
+
+
+def _end_tasks(run_s: str, *, earlier_s: str = "0", stages: str = "0", stages_s: str = "NULL::float8") -> str:
+    """The statement that ends tasks, with the seconds that one ran: no more than since its submit, whatever clocks say;
+    of a graph, of which calls run side by side, no more than that for each call.
 
     Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
     ids, so that two batches that share some never wait for each other in a circle.
@@ -192,21 +202,27 @@ def _end_tasks(run_s: str, *, earlier_s: str = "0") -> str:
         WHERE task.task_id = open.task_id AND task.endpoint_id = new.endpoint_id
         RETURNING task.task_id, new.state, new.attempt, new.reporter, task.finished_at AS at, new.detail,
             task.task_group_id, task.owner_id, task.endpoint_id, task.submitted_at, task.function_id, task.timings,
-            task.options, {earlier_s} AS earlier_s
+            task.options, {earlier_s} AS earlier_s, {stages} AS stages, {stages_s} AS stages_s
     ), spent AS (
-        SELECT (at AT TIME ZONE 'UTC')::date AS day, owner_id, function_id, ended.endpoint_id, state, share,
-            greatest(0, least(extract(epoch FROM at - submitted_at)::float8, {run_s} + earlier_s)) AS wall_s,
+        SELECT (at AT TIME ZONE 'UTC')::date AS day, owner_id, function_id, ended.endpoint_id, state, share, stages,
+            greatest(0, least(
+                extract(epoch FROM at - submitted_at)::float8 * greatest(1, stages),
+                coalesce(stages_s, {run_s}) + earlier_s
+            )) AS wall_s,
             {_NODES} AS nodes
         FROM ended LEFT JOIN (
             SELECT endpoint_id, worker_share AS share FROM endpoint
             WHERE endpoint_id = ANY(%(endpoint_id)b) OFFSET 0
         ) AS shares ON shares.endpoint_id = ended.endpoint_id
     ), parts AS (
-        INSERT INTO usage_part (day, owner_id, function_id, endpoint_id, account, tasks, failed, wall_s, core_s, gpu_s)
+        INSERT INTO usage_part (
+            day, owner_id, function_id, endpoint_id, account, tasks, failed, wall_s, core_s, gpu_s, stages
+        )
         SELECT day, owner_id, function_id, endpoint_id, coalesce(share ->> 'account', ''), count(*),
             count(*) FILTER (WHERE state NOT IN ('{TaskState.SUCCESS}', '{TaskState.CANCELLED}')), sum(wall_s),
             sum(wall_s * coalesce(nodes * (share ->> 'node_cores')::float8, (share ->> 'cores')::float8, 1)),
-            sum(wall_s * coalesce(nodes * (share ->> 'node_gpus')::float8, (share ->> 'gpus')::float8, 0))
+            sum(wall_s * coalesce(nodes * (share ->> 'node_gpus')::float8, (share ->> 'gpus')::float8, 0)),
+            sum(stages)
         FROM spent GROUP BY day, owner_id, function_id, endpoint_id, coalesce(share ->> 'account', '')
     ), letters AS (
         INSERT INTO dead_letter (task_id, owner_id, endpoint_id, submitted_at)
@@ -218,10 +234,12 @@ def _end_tasks(run_s: str, *, earlier_s: str = "0") -> str:
 """
 
 
-#: For results with the times of their worker and no retry, which is most: the plan is made each time, and half as long
-#: for these.
+#: For results with the times of their worker and no retry or graph, which is most: the plan is made each time, and half
+#: as long for these.
 END_TIMED_TASKS: Final = _end_tasks(_TIMED_S)
-END_TASKS: Final = _end_tasks(f"coalesce({_TIMED_S}, {_STOPPED_S}, 0)", earlier_s=_EARLIER_S)
+END_TASKS: Final = _end_tasks(
+    f"coalesce({_TIMED_S}, {_STOPPED_S}, 0)", earlier_s=_EARLIER_S, stages=_STAGES, stages_s=_STAGES_S
+)
 
 #: Found by the index ``task_ended``. All parts see the tables as they were before: a group is empty when it has no task
 #: but those that go.
@@ -244,6 +262,19 @@ PURGE: Final = """
     )
     SELECT count(*) FROM gone
 """
+
+
+#: That a task is not of a function, but may call it; by the index ``task_open_callees``. Options are searched as text,
+#: which takes no time for those of other tasks when they are added.
+CALLS_FUNCTION: Final = """strpos(options::text, '"callees":[[') > 0 AND function_id <> %(function_id)s
+    AND strpos(options::text, '["' || %(function_id)s || '","') > 0"""
+
+
+def open_tasks(conditions: Sequence[str]) -> str:
+    """The statement that finds a page of the open tasks with all of these."""
+    return f"""{SHORT_TASK} WHERE {" AND ".join(conditions)} AND task_id > %(after)s AND finished_at IS NULL
+        ORDER BY task_id LIMIT %(limit)s
+    """
 
 
 DISCARD: Final = """

@@ -13,11 +13,10 @@ import psycopg
 from psycopg.rows import DictRow
 
 from farcall_common.errors import EndpointUnknown
-from farcall_common.retries import EARLIER_RUN_S
 from farcall_common.store import task_rows, transitions
 from farcall_common.store.audit_postgres import PostgresPort, audit_parameters
 from farcall_common.store.endpoints_postgres import endpoint_from_row
-from farcall_common.store.functions_postgres import NEWEST_FUNCTION
+from farcall_common.store.functions_postgres import NEWEST_FUNCTION, VERSION_WITHOUT_BODY
 from farcall_common.store.model import (
     AuditEntry,
     Endpoint,
@@ -49,6 +48,13 @@ _READ_FOR_SUBMIT: Final = f"""
         (SELECT row_to_json(endpoint) FROM endpoint WHERE endpoint_id = %(endpoint)s) AS endpoint,
         (SELECT json_agg(found) FROM ({NEWEST_FUNCTION} WHERE function_id = ANY(%(functions)s)) AS found) AS functions,
         (SELECT array_agg(task_id) FROM task WHERE task_id = ANY(%(tasks)b::text[])) AS tasks
+"""
+#: With certain versions of functions, which few submits name.
+_READ_VERSIONS_FOR_SUBMIT: Final = f"""{_READ_FOR_SUBMIT},
+        (SELECT json_agg(found) FROM (
+            {VERSION_WITHOUT_BODY} JOIN unnest(%(ids)s::text[], %(numbers)s::integer[]) AS wanted (id, number)
+                ON f.function_id = wanted.id AND v.version = wanted.number
+        ) AS found) AS versions
 """
 
 #: By the index ``task_open``.
@@ -110,14 +116,21 @@ class PostgresTasks(PostgresPort):
         return known
 
     def read_for_submit(
-        self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
+        self, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
-        wanted = {"endpoint": endpoint_id, "functions": list(function_ids), "tasks": list(task_ids)}
-        [row] = self._database.rows(_READ_FOR_SUBMIT, wanted, by_keys=True)
-        functions = [msgspec.convert({**function, "body": b""}, Function) for function in row["functions"] or ()]
+        newest = [reference for reference in references if "@" not in reference]
+        wanted: dict[str, object] = {"endpoint": endpoint_id, "functions": newest, "tasks": list(task_ids)}
+        query = _READ_FOR_SUBMIT
+        if len(newest) < len(references):
+            query = _READ_VERSIONS_FOR_SUBMIT
+            versions = [reference.partition("@") for reference in references if "@" in reference]
+            wanted |= {"ids": [each[0] for each in versions], "numbers": [int(each[2]) for each in versions]}
+        [row] = self._database.rows(query, wanted, by_keys=True)
+        found = {each["function_id"]: each for each in row["functions"] or ()}
+        found |= {f"{each['function_id']}@{each['version']}": each for each in row.get("versions") or ()}
         return (
             endpoint_from_row(row["endpoint"]) if row["endpoint"] else None,
-            {function.function_id: function for function in functions},
+            {name: msgspec.convert({**function, "body": b""}, Function) for name, function in found.items()},
             self.get_tasks(row["tasks"]) if row["tasks"] else {},
         )
 
@@ -203,7 +216,7 @@ class PostgresTasks(PostgresPort):
         for result in results:
             reported.setdefault((result.task_id, result.endpoint_id), result)
         are_timed = all(
-            each.timings.keys() >= {"started_at", "ended_at"} and EARLIER_RUN_S not in each.details
+            each.timings.keys() >= {"started_at", "ended_at"} and task_rows.DETAILS_OF_USAGE.isdisjoint(each.details)
             for each in reported.values()
         )
         statement = task_rows.END_TIMED_TASKS if are_timed else task_rows.END_TASKS
@@ -241,15 +254,14 @@ class PostgresTasks(PostgresPort):
         after: str = "",
         limit: int = 1000,
     ) -> Sequence[Task]:
-        wanted = {"endpoint_id": endpoint_id, "function_id": function_id, "owner_id": owner_id}
+        wanted = {"endpoint_id": endpoint_id, "owner_id": owner_id, "function_id": function_id}
         wanted = {name: value for name, value in wanted.items() if value is not None}
-        conditions = " AND ".join(f"{name} = %({name})s" for name in wanted)
-        return self._tasks(
-            f"""{task_rows.SHORT_TASK} WHERE {conditions} AND task_id > %(after)s AND finished_at IS NULL
-            ORDER BY task_id LIMIT %(limit)s
-            """,
-            {**wanted, "after": after, "limit": limit},
-        )
+        conditions = [f"{name} = %({name})s" for name in wanted]
+        query = task_rows.open_tasks(conditions)
+        if function_id is not None:
+            callers = task_rows.open_tasks([*conditions[:-1], task_rows.CALLS_FUNCTION])
+            query = f"SELECT * FROM (({query}) UNION ALL ({callers})) AS found ORDER BY task_id LIMIT %(limit)s"
+        return self._tasks(query, {**wanted, "after": after, "limit": limit})
 
     def list_open_ids_of(self, endpoint_id: str, *, limit: int) -> Sequence[str]:
         rows = self._database.rows(_OPEN_IDS_OF, {"id": endpoint_id, "limit": limit})

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from farcall_common.errors import EndpointDeleted, ErrorRecord, InvalidRequest, TaskCancelled
+from farcall_common.graphs import STAGE_CALLS
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store.model import Task, TaskEvent, TaskResult
 from farcall_common.wire.states import LEGAL_TRANSITIONS, REPORTERS, Reporter, TaskState
@@ -171,4 +172,6 @@ def result_detail(result: TaskResult) -> Mapping[str, object]:
     detail: dict[str, object] = {"code": error.code} if error else {}
     if error and error.reasons:
         detail["reasons"] = list(error.reasons)
+    if STAGE_CALLS in result.details:
+        detail[STAGE_CALLS] = result.details[STAGE_CALLS]
     return detail

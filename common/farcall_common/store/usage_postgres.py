@@ -12,7 +12,8 @@ from farcall_common.store.audit_postgres import PostgresPort
 from farcall_common.store.model import Usage, UsageBy
 
 _KEYS: Final = "day, owner_id, function_id, endpoint_id, account"
-_SUMS: Final = ("tasks", "failed", "wall_s", "core_s", "gpu_s")
+_COUNTS: Final = ("tasks", "failed", "stages")
+_SUMS: Final = (*_COUNTS, "wall_s", "core_s", "gpu_s")
 _SUMMED: Final = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
 _COLUMN_OF: Final = {UsageBy.IDENTITY: "owner_id", UsageBy.FUNCTION: "function_id", UsageBy.ENDPOINT: "endpoint_id"}
 
@@ -78,7 +79,7 @@ class PostgresUsage(PostgresPort):
                 "limit": limit,
             },
         )
-        return [Usage(**{**row, "tasks": int(row["tasks"]), "failed": int(row["failed"])}) for row in rows]
+        return [Usage(**{**row, **{name: int(row[name]) for name in _COUNTS}}) for row in rows]
 
     def fold_usage(self, *, limit: int) -> int:
         [row] = self._database.rows(_FOLD, {"limit": limit})

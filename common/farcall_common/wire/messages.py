@@ -70,8 +70,8 @@ class Capabilities(Part, frozen=True):
 
 class EndpointReport(Part, frozen=True):
     """Numbers that an agent reports with its heartbeat. ``blocks`` are those that it has requested and that have not
-    ended, ``pending_blocks`` those of them without a manager yet. ``detail`` may have a ``problem``, a text, and
-    ``environments``, a list of maps (see PROTOCOL.md)."""
+    ended, ``pending_blocks`` those of them without a manager yet. ``detail`` may have a ``problem``, a text,
+    ``environments`` and ``graphs``, lists of maps (see PROTOCOL.md)."""
 
     managers: Count = 0
     total_workers: Count = 0
@@ -209,7 +209,8 @@ class Hello(Message, frozen=True):
     weight. ``weights``: by identity, the share of each submitter; 1 for others. ``knows_data_only``: the agent acts on
     ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_retries``: the agent runs a task again
     whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that.
-    ``knows_output``: the agent answers OutputRequest; without it, none is sent."""
+    ``knows_output``: the agent answers OutputRequest; without it, none is sent. ``knows_graphs``: the agent runs graphs
+    and acts on ``TaskOptions.callees``; without it, no task is sent that has any."""
 
     endpoint_id: str
     ticket: str
@@ -225,6 +226,7 @@ class Hello(Message, frozen=True):
     knows_data_only: bool = False
     knows_retries: bool = False
     knows_output: bool = False
+    knows_graphs: bool = False
 
 
 class Credit(Message, frozen=True):
@@ -303,7 +305,8 @@ class Welcome(Message, frozen=True):
 
 
 class RunTasks(Message, frozen=True):
-    """Run these tasks, at most as many as the credit. Bodies of functions that are new to this session are included."""
+    """Run these tasks, at most as many as the credit. Bodies of functions that are new to this session are included;
+    those of many are sent ahead, in messages without tasks."""
 
     tasks: tuple[TaskSpec, ...]
     functions: tuple[FunctionSpec, ...] = ()

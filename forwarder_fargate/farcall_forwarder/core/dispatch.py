@@ -5,8 +5,9 @@ Without credit, tasks of new submitters are leased up to the agent's reserve. On
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
+from farcall_common.environments import Environment
 from farcall_common.store.model import FunctionBody, LeasedTask, QueuedTask, TaskResult
 from farcall_common.wire import Reporter, RunTasks, TaskState
 from farcall_forwarder.core import actions as do
@@ -62,10 +63,14 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
         if task.options.retries and not endpoint.knows_retries:
             endpoint.finish(results.cannot_retry(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
             continue
-        if task.options.environment is not None and task.options.environment.type not in endpoint.containers:
-            endpoint.finish(results.cannot_contain(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
+        if task.options.callees and not endpoint.knows_graphs:
+            endpoint.finish(results.cannot_call(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
             continue
-        is_ready = task.options.idempotent and task.payload is not None and _has_function(endpoint, session, task)
+        if outside := _unknown_environment(endpoint, task):
+            refused = results.cannot_contain(task, outside, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
+            endpoint.finish(refused)
+            continue
+        is_ready = task.options.idempotent and task.payload is not None and not _missing(endpoint, session, task)
         stage = Stage.SENT if is_ready else Stage.PREPARING
         endpoint.leases[task.task_id] = Lease.of_leased(leased, stage=stage, expires_at=expires_at)
         (ready if is_ready else unready).append(leased)
@@ -79,9 +84,7 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
 def _prepare(endpoint: Endpoint, session: PeerSession, tasks: Sequence[LeasedTask], now: Instant) -> list[Action]:
     if not tasks:
         return []
-    functions = {
-        (t.task.function_id, t.task.function_hash) for t in tasks if not _has_function(endpoint, session, t.task)
-    }
+    functions = {each for leased in tasks for each in _missing(endpoint, session, leased.task, is_fetched=True)}
     policy = endpoint.policy
     endpoint.preparing += len(tasks)
     return [
@@ -110,35 +113,57 @@ def on_prepared(endpoint: Endpoint, event: ev.TasksPrepared, now: Instant) -> li
     if (session := _session_for_tasks(endpoint)) is None:
         return endpoint.requeue(endpoint.leases.pop_at(Stage.PREPARING))
     ready: list[LeasedTask] = []
+    again: list[LeasedTask] = []
+    requested = frozenset(event.order.functions)
     for leased in event.order.tasks:
         task = leased.task
         lease = endpoint.leases.get(task.task_id)
         if lease is None or lease.stage is not Stage.PREPARING or lease.attempt != leased.attempt:
             continue
-        if result := _result_without_run(endpoint, session, leased, lease, event):
+        missing = _not_fetched(endpoint, session, task, event)
+        if result := _result_without_run(endpoint, leased, lease, event, requested.intersection(missing)):
             endpoint.finish(result)
+        elif missing:
+            again.append(leased)  # it was evicted meanwhile, or is to be sent once more
         else:
             lease.stage = Stage.SENT
             ready.append(with_payload(leased, event.payloads) if task.is_spilled else leased)
-    return [*_run(endpoint, session, ready, event.bodies, now, event.urls), *lease_tasks(endpoint)]
+    return [
+        *_run(endpoint, session, ready, event.bodies, now, event.urls),
+        *_prepare(endpoint, session, again, now),
+        *lease_tasks(endpoint),
+    ]
 
 
 def _result_without_run(
-    endpoint: Endpoint, session: PeerSession, leased: LeasedTask, lease: Lease, event: ev.TasksPrepared
+    endpoint: Endpoint,
+    leased: LeasedTask,
+    lease: Lease,
+    event: ev.TasksPrepared,
+    deleted: Set[tuple[str, str]],
 ) -> TaskResult | None:
-    """The result of a task that must not be sent; None for one to send."""
+    """The result of a task that must not be sent; None for one to send. ``deleted`` are functions of it that the
+    database does not have."""
     task = leased.task
     if lease.cancelled:
         return results.cancelled(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
     if task.task_id in event.refused:
         reason = "The task was sent to the endpoint before, and the endpoint has lost it."
         return results.lost(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt, reason=reason)
-    is_fetched = task.function_hash in event.bodies.get(task.function_id, {})
-    if not is_fetched and not _has_function(endpoint, session, task):
-        return results.unknown_function(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
+    if deleted:
+        function_id = min(deleted)[0]
+        return results.unknown_function(task, function_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
     if task.is_spilled and task.task_id not in event.payloads:
         return results.unknown_task(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
     return None
+
+
+def _not_fetched(
+    endpoint: Endpoint, session: PeerSession, task: QueuedTask, event: ev.TasksPrepared
+) -> Sequence[tuple[str, str]]:
+    """The functions of a prepared task whose bodies are not at hand."""
+    missing = _missing(endpoint, session, task)
+    return [(id_, hash_) for id_, hash_ in missing if hash_ not in event.bodies.get(id_, {})]
 
 
 def _run(
@@ -150,7 +175,10 @@ def _run(
     urls: Mapping[str, str] | None = None,
 ) -> list[Action]:
     """Send tasks. Their functions are fetched, cached or known to the agent."""
-    new = {_function_key(endpoint, leased.task): leased.task.function_id for leased in tasks}
+    new = {_function_key(endpoint, t.task.function_id, t.task.function_hash): t.task.function_id for t in tasks}
+    for leased in tasks:
+        for each in leased.task.options.callees:
+            new[_function_key(endpoint, each.function_id, each.function_hash)] = each.function_id
     functions = [
         (hash_, function)
         for (_, hash_), id_ in sorted((key, id_) for key, id_ in new.items() if key not in session.functions)
@@ -186,15 +214,42 @@ def _session_for_tasks(endpoint: Endpoint) -> PeerSession | None:
     return session
 
 
-def _has_function(endpoint: Endpoint, session: PeerSession, task: QueuedTask) -> bool:
-    """Whether the agent or this process has the body of a task's function."""
-    if _function_key(endpoint, task) in session.functions:
+def _missing(
+    endpoint: Endpoint, session: PeerSession, task: QueuedTask, *, is_fetched: bool = False
+) -> Sequence[tuple[str, str]]:
+    """The functions of a task, its own and those that it may call, by id and hash, of which neither the agent nor this
+    process has the body. With ``is_fetched``, some are about to be fetched, which may evict others of the same task: of
+    a task that calls functions, all that the agent does not have."""
+    has_own = _has_function(endpoint, session, task.function_id, task.function_hash)
+    missing = () if has_own else ((task.function_id, task.function_hash),)
+    if not task.options.callees:
+        return missing
+    wanted = {(task.function_id, task.function_hash), *((c.function_id, c.function_hash) for c in task.options.callees)}
+    if is_fetched:
+        return [each for each in wanted if _function_key(endpoint, *each) not in session.functions]
+    return [each for each in wanted if not _has_function(endpoint, session, *each)]
+
+
+def _has_function(endpoint: Endpoint, session: PeerSession, function_id: str, function_hash: str) -> bool:
+    """Whether the agent or this process has the body of a function."""
+    if _function_key(endpoint, function_id, function_hash) in session.functions:
         return True
-    is_cached = endpoint.functions.get(task.function_id, task.function_hash) is not None
+    is_cached = endpoint.functions.get(function_id, function_hash) is not None
     return is_cached and not endpoint.signed_functions  # it may have been signed since
 
 
-def _function_key(endpoint: Endpoint, task: QueuedTask) -> tuple[str, str]:
+def _function_key(endpoint: Endpoint, function_id: str, function_hash: str) -> tuple[str, str]:
     """What a session remembers of a function that was sent. Where signatures count, functions with the same body are
     not the same: one may have another signature, or none."""
-    return (task.function_id if endpoint.signed_functions else "", task.function_hash)
+    return (function_id if endpoint.signed_functions else "", function_hash)
+
+
+def _unknown_environment(endpoint: Endpoint, task: QueuedTask) -> Environment | None:
+    """An environment that a task needs and the agent does not run, if there is one."""
+    environment = task.options.environment
+    if environment is not None and environment.type not in endpoint.containers:
+        return environment
+    for each in task.options.callees:
+        if each.environment is not None and each.environment.type not in endpoint.containers:
+            return each.environment
+    return None

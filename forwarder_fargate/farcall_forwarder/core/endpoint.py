@@ -97,6 +97,7 @@ class Endpoint:
         self.knows_data_only = hello.knows_data_only
         self.knows_retries = hello.knows_retries
         self.knows_output = hello.knows_output
+        self.knows_graphs = hello.knows_graphs
         self.output = OutputRequests()
         #: It runs signed functions only.
         self.signed_functions = hello.capabilities.signed_functions

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_common.errors import (
     EndpointIncompatible,
     ErrorRecord,
@@ -67,7 +68,7 @@ def read_result(
         state=spec.state,
         reporter=Reporter.AGENT,
         result=frames[spec.result] if is_inline and spec.result is not None else None,
-        details=clean_details(spec.details) if spec.details else {},
+        details=clean_details(spec.details, now=returned_at) if spec.details else {},
         timings=timings,
         task_group_id=lease.task_group_id if lease else "",
         owner_id=lease.owner_id if lease else "",
@@ -163,11 +164,12 @@ def cancelled(task_id: str, *, endpoint_id: str, attempt: int) -> TaskResult:
     return _declared(task_id, endpoint_id, attempt, TaskState.CANCELLED, error)
 
 
-def unknown_function(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The result of a task whose function was deleted or changed before the task could run."""
+def unknown_function(task: QueuedTask, function_id: str, *, endpoint_id: str, attempt: int) -> TaskResult:
+    """The result of a task of which a function, its own or one that it calls, was deleted or changed before it could
+    run."""
     error = ErrorRecord(
         code="FUNCTION_UNKNOWN",
-        message=f"The function {task.function_id} was deleted or replaced after the task had been submitted.",
+        message=f"The function {function_id} was deleted or replaced after the task had been submitted.",
         hint="Register the function again and submit the task with its new id.",
         fault=Fault.CALLER,
         endpoint_id=endpoint_id,
@@ -187,11 +189,15 @@ def cannot_retry(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskRes
     return _outdated_agent(task, endpoint_id, attempt, problem)
 
 
-def cannot_contain(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The result of a task with an environment of a technology that the agent does not report: it would run it outside,
-    or not at all."""
-    environment = task.options.environment
-    assert environment is not None
+def cannot_call(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
+    """The result of a task that calls functions at an agent that does not know graphs."""
+    problem = "The task calls other functions, and the agent of its endpoint is too old to run graphs."
+    return _outdated_agent(task, endpoint_id, attempt, problem)
+
+
+def cannot_contain(task: QueuedTask, environment: Environment, *, endpoint_id: str, attempt: int) -> TaskResult:
+    """The result of a task with an environment, of its own or of a function that it calls, of a technology that the
+    agent does not report: it would run it outside, or not at all."""
     error = ErrorRecord(
         code=EndpointIncompatible.code,
         message=f"The task requires environment {environment.label} ({environment.type}), and its endpoint does not "

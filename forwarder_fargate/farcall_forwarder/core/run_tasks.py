@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
+from farcall_common.store.codec import pack
 from farcall_common.store.model import BlobRef, FunctionBody, LeasedTask, TaskEvent
 from farcall_common.wire import BlobLocation, FunctionSpec, Reporter, RunTasks, TaskSpec, TaskState
+
+#: Functions in one message, and their bytes, far below what an envelope may have.
+_MAX_BODIES: Final = 1000
+_MAX_BODIES_BYTES: Final = 16 * 1024 * 1024
 
 
 def locate(ref: BlobRef, urls: Mapping[str, str]) -> BlobLocation:
@@ -49,21 +55,32 @@ def orders(
 ) -> Iterator[tuple[RunTasks, tuple[bytes, ...]]]:
     """The messages, with their frames, that send these tasks.
 
-    :param new_functions: hashes and functions to send. They travel with the first message.
+    :param new_functions: hashes and functions to send. They travel with the first message, those of many ahead in
+        messages without tasks.
     :param urls: pre-signed GETs by blob key.
     :param data_only: the endpoint runs certain functions only.
     :param limit_bytes: of user bytes in one message, except that a single task always fits.
     """
-    frames = [function.body for _, function in new_functions]
-    functions = [
-        FunctionSpec(function_hash=function_hash, name=function.name, body=index, signature=function.signature)
-        for index, (function_hash, function) in enumerate(new_functions)
-    ]
-    size_bytes = sum(map(len, frames))
+    functions: list[FunctionSpec] = []
+    frames: list[bytes] = []
+    size_bytes = 0
+    for function_hash, function in new_functions:
+        if functions and (size_bytes + len(function.body) > _MAX_BODIES_BYTES or len(functions) == _MAX_BODIES):
+            yield RunTasks(tasks=(), functions=tuple(functions)), tuple(frames)
+            functions, frames, size_bytes = [], [], 0
+        functions.append(
+            FunctionSpec(
+                function_hash=function_hash, name=function.name, body=len(frames), signature=function.signature
+            )
+        )
+        frames.append(function.body)
+        size_bytes += len(function.body)
     specs: list[TaskSpec] = []
     for leased in tasks:
-        resources = leased.task.options.resource_specification
+        resources, callees = leased.task.options.resource_specification, leased.task.options.callees
         payload_bytes = len(leased.task.payload or b"") + (len(repr(resources)) if resources else 0)
+        if callees:
+            payload_bytes += len(pack(callees))
         if specs and size_bytes + payload_bytes > limit_bytes:
             yield RunTasks(tasks=tuple(specs), functions=tuple(functions)), tuple(frames)
             specs, functions, frames, size_bytes = [], [], [], 0

@@ -12,6 +12,7 @@ from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
 from farcall_common.store.model import EndpointStatus, EnvironmentState
 from farcall_common.wire import EndpointReport
+from farcall_forwarder.core.untrusted_graphs import DETAILS_OF_GRAPHS, clean_graph, clean_graphs
 
 #: Characters of one text, entries of one object, and levels of nesting that are kept.
 MAX_TEXT: Final = 64 * 1024
@@ -42,8 +43,16 @@ def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned if isinstance(cleaned, dict) else {}
 
 
-def clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Details of one task, which are stored with it: all of them, or none if they are too large."""
+def clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
+    """Details of one task, which are stored with it: all of them, or none if they are too large. Those of a graph have
+    limits of their own. ``now`` is in epoch seconds."""
+    if DETAILS_OF_GRAPHS.isdisjoint(value):
+        return _clean_details(value)
+    rest = {name: each for name, each in value.items() if name not in DETAILS_OF_GRAPHS}
+    return {**_clean_details(rest), **clean_graph(value, now=now)}
+
+
+def _clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
     cleaned = clean_map(value)
     if TRANSITIONS in cleaned:
         cleaned[TRANSITIONS] = _times(cleaned[TRANSITIONS])
@@ -90,8 +99,8 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
 
 
 def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
-    """An agent's numbers, within the range of an integer column, its environments and its problem. ``now`` is in epoch
-    seconds."""
+    """An agent's numbers, within the range of an integer column, its environments, its problem and graphs that run.
+    ``now`` is in epoch seconds."""
     detail = clean_map(report.detail)
     problem, environments = detail.get("problem"), detail.get("environments")
     return EndpointStatus(
@@ -105,6 +114,7 @@ def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
         pending_blocks=min(report.pending_blocks, _MAX_COUNT),
         environments=_environments(environments, now=now),
         reported_at=now,
+        graphs=clean_graphs(report.detail.get("graphs"), now=now) if "graphs" in report.detail else (),
     )
 
 

@@ -10,10 +10,11 @@ from pydantic import Base64Bytes, Field, create_model, model_validator
 
 from farcall_common.limits import MAX_OUTPUT_TASKS
 from farcall_common.retries import MAX_NAME_CHARACTERS, MAX_NAMES, NAME_PATTERN
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import MAX_CALLEES, Callee, TaskOptions
 from farcall_lambdas.models.containers import EnvironmentShape
 from farcall_lambdas.models.endpoints import EndpointDetails, EnvironmentEntry
 from farcall_lambdas.models.fields import (
+    FunctionReference,
     Id,
     Ids,
     JsonObject,
@@ -53,6 +54,7 @@ _OWN_RULES: Final = frozenset(
     {
         "max_attempts",
         "retry_on",
+        "callees",
         "container",
         "environment",
         "result_serializers",
@@ -103,7 +105,9 @@ class _SubmitOptions(_PlainOptions):
     ``retry_delay_s``. The tasks run in ``container`` (id or name of a container of yours) or ``environment``, one of
     the two; else in the environment of their function, else in the endpoint's own Python. ``num_nodes``,
     ``ranks_per_node``, ``num_ranks``, ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in
-    ``resource_specification`` instead."""
+    ``resource_specification`` instead. ``callees`` are other functions that the tasks call on their endpoint: those of
+    the stages of a graph, or those that they may call while they run. Each runs in ``container`` or ``environment``,
+    else in its own environment."""
 
     task_group_id: Id | None = None
     create_queue: bool | None = None
@@ -115,6 +119,7 @@ class _SubmitOptions(_PlainOptions):
     retry_on: Annotated[list[ClassName], Field(fail_fast=True, max_length=MAX_NAMES)] | None = None
     container: Reference | None = None
     environment: EnvironmentShape | None = None
+    callees: Annotated[list[FunctionReference], Field(fail_fast=True, max_length=MAX_CALLEES)] | None = None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -133,6 +138,7 @@ class _SubmitOptions(_PlainOptions):
         given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
         given["environment"] = environment
         given |= {name: tuple(given[name] or ()) for name in ("result_serializers", "retry_on")}
+        given["callees"] = tuple(map(Callee, self.callees or ()))
         return TaskOptions(**given).translated()
 
 
@@ -185,13 +191,36 @@ class ResultRefShape(BlobRefShape):
     url: str
 
 
+class StageShape(Shape):
+    """A stage of a graph. ``state``: "waiting", "running", "done", "failed", "cancelled" or "skipped" (its value was
+    not needed). It makes ``calls`` calls, as far as that is known; ``ended`` of these have ended, ``failed`` without
+    success; ``retries`` are starts beyond the first. ``run_s`` are the seconds of all calls together, ``workers``
+    process ids on ``node``. ``error`` is that of the first call that failed for good."""
+
+    number: int
+    name: str
+    state: str
+    calls: int = 1
+    ended: int = 0
+    failed: int = 0
+    retries: int = 0
+    run_s: float = 0.0
+    value_bytes: int = 0
+    workers: list[int] = Field(default_factory=list)
+    node: str = ""
+    started_at: Maybe[float] = None
+    ended_at: Maybe[float] = None
+    error: Maybe[dict[str, Any]] = None
+
+
 class TaskAnswer(Shape):
     """A task. At most one of ``result``, ``result_ref`` and ``exception`` is there, and none before the task is
     finished.
 
     ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stages of the task.
     ``result_serializers`` are those of the submit, if there are any. ``environment`` is the name of that in which it
-    runs, or technology and place.
+    runs, or technology and place. ``stages`` are those of a graph, in the answer about a single task: while it runs,
+    some of them, as its endpoint last reported them.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
@@ -214,6 +243,7 @@ class TaskAnswer(Shape):
     result_serializers: Maybe[list[str]] = None
     retry_of: Maybe[str] = None
     environment: Maybe[str] = None
+    stages: Maybe[list[StageShape]] = None
 
 
 class BatchStatus(Shape):

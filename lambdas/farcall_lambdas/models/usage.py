@@ -7,7 +7,8 @@ from farcall_lambdas.models.fields import Maybe, Shape
 
 class UsageEntry(Shape):
     """Sums over tasks that ended: seconds of the last attempt of each, and those times the cores and accelerators that
-    it had. ``day`` is in UTC. Fields that the sums are not made by are left out."""
+    it had. Those of a graph are the seconds of its calls together; ``stages`` is how many calls of graphs ran. ``day``
+    is in UTC. Fields that the sums are not made by are left out."""
 
     day: Maybe[str] = None
     identity_id: Maybe[str] = None
@@ -16,6 +17,7 @@ class UsageEntry(Shape):
     account: Maybe[str] = None
     tasks: int
     failed: int
+    stages: int
     wall_s: float
     core_s: float
     gpu_s: float

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
@@ -27,6 +28,7 @@ from farcall_lambdas.models.tasks import (
     ResultRefShape,
     Retry,
     RetryAnswer,
+    StageShape,
     StreamShape,
     TaskAnswer,
     TaskBatchAnswer,
@@ -268,6 +270,7 @@ def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
         result_serializers=list(task.options.result_serializers) or None,
         retry_of=task.retry_of,
         environment=task.options.environment.label if task.options.environment else None,
+        stages=[StageShape(**msgspec.structs.asdict(each)) for each in view.stages] or None,
     )
 
 

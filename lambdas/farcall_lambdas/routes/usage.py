@@ -51,6 +51,7 @@ def list_usage(
             account=each.account,
             tasks=each.tasks,
             failed=each.failed,
+            stages=each.stages,
             wall_s=each.wall_s,
             core_s=each.core_s,
             gpu_s=each.gpu_s,

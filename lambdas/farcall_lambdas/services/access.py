@@ -56,9 +56,9 @@ class Access:
     ) -> tuple[Endpoint, Mapping[str, Function], Mapping[str, Task]]:
         """Reads for a submit: an :meth:`endpoint` and :meth:`functions` that the caller may use, and those of the tasks
         that exist already, of any owner; the same errors."""
-        endpoint, found, tasks = self._records.tasks.read_for_submit(endpoint_id, _newest(references), task_ids)
+        endpoint, found, tasks = self._records.tasks.read_for_submit(endpoint_id, references, task_ids)
         endpoint = self._permitted(identity, endpoint_id, endpoint, Right.USE)
-        return endpoint, self._runnable(identity, references, found, Right.USE, with_bodies=False), tasks
+        return endpoint, self._known(identity, references, found, Right.USE), tasks
 
     def functions(
         self, identity: Identity, references: Sequence[str], right: Right = Right.USE, *, with_bodies: bool = False
@@ -69,9 +69,15 @@ class Access:
         :raises FunctionUnknown: if one does not exist.
         :raises Forbidden: if the caller does not have this right to one.
         """
-        newest = _newest(references)
-        found = self._records.functions.get_functions(newest, with_bodies=with_bodies) if newest else {}
-        return self._runnable(identity, references, found, right, with_bodies=with_bodies)
+        newest = [reference for reference in references if "@" not in reference]
+        found = dict(self._records.functions.get_functions(newest, with_bodies=with_bodies)) if newest else {}
+        for reference in references:
+            function_id, _, version = reference.partition("@")
+            if version and (
+                one := self._records.functions.get_version(function_id, int(version), with_body=with_bodies)
+            ):
+                found[reference] = one
+        return self._known(identity, references, found, right)
 
     def function(self, identity: Identity, reference: str, right: Right = Right.USE) -> Function:
         """One function to which the caller has a right, whole; the same errors."""
@@ -89,22 +95,11 @@ class Access:
         self._require(identity, ObjectKind.ENDPOINT, [endpoint], right)
         return endpoint
 
-    def _runnable(
-        self,
-        identity: Identity,
-        references: Sequence[str],
-        newest: Mapping[str, Function],
-        right: Right,
-        *,
-        with_bodies: bool,
+    def _known(
+        self, identity: Identity, references: Sequence[str], found: Mapping[str, Function], right: Right
     ) -> Mapping[str, Function]:
-        found = dict(newest)
+        """The functions, if all of them exist and the caller has the right to them."""
         for reference in references:
-            function_id, _, version = reference.partition("@")
-            if version and (
-                one := self._records.functions.get_version(function_id, int(version), with_body=with_bodies)
-            ):
-                found[reference] = one
             if reference not in found:
                 raise FunctionUnknown(f"There is no function {reference}.")
         self._require(identity, ObjectKind.FUNCTION, found.values(), right)
@@ -175,8 +170,3 @@ class Access:
         at = dt.datetime.fromtimestamp(self._clock(), dt.UTC)
         for share in self._records.shares.list_shares_with(lost) if lost else ():
             self._records.endpoints.put_withdrawal(Withdrawal(share.object_id, identity.identity_id, (), at))
-
-
-def _newest(references: Sequence[str]) -> Sequence[str]:
-    """Those that name the newest version of a function."""
-    return [reference for reference in references if "@" not in reference]

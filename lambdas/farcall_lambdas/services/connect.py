@@ -84,6 +84,8 @@ class ConnectService(Service):
             runtime["platform"] = wanted.platform
         if wanted.knows_retries:
             runtime["knows_retries"] = True
+        if wanted.knows_graphs:
+            runtime["knows_graphs"] = True
         if wanted.containers:
             runtime["containers"] = sorted(set(wanted.containers))
         if wanted.sealing is not None:

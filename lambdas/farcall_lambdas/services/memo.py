@@ -35,12 +35,13 @@ class Memo:
         """The task with its key.
 
         The endpoint is part of it, and the environment, whatever its name. So are the serialisation strategies of the
-        result: another form of the result is another result.
+        result: another form of the result is another result; and the functions that the task calls.
         """
         payload = task.payload_ref.sha256 if task.payload_ref else hashlib.sha256(task.payload or b"").hexdigest()
         options = task.options
         environment = [f"environment {options.environment.key}"] if options.environment else []
-        parts = [task.endpoint_id, task.function_hash, payload, *environment, *options.result_serializers]
+        callees = [f"callee {c.function_hash} {c.environment.key if c.environment else ''}" for c in options.callees]
+        parts = [task.endpoint_id, task.function_hash, payload, *environment, *callees, *options.result_serializers]
         return msgspec.structs.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:

@@ -11,7 +11,8 @@ from typing import Final, Literal
 import msgspec
 
 from farcall_common.errors import BlobUnknown, ErrorRecord, InvalidRequest, TaskGroupUnknown, TaskUnknown, TooManyTasks
-from farcall_common.store.model import BlobRef, Task, TaskEvent, TaskGroup
+from farcall_common.graphs import STAGES, StageState
+from farcall_common.store.model import BlobRef, Endpoint, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Service
@@ -40,6 +41,8 @@ class TaskView:
     result_ref: BlobRef | None = None
     url: str | None = None
     reason: str | None = None
+    #: Of a graph, in the view of one task.
+    stages: Sequence[StageState] = ()
 
     def size_bytes(self) -> int:
         """Its approximate size in an answer."""
@@ -47,19 +50,21 @@ class TaskView:
         texts = [self.result]
         if record:
             texts += [record.traceback, record.exception_data, record.stdout_tail, record.stderr_tail]
-        return _ENTRY_BYTES + sum(_json_bytes(text) for text in texts if text)
+        stages = len(msgspec.json.encode(self.task.details)) if STAGES in self.task.details else 0
+        return _ENTRY_BYTES + stages + sum(_json_bytes(text) for text in texts if text)
 
 
 class ResultService(Service):
     """Tasks of the caller; those of others do not exist."""
 
     def get(self, identity: Identity, task_id: str, *, takes_refs: bool) -> TaskView:
-        """One task.
+        """One task, with its stages if it is a graph.
 
         :raises TaskUnknown: if the caller has no such task.
         """
         task = self.task(identity, task_id)
-        return self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
+        view = self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
+        return dataclasses.replace(view, stages=self._stages(task))
 
     def get_many(
         self, identity: Identity, task_ids: Sequence[str], *, takes_refs: bool
@@ -199,6 +204,17 @@ class ResultService(Service):
         """A task and its history; the same error."""
         return self.task(identity, task_id), self._stores.tasks.list_events(task_id)
 
+    def _stages(self, task: Task) -> Sequence[StageState]:
+        """The stages of a task: those of its result; while it runs, those of the endpoint's last report."""
+        if STAGES in task.details:
+            try:
+                return msgspec.convert(task.details[STAGES], list[StageState])
+            except msgspec.ValidationError:  # of a later release
+                return ()
+        if task.state is not TaskState.RUNNING:
+            return ()
+        return stages_of(self._stores.endpoints.get_endpoint(task.endpoint_id), task.task_id)
+
     def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
         ref = task.result_ref
         if ref is None and (task.result is None or takes_refs or not _is_farcall_format(task.result)):
@@ -217,6 +233,12 @@ class ResultService(Service):
                 return TaskView(task, result=text)
         url = self._stores.blobs.download_url(ref.blob_key, ttl_s=self._settings.url_ttl_s)
         return TaskView(task, result_ref=ref, url=url, reason=reason)
+
+
+def stages_of(endpoint: Endpoint | None, task_id: str) -> Sequence[StageState]:
+    """The stages of a task that runs, as its endpoint last reported them; some at most, none if it is no graph."""
+    graphs = endpoint.status.graphs if endpoint is not None else ()
+    return next((graph.stages for graph in graphs if graph.task_id == task_id), ())
 
 
 def _for_the_endpoint(task: Task) -> Task:

@@ -20,12 +20,13 @@ from farcall_common.errors import (
     EndpointIncompatible,
     FunctionNotPermitted,
     InvalidRequest,
+    PayloadTooLarge,
     TaskIdReused,
     TooManyTasks,
     Unavailable,
     Unsupported,
 )
-from farcall_common.limits import MAX_BLOBS_PER_SUBMIT
+from farcall_common.limits import MAX_BLOBS_PER_SUBMIT, MAX_CALLEES_PER_SUBMIT
 from farcall_common.store import Stores
 from farcall_common.store.codec import pack
 from farcall_common.store.model import (
@@ -38,7 +39,7 @@ from farcall_common.store.model import (
     Task,
 )
 from farcall_common.store.transitions import as_received
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
@@ -55,8 +56,11 @@ from farcall_lambdas.services.memo import Memo, is_memoized
 
 logger = Logger(service=SERVICE, child=True)
 
-#: Functions of a submit that its audit entry names.
+#: Functions of a submit that its audit entry names, and likewise callees.
 _FUNCTIONS_AUDITED: Final = 20
+
+#: Bytes of the callees of one task in the queue: a thousand without environments have 105 KiB.
+_MAX_CALLEE_BYTES: Final = 512 * 1024
 
 _Stored = bytes | BlobRef
 _Uploads = Mapping[BlobRef, bytes]
@@ -103,14 +107,20 @@ class SubmitService(Service):
         ids = self._task_ids(wanted, options)
         # New ids cannot exist; a check of the caller's ids makes a repeated submit harmless.
         given_ids = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
-        endpoint, functions, existing = self._access.submission(identity, endpoint_id, list(wanted.tasks), given_ids)
-        _check_allowed(endpoint, functions)
-        _check_retries(endpoint, options)
+        references = list(dict.fromkeys([*wanted.tasks, *(each.function_id for each in options.callees)]))
+        endpoint, found, existing = self._access.submission(identity, endpoint_id, references, given_ids)
+        functions = {reference: found[reference] for reference in wanted.tasks}
+        _check_allowed(endpoint, found)
+        _check_agent(endpoint, options)
         allowance = self._allowances.of(identity, endpoint)
-        options = self._allowances.limited(allowance, options)
-        options_of = self._in_environments(identity, options, functions)
-        _check_environments(endpoint, functions, options_of)
-        _check_runnable(endpoint, functions, options_of)
+        options = self._in_environment(identity, self._allowances.limited(allowance, options))
+        environments = _environments(found, options)
+        _check_environments(endpoint, functions, found, environments)
+        _check_runnable(endpoint, found, environments)
+        callees, callee_bytes = _callees(options, found, environments)
+        if callees:
+            options = msgspec.structs.replace(options, callees=callees)
+        options_of = _options_of(functions, options, environments)
         payloads, uploads = self._payloads(identity, wanted)
         spans = _spans(wanted)
 
@@ -146,11 +156,13 @@ class SubmitService(Service):
             if new:
                 self._memory.check(identity.identity_id, _queued_bytes(tasks))
                 self._allowances.limit_queue(identity, endpoint, allowance)
-                row_bytes = sum(len(task.payload or b"") for task in tasks if task.task_id not in existing)
+                row_bytes = callee_bytes * new
+                row_bytes += sum(len(task.payload or b"") for task in tasks if task.task_id not in existing)
                 self._storage.add(identity, row_bytes=row_bytes, blob_bytes=sum(map(len, uploads.values())))
             self._blobs.store(uploads)
             # Tasks of a concurrent repeat are checked like those that existed before.
-            done = self._submit_entry(identity, endpoint, tasks, [functions[reference] for reference in ids])
+            named = [functions[reference] for reference in ids]
+            done = self._submit_entry(identity, endpoint, tasks, named, callees)
             raced = self._stores.tasks.add_tasks(tasks, memoized=sources, audit=done, endpoint_id=endpoint_id)
             _check_repeats(tasks, raced)
             known = {**existing, **raced}
@@ -165,26 +177,17 @@ class SubmitService(Service):
         memoized = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoizing]
         return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, memoized=memoized)
 
-    def _in_environments(
-        self, identity: Identity, options: TaskOptions, functions: Mapping[str, Function]
-    ) -> Mapping[str, TaskOptions]:
-        """The options of the tasks by function: with the environment that the submit names, else that of the function.
-        Functions with the same environment share one object: the store writes it once.
+    def _in_environment(self, identity: Identity, options: TaskOptions) -> TaskOptions:
+        """The options with the environment that the submit names, if it names one.
 
         :raises ContainerUnknown: if the caller has no such container.
         """
-        called = options
         if options.environment is not None:
-            called = options.within(options.environment)
-        elif options.container is not None:
+            return options.within(options.environment)
+        if options.container is not None:
             container_id, environment = self._containers.environment(identity, options.container)
-            called = options.within(environment, container=container_id)
-        found: dict[str, TaskOptions] = {}
-        by_environment: dict[Environment, TaskOptions] = {}
-        for reference, function in functions.items():
-            own = environment_of(function) if called.environment is None else None
-            found[reference] = called if own is None else by_environment.setdefault(own, called.within(own))
-        return found
+            return options.within(environment, container=container_id)
+        return options
 
     def _task_ids(self, wanted: Submit, options: TaskOptions) -> Mapping[str, Sequence[str]]:
         """The ids of the tasks: the caller's, checked to run parallel to the payloads, or new ones."""
@@ -192,6 +195,13 @@ class SubmitService(Service):
         if not all(wanted.tasks.values()):
             raise InvalidRequest("A function is listed without a payload.")
         check_count(count, self._settings)
+        if count * len(options.callees) > MAX_CALLEES_PER_SUBMIT:
+            most = MAX_CALLEES_PER_SUBMIT // len(options.callees)
+            raise TooManyTasks(
+                f"{count} tasks with {len(options.callees)} callees each in one request; "
+                f"{MAX_CALLEES_PER_SUBMIT} callees are allowed in all.",
+                hint=f"Submit {most} tasks at a time.",
+            )
         if options.user_endpoint_config:
             raise Unsupported("user_endpoint_config is not supported.", hint="Leave it out.")
         if wanted.task_ids is None:
@@ -241,7 +251,12 @@ class SubmitService(Service):
         )
 
     def _submit_entry(
-        self, identity: Identity, endpoint: Endpoint, tasks: Sequence[Task], functions: Sequence[Function]
+        self,
+        identity: Identity,
+        endpoint: Endpoint,
+        tasks: Sequence[Task],
+        functions: Sequence[Function],
+        callees: Sequence[Callee],
     ) -> AuditEntry:
         """The audit entry of a submit, also for the owner of the endpoint."""
         first = tasks[0]
@@ -253,6 +268,8 @@ class SubmitService(Service):
             )
         named = dict.fromkeys(f"{function.function_id}@{function.version}" for function in functions)
         about["functions"] = list(named)[:_FUNCTIONS_AUDITED]
+        if callees:
+            about["callees"] = list(dict.fromkeys(each.reference for each in callees))[:_FUNCTIONS_AUDITED]
         return self._entry(identity, "tasks.submit", endpoint.endpoint_id, owner_id=owner_id, **about)
 
     def _queue(self, endpoint_id: str, tasks: Sequence[Task]) -> None:
@@ -317,30 +334,77 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
             )
 
 
+def _environments(functions: Mapping[str, Function], options: TaskOptions) -> Mapping[str, Environment | None]:
+    """The environments of functions: the one that the submit names, else that of each."""
+    if options.environment is not None:
+        return dict.fromkeys(functions, options.environment)
+    return {reference: environment_of(function) for reference, function in functions.items()}
+
+
+def _options_of(
+    functions: Mapping[str, Function], options: TaskOptions, environments: Mapping[str, Environment | None]
+) -> Mapping[str, TaskOptions]:
+    """The options of the tasks by function. Functions with the same environment share one object: the store writes it
+    once."""
+    found: dict[str, TaskOptions] = {}
+    by_environment: dict[Environment, TaskOptions] = {}
+    for reference in functions:
+        own = environments[reference] if options.environment is None else None
+        found[reference] = options if own is None else by_environment.setdefault(own, options.within(own))
+    return found
+
+
+def _callees(
+    options: TaskOptions, functions: Mapping[str, Function], environments: Mapping[str, Environment | None]
+) -> tuple[tuple[Callee, ...], int]:
+    """The functions that the tasks call, as endpoints know them, and how many bytes each task has of them.
+
+    :raises PayloadTooLarge: if they take too much room in each task.
+    """
+    if not options.callees:
+        return (), 0
+    callees = []
+    for each in options.callees:
+        function = functions[each.function_id]
+        environment = environments[each.function_id]
+        callees.append(Callee(function.function_id, function.body_hash, function.version, environment))
+    size_bytes = len(pack(callees))
+    if size_bytes > _MAX_CALLEE_BYTES:
+        raise PayloadTooLarge(
+            f"The {len(callees)} callees have {size_bytes} bytes with their environments; {_MAX_CALLEE_BYTES} are "
+            "allowed.",
+            hint="Use fewer functions, or environments with shorter lists of requirements.",
+        )
+    return tuple(callees), size_bytes
+
+
 def _check_environments(
-    endpoint: Endpoint, functions: Mapping[str, Function], options_of: Mapping[str, TaskOptions]
+    endpoint: Endpoint,
+    functions: Mapping[str, Function],
+    found: Mapping[str, Function],
+    environments: Mapping[str, Environment | None],
 ) -> None:
     """A task never runs outside of its environment: an endpoint that reports no technologies runs none.
 
     On an endpoint that runs certain functions only, an environment of the caller's would be a way to run other code.
 
+    :param functions: those of the tasks; ``found``: with those that the tasks call.
     :raises EndpointIncompatible: if the endpoint does not run the technology.
     :raises FunctionNotPermitted: for an environment that is not the function's own, where functions are restricted.
     """
     runs = _runtime(endpoint).get("containers")
     runs = list(map(str, runs)) if isinstance(runs, list) else []
-    for reference, options in options_of.items():
-        environment = options.environment
+    for reference, environment in environments.items():
         if environment is None:
             continue
         if environment.type not in runs:
             offer = f"runs {', '.join(runs)}" if runs else "runs no containers"
+            subject = "The tasks require" if reference in functions else f"Callee {found[reference].name} requires"
             raise EndpointIncompatible(
-                f"The tasks require container {environment.label} ({environment.type}), and endpoint {endpoint.name} "
-                f"{offer}.",
+                f"{subject} container {environment.label} ({environment.type}), and endpoint {endpoint.name} {offer}.",
                 hint="Submit without the container, or choose an endpoint whose workers run in that environment.",
             )
-        function = functions[reference]
+        function = found[reference]
         own = environment_of(function)
         if endpoint.allowed_functions is not None and (own is None or own.key != environment.key):
             raise FunctionNotPermitted(
@@ -351,7 +415,7 @@ def _check_environments(
 
 
 def _check_runnable(
-    endpoint: Endpoint, functions: Mapping[str, Function], options_of: Mapping[str, TaskOptions]
+    endpoint: Endpoint, functions: Mapping[str, Function], environments: Mapping[str, Environment | None]
 ) -> None:
     """Compare the Python versions, if the function is byte code of one and the endpoint has reported its own. That of
     an environment is not known here."""
@@ -359,7 +423,7 @@ def _check_runnable(
     runs = ".".join(reported.split(".")[:2])
     for reference, function in functions.items():
         wanted = function.metadata.get("byte_code_of_python")
-        if options_of[reference].environment is not None:
+        if environments[reference] is not None:
             continue
         if runs and isinstance(wanted, str) and wanted != runs:
             raise EndpointIncompatible(
@@ -369,14 +433,20 @@ def _check_runnable(
             )
 
 
-def _check_retries(endpoint: Endpoint, options: TaskOptions) -> None:
-    """A task never runs with fewer retries than it asks for. An endpoint that never connected may know them."""
+def _check_agent(endpoint: Endpoint, options: TaskOptions) -> None:
+    """A task never runs with fewer retries than it asks for, and a graph never as a call of its function. An endpoint
+    that never connected may know them."""
     runtime = _runtime(endpoint)
     if options.retries and runtime and runtime.get("knows_retries") is not True:
         raise EndpointIncompatible(
             f"The tasks ask for retries, and the agent of endpoint {endpoint.name} is too old to run a task again that "
             "raised.",
             hint="The endpoint's owner has to update farcall-endpoint there. Or submit without retries.",
+        )
+    if options.callees and runtime and runtime.get("knows_graphs") is not True:
+        raise EndpointIncompatible(
+            f"The tasks call other functions, and the agent of endpoint {endpoint.name} is too old to run graphs.",
+            hint="The endpoint's owner has to update farcall-endpoint there. Or submit the calls one by one.",
         )
 
 

@@ -16,7 +16,7 @@ from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.endpoints import EndpointService, renamed
-from farcall_lambdas.services.results import ResultService
+from farcall_lambdas.services.results import ResultService, stages_of
 
 
 class Reason(enum.StrEnum):
@@ -145,7 +145,7 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
             message = f" ({task.error.message})" if task.error else ""
             return Reason.ENDED, f"The task ended as {state} {ago} ago{message}."
         case TaskState.RUNNING if situation.online:
-            return Reason.RUNNING, f"The task has been running for {ago} (attempt {task.attempt})."
+            return Reason.RUNNING, f"The task has been running for {ago} (attempt {task.attempt}){_stages(situation)}."
         case TaskState.WAITING_FOR_LAUNCH if situation.online:
             if found := _of_the_environment(situation):
                 return found
@@ -153,6 +153,20 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
         case TaskState.WAITING_FOR_NODES if situation.online and "retry" in situation.detail:
             return _before_retry(situation)
     return None
+
+
+def _stages(situation: Situation) -> str:
+    """The stages of a graph that run, as a part of a sentence; empty if there are none."""
+    stages = stages_of(situation.endpoint, situation.task.task_id)
+    running = [each for each in stages if each.state == "running"]
+    if not running:
+        return ""
+    first = running[0]
+    doing = f"stage {first.name or first.number}"
+    doing += f": {first.ended} of {first.calls} calls have ended" if first.calls > 1 else " runs"
+    if others := len(running) - 1:
+        doing += f", and {others} more {'stage runs' if others == 1 else 'stages run'}"
+    return f"; {doing}{_as_of(situation)}"
 
 
 def _before_retry(situation: Situation) -> _Answer | None:

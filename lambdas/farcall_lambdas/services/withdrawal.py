@@ -152,10 +152,15 @@ def _refused_by_endpoint(
     if not (endpoint.public or is_owners or may_use(task.owner_id)):
         return f"The right to use endpoint {endpoint.endpoint_id} was withdrawn while the task was open."
     allowed = endpoint.allowed_functions
-    version = f"{task.function_id}@{task.function_version}"
-    if allowed is not None and task.function_id not in allowed and version not in allowed:
-        what = f"function {version} on endpoint {endpoint.endpoint_id}"
-        return f"The right to run {what} was withdrawn while the task was open."
+    if allowed is None:
+        return None
+    functions = [(task.function_id, task.function_version)]
+    functions += [(each.function_id, each.version) for each in task.options.callees]
+    for function_id, number in functions:
+        version = f"{function_id}@{number}"
+        if function_id not in allowed and version not in allowed:
+            what = f"function {version} on endpoint {endpoint.endpoint_id}"
+            return f"The right to run {what} was withdrawn while the task was open."
     return None
 
 
@@ -166,7 +171,8 @@ def _refused_by_function(
     may_use: Callable[[str], bool],
     task: Task,
 ) -> str | None:
-    """Why a task may not run its function any more; None if it may. Tasks of the function's owner may."""
+    """Why a task may not run the function any more, which is its own or one that it calls; None if it may. Tasks of the
+    function's owner may."""
     if task.owner_id in owner_ids:
         return None
     if function is not None and (function.public or task.owner_id == function.owner_id or may_use(task.owner_id)):

@@ -72,9 +72,13 @@ class FakeTasks(FakeShares, FakeUsage):
             return known
 
     def read_for_submit(
-        self, endpoint_id: str, function_ids: Sequence[str], task_ids: Sequence[str]
+        self, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
-        functions = self.get_functions(function_ids, with_bodies=False)
+        functions = dict(self.get_functions([each for each in references if "@" not in each], with_bodies=False))
+        for reference in references:
+            function_id, at, version = reference.partition("@")
+            if at and (found := self.get_version(function_id, int(version), with_body=False)):
+                functions[reference] = found
         return self.get_endpoint(endpoint_id), functions, self.get_tasks(task_ids)
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
@@ -188,7 +192,7 @@ class FakeTasks(FakeShares, FakeUsage):
                 if not task.state.is_terminal
                 and task.task_id > after
                 and endpoint_id in (None, task.endpoint_id)
-                and function_id in (None, task.function_id)
+                and function_id in (None, task.function_id, *(each.function_id for each in task.options.callees))
                 and owner_id in (None, task.owner_id)
             )
             return sorted(found, key=lambda task: task.task_id)[:limit]

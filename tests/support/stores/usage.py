@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime as dt
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from farcall_common.graphs import STAGE_CALLS, STAGE_RUN_S
 from farcall_common.retries import EARLIER_RUN_S
 from farcall_common.store.model import Endpoint, Task, Usage, UsageBy
 from farcall_common.wire.states import TaskState
 from farcall_common.worker_share import WorkerShare
 from tests.support.stores.reach import Reach, moment
 
+_KEYS = ("day", "owner_id", "endpoint_id", "function_id", "account")
 _FIELD_OF = {UsageBy.IDENTITY: "owner_id", UsageBy.FUNCTION: "function_id", UsageBy.ENDPOINT: "endpoint_id"}
 
 
@@ -55,7 +56,7 @@ class FakeUsage(Reach):
         with self._call():
             rows = [usage for part in self._parts for usage in part]
             taken, left = rows[:limit], rows[limit:]
-            self._sums = _summed([*self._sums, *taken], [field.name for field in dataclasses.fields(Usage)[5:]])
+            self._sums = _summed([*self._sums, *taken], _KEYS)
             self._parts = [left] if left else []
             return len(taken)
 
@@ -91,20 +92,24 @@ class FakeUsage(Reach):
                     task.endpoint_id,
                     task.function_id,
                     share.account,
+                    stages=task.details.get(STAGE_CALLS, 0),
                 )
             )
-        self._parts.append(_summed(parts, [field.name for field in dataclasses.fields(Usage)[5:]]))
+        self._parts.append(_summed(parts, _KEYS))
 
 
 def _wall_s(task: Task, running_since: dt.datetime | None) -> float:
-    if "started_at" in task.timings and "ended_at" in task.timings:
+    if STAGE_RUN_S in task.details:
+        wall_s = float(task.details[STAGE_RUN_S])
+    elif "started_at" in task.timings and "ended_at" in task.timings:
         wall_s = task.timings["ended_at"] - task.timings["started_at"]
     elif running_since is not None and task.state is not TaskState.LOST:
         wall_s = (moment(task.finished_at) - running_since).total_seconds()
     else:
         wall_s = 0.0
     wall_s += float(task.details.get(EARLIER_RUN_S, 0.0))
-    return max(0.0, min(wall_s, (moment(task.finished_at) - moment(task.submitted_at)).total_seconds()))
+    most_s = (moment(task.finished_at) - moment(task.submitted_at)).total_seconds()
+    return max(0.0, min(wall_s, most_s * max(1, task.details.get(STAGE_CALLS, 0))))
 
 
 def _nodes(task: Task) -> int | None:
@@ -125,6 +130,7 @@ def _summed(found: Sequence[Usage], names: Sequence[str]) -> list[Usage]:
             sum(each.wall_s for each in group),
             sum(each.core_s for each in group),
             sum(each.gpu_s for each in group),
+            stages=sum(each.stages for each in group),
             **{name: getattr(group[0], name) for name in names},
         )
         for _, group in sorted(groups.items(), key=lambda item: tuple(map(str, item[0])))
