@@ -209,7 +209,8 @@ class Hello(Message, frozen=True):
     weight. ``weights``: by identity, the share of each submitter; 1 for others. ``knows_data_only``: the agent acts on
     ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_retries``: the agent runs a task again
     whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that.
-    ``knows_output``: the agent answers OutputRequest; without it, none is sent."""
+    ``knows_output``: the agent answers OutputRequest; without it, none is sent. ``knows_graphs``: the agent runs graphs
+    and tasks that call functions (``TaskOptions.callees``); without it, no task is sent that needs that."""
 
     endpoint_id: str
     ticket: str
@@ -225,6 +226,7 @@ class Hello(Message, frozen=True):
     knows_data_only: bool = False
     knows_retries: bool = False
     knows_output: bool = False
+    knows_graphs: bool = False
 
 
 class Credit(Message, frozen=True):

@@ -287,7 +287,7 @@ class _Plan:
                 if overtaken > MOST_OVERTAKEN:
                     break
                 continue
-            manager.free -= 1
+            manager.count_down(task)
             placed.append((task, manager.manager_id))
             open_ -= 1
             if not open_:
@@ -295,11 +295,16 @@ class _Plan:
         return placed
 
     def _take(self, need: _Need, task: Task) -> ManagerLoad | None:
-        """The next place where a task can run; None if there is none."""
-        options = task.spec.options
-        for index in range(len(need.places) - 1, -1, -1):
+        """The next place where a task can run, of a graph one with few slots that others can use; None if there is
+        none."""
+        indexes: Iterable[int] = range(len(need.places) - 1, -1, -1)
+        if (graph := task.graph) is not None:
+            indexes = sorted(indexes, key=lambda each: need.places[each][0].ahead - need.places[each][0].free)
+        for index in indexes:
             manager, is_cold, is_behind = need.places[index]
-            if (is_behind and not options.idempotent) or not manager.lasts(options.walltime_s, now=self._now):
+            if (is_behind and not task.is_idempotent) or not manager.lasts(task.walltime_s, now=self._now):
+                continue
+            if graph is not None and manager.refusal_of(graph):
                 continue
             del need.places[index]
             if is_cold and need.key:
