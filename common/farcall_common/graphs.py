@@ -122,8 +122,8 @@ def unpack_graph(payload: bytes | memoryview, *, callees: int) -> Graph:
     try:
         opener = zlib.decompressobj()
         opened = opener.decompress(base64.b64decode(payload[len(PREFIX) :], validate=True), _MAX_OPENED_BYTES)
-        if not opener.eof:
-            raise ValueError("it is truncated or larger than a graph may be")
+        if not opener.eof or opener.unused_data:
+            raise ValueError("it is truncated, continued or larger than a graph may be")
         length = _LENGTH.unpack_from(opened)[0]
         if length > MAX_HEAD_BYTES:
             raise ValueError(f"its stages take {length} bytes, more than {MAX_HEAD_BYTES}")
@@ -195,7 +195,7 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 MAX_STATES: Final = 1000
-"""So many stages are told apart; of a larger graph, those with an error, that run, and then the first."""
+"""So many stages are reported; of a larger graph, those with an error, that run, and then the first."""
 
 
 def told(states: Sequence[StageState]) -> Sequence[StageState]:

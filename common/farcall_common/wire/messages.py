@@ -71,7 +71,7 @@ class Capabilities(Part, frozen=True):
 class EndpointReport(Part, frozen=True):
     """Numbers that an agent reports with its heartbeat. ``blocks`` are those that it has requested and that have not
     ended, ``pending_blocks`` those of them without a manager yet. ``detail`` may have a ``problem``, a text, and
-    ``environments``, a list of maps (see PROTOCOL.md)."""
+    ``environments`` and ``graphs``, lists of maps (see PROTOCOL.md)."""
 
     managers: Count = 0
     total_workers: Count = 0

@@ -28,7 +28,7 @@ MOST_ENVIRONMENTS: Final = 20
 MOST_REPORTED: Final = 20
 """Graphs in a report to the cloud, and in the endpoint's status."""
 _MOST_STAGES: Final = 10
-"""Of each graph there, told one by one."""
+"""Of each graph there, one by one."""
 _MOST_REPORTED_BYTES: Final = 16 * 1024
 _MOST_KEPT: Final = 1000
 """Graphs of which the agent keeps how they are."""
