@@ -31,7 +31,8 @@ from farcall_common.wire import TaskState
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.graphs import MOST_ENVIRONMENTS, MOST_REPORTED, GraphNeeds, bounded, read_graph
+from farcall_endpoint.agent.graphs import MOST_ENVIRONMENTS, GraphNeeds, bounded, read_graph
+from farcall_endpoint.agent.running_graphs import MOST_REPORTED
 from farcall_endpoint.agent.scheduling import POLICIES, SchedulingPolicy, round_robin
 from farcall_endpoint.agent.sealing import seal_result
 from farcall_endpoint.agent.spool import Spool
@@ -39,6 +40,7 @@ from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, TaskResult
 from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, EnvironmentStatus, Finished, GraphProgress, Limits, Progress
+from farcall_endpoint.status import lines
 from tests.support.agent import CoreDriver, Turn
 from tests.unit.test_endpoint_agent_core import KEY, signatures
 
@@ -638,7 +640,8 @@ def test_running_graphs_are_reported_at_most_each_second_until_they_end() -> Non
     assert row["stages"][1] == {"number": 1, "name": "stage1", "state": "running", "calls": 1, "ended": 0}
     assert len(report(core, "b", now=1.9)) == 1
     assert [row["task_id"] for row in report(core, now=2.0)] == ["a", "b"]
-    assert core.core.running_graphs()[0]["stages"] == ["0 stage0", "1 stage1", "2 stage2"]
+    shown = list(lines({"graphs": core.core.running_graphs()}, now=2.0))
+    assert shown[0].split("\t") == ["graphs", "a", "0", "3", "0", "0", "3", "0", "0 stage0, 1 stage1, 2 stage2"]
     core.progress("m", Progress(workers=4, finished=(Finished("a", TaskState.SUCCESS, 0),)), [b"r"])
     core.decide(now=2.1)
     assert [row["task_id"] for row in core.report().detail["graphs"]] == ["b"]

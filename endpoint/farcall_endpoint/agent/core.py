@@ -37,12 +37,13 @@ from farcall_endpoint.agent.environments import (
     waiting_reasons,
 )
 from farcall_endpoint.agent.events import Event
-from farcall_endpoint.agent.graphs import GraphNeeds, RunningGraphs, read_graph
+from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.loads import NO_ENVIRONMENTS, Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
 from farcall_endpoint.agent.prewarm import Prewarming
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry, with_retries
+from farcall_endpoint.agent.running_graphs import RunningGraphs
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import (
@@ -632,7 +633,7 @@ class AgentCore:
                 if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                     self._turn.cancels.setdefault(task.manager_id, []).append(task.task_id)
             task.stage = Stage.FORGOTTEN
-            if self._graphs:
+            if self._graphs.tasks:
                 self._graphs.ended(task)
             if task.environment_key:
                 self._queue.left(task)
@@ -904,14 +905,14 @@ class AgentCore:
         self._queue.put_back(tasks)
         for task in tasks:
             task.stage, task.manager_id = Stage.QUEUED, None
-            if self._graphs:
+            if self._graphs.tasks:
                 self._graphs.stopped(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _finish(self, task: Task, result: TaskResult) -> None:
         if task.environment_key and task.stage is not Stage.DISPATCHED:
             self._queue.left(task)
-        if self._graphs:
+        if self._graphs.tasks:
             self._graphs.ended(task)
         if task.retries_used:
             result = with_retries(task, result)
