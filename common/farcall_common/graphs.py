@@ -30,8 +30,6 @@ COLLECT: Final = -1
 MAX_STAGES: Final = 100_000
 MAX_CALLS: Final = 1_000_000
 """Of a graph while it runs, those of all maps together."""
-MAX_HEAD_BYTES: Final = 8 * MIB
-"""Of the stages without their calls: what they take in memory is thirty times as much."""
 _MAX_OPENED_BYTES: Final = 8 * MAX_PAYLOAD_BYTES
 _LENGTH: Final = struct.Struct("<I")
 
@@ -98,6 +96,9 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     spread: bool = False
 
 
+MAX_HEAD_BYTES: Final = 8 * MIB
+"""Of the stages without their calls: what they take in memory is thirty times as much."""
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Head).decode
 
@@ -122,8 +123,8 @@ def unpack_graph(payload: bytes | memoryview, *, callees: int) -> Graph:
     try:
         opener = zlib.decompressobj()
         opened = opener.decompress(base64.b64decode(payload[len(PREFIX) :], validate=True), _MAX_OPENED_BYTES)
-        if not opener.eof or opener.unused_data:
-            raise ValueError("it is truncated, continued or larger than a graph may be")
+        if not opener.eof:
+            raise ValueError("it is truncated or larger than a graph may be")
         length = _LENGTH.unpack_from(opened)[0]
         if length > MAX_HEAD_BYTES:
             raise ValueError(f"its stages take {length} bytes, more than {MAX_HEAD_BYTES}")
@@ -195,7 +196,7 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 MAX_STATES: Final = 1000
-"""So many stages are reported; of a larger graph, those with an error, that run, and then the first."""
+"""So many stages are told apart; of a larger graph, those with an error, that run, and then the first."""
 
 
 def told(states: Sequence[StageState]) -> Sequence[StageState]:

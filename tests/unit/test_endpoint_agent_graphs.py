@@ -272,7 +272,6 @@ DEEP = framed(
         PREFIX + b"\xff\xfe",
         PREFIX + b"AAAA",
         PLAIN[:-8],
-        PLAIN + b"AAAA",
         framed(b""),
         framed(b"\x94\x90\x90\x00\xc2"),
         pack_graph(Graph((Stage(3),), (b"",), 0)),
@@ -339,25 +338,25 @@ def test_a_graph_has_few_environments() -> None:
 
 
 def test_what_is_known_of_a_graph() -> None:
-    own = TaskOptions(walltime_s=5.0, environment=ML)
+    own, free = TaskOptions(walltime_s=5.0, environment=ML), TaskOptions(walltime_s=2.0)
     stages = (
-        Stage(0, "a"),
+        Stage(0, "a", options=free),
         Stage(1, "b", (Input(0, (0,)),), options=own),
         Stage(1, "c", (Input(0, (0,)),), options=msgspec.structs.replace(own, walltime_s=9.0)),
         Stage(COLLECT, "", (Input(1, (0,)), Input(2, (1,)))),
     )
     payload = pack_graph(Graph(stages, (b"",) * 4, 3))
-    task = TaskOptions(callees=CALLEES, walltime_s=7.0)
+    task = TaskOptions(callees=CALLEES, environment=SCI)
     found = read_graph(payload, task)
     assert isinstance(found, GraphNeeds)
     assert (found.stages, found.width, found.once, found.walltime_s) == (4, 2, False, 9.0)
-    assert found.environments == (ML, None)
-    assert [each.label for each in found.options] == ["Stage 1 (b)", "Stage 2 (c)"]
-    unlimited = read_graph(payload, msgspec.structs.replace(task, walltime_s=None))
-    assert isinstance(unlimited, GraphNeeds)
-    assert unlimited.walltime_s is None
+    assert found.environments == (ML, SCI), "a stage that names none has that of the task"
+    assert [each.label for each in found.options] == ["Stage 0 (a)", "Stage 1 (b)", "Stage 2 (c)"]
+    limited = read_graph(payload, msgspec.structs.replace(task, walltime_s=7.0))
+    assert isinstance(limited, GraphNeeds)
+    assert limited.walltime_s == 7.0, "the task's limit is that of the whole graph"
     mapped = pack_graph(Graph((Stage(0), Stage(1, "", (Input(0, (0,), each=True),))), (b"", b""), 1))
-    assert read_graph(mapped, task) == GraphNeeds(2, g.MAX_CALLS, once=False, walltime_s=7.0, environments=(None,))
+    assert read_graph(mapped, task) == GraphNeeds(2, g.MAX_CALLS, once=False, walltime_s=None, environments=(SCI,))
 
 
 # -- placement ---------------------------------------------------------------------------------------------------------
@@ -493,19 +492,19 @@ def test_the_loss_of_a_manager_counts_as_an_attempt() -> None:
     assert error_of(turn).code == "WORKER_DIED"
 
 
-def test_a_graph_is_not_retried_as_a_whole() -> None:
+@pytest.mark.parametrize(("payload", "is_retried"), [(PLAIN, True), (PLAIN, False), (ONCE, True)])
+def test_a_graph_is_retried_as_a_whole_only_if_it_was_too_slow_and_may_run_twice(
+    payload: bytes, *, is_retried: bool
+) -> None:
     core = connected()
-    send(core, spec("graph", retries=5))
-    send(core, spec("driver", retries=5), payload=b"a call")
-    failed = [
-        Finished(
-            name, TaskState.FAILED, None, {"code": "TASK_FAILED", "message": "", "fault": "user_code"}, is_retried=True
-        )
-        for name in ("graph", "driver")
-    ]
-    core.progress("m", Progress(workers=4, finished=tuple(failed)))
+    [task] = send(core, spec("a", retries=5), payload=payload).accepted
+    report(core, "a", now=1.0)
+    error = {"code": "WALLTIME_EXCEEDED" if is_retried else "TASK_FAILED", "message": "", "fault": "user_code"}
+    core.progress("m", Progress(finished=(Finished("a", TaskState.FAILED, None, error, is_retried=is_retried),)))
     turn = core.decide(now=1.0)
-    assert [task.task_id for task in turn.finished] == ["graph"]
+    assert (task.result is None) is (payload is PLAIN and is_retried)
+    assert bool(turn.finished) is (task.result is not None)
+    assert "graphs" not in core.report().detail
 
 
 def test_a_graph_is_cancelled_as_a_whole() -> None:

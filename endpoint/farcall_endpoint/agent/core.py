@@ -818,6 +818,8 @@ class AgentCore:
     def _retry(self, task: Task, finished: Finished, now: float) -> None:
         """The function raised, and its task runs again after a while."""
         self._retries.take_up(task, finished, now)
+        if self._graphs.tasks:
+            self._graphs.stopped(task)
         self._turn.starts.append(task)
         self._turn.retried.append(task)
         self._transitions.retry(task, history_detail(task, finished), now)

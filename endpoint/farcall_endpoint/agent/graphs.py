@@ -60,7 +60,7 @@ class GraphNeeds(msgspec.Struct, frozen=True, array_like=True):
     :param width: how many of its calls may run at the same time: those of its widest layer. A map counts as
         :data:`~farcall_common.graphs.MAX_CALLS`: how many calls it makes is known when it runs.
     :param once: whether one of its stages may not run twice: then the graph may not, either.
-    :param walltime_s: the longest limit of a call; None if one has none.
+    :param walltime_s: the limit of the task, else the longest one of a call; None if a call has none.
     :param environments: those of its stages, the one of most stages first; None: the endpoint's default.
     :param options: different ones that its stages have of their own, as far as an endpoint may refuse them.
     """
@@ -76,7 +76,8 @@ class GraphNeeds(msgspec.Struct, frozen=True, array_like=True):
 def read_graph(payload: Bytes, options: TaskOptions) -> GraphNeeds | ErrorRecord | None:
     """What an agent has to know of a task's graph, or why it cannot run; None if the payload is no graph.
 
-    :param options: of the task. Those of a stage take their place.
+    :param options: of the task. Those of a stage take their place, apart from its environment if it names none, and
+        from the limit of time, which is one of the whole graph, too.
     """
     if not is_graph(payload):
         return None
@@ -107,16 +108,19 @@ def read_graph(payload: Bytes, options: TaskOptions) -> GraphNeeds | ErrorRecord
                 needs[key] = StageNeeds(label, own)
             if (own.walltime_s or 0.0) > (0.0 if longest is None else longest.options.walltime_s or 0.0):
                 longest = StageNeeds(_label(number, stage), own)
-        counts[own.environment] += 1
+        counts[options.environment if own.environment is None else own.environment] += 1
         if len(counts) > MOST_ENVIRONMENTS:
             return outcomes.graph_invalid(f"The graph has stages in more than {MOST_ENVIRONMENTS} environments.")
         once = once or not own.idempotent
         limits.add(own.walltime_s)
+    walltime_s = options.walltime_s
+    if walltime_s is None and None not in limits:
+        walltime_s = max(filter(None, limits), default=None)
     return GraphNeeds(
         len(stages),
         _width(stages),
         once,
-        None if None in limits else max(filter(None, limits), default=None),
+        walltime_s,
         tuple(environment for environment, _ in counts.most_common()) or (options.environment,),
         (*needs.values(), *([] if longest is None else [longest])),
     )
