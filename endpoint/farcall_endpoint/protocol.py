@@ -76,8 +76,7 @@ class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
     empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
     arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls
-    no functions but its callees. ``limits``: for the options that stages of a graph have of their own; None: there are
-    none."""
+    no functions but its callees."""
 
     task_id: str
     attempt: int
@@ -89,6 +88,7 @@ class TaskOrder(_Part, frozen=True):
     data_only: bool = False
     retry: int = 0
     restricted: bool = False
+    #: For the options that stages of a graph have of their own; None: there are none.
     limits: Limits | None = None
 
 
