@@ -195,6 +195,19 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     error: dict[str, Any] | None = None
 
 
+STAGES: Final = "stages"
+"""In the details of a result: the states of the stages, as :class:`StageState` in JSON."""
+STAGE_CALLS: Final = "stage_calls"
+"""Likewise, how many calls of stages ran, all together; without it, the calls of ``stages`` that ended."""
+STAGE_RUN_S: Final = "stage_run_s"
+"""Likewise, the seconds that they ran, with those of the task's own function if it has one; without it, those of
+``stages``."""
+VALUES: Final = "values"
+"""Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
+
+STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", "skipped"})
+"""States of a stage."""
+
 MAX_STATES: Final = 1000
 """So many stages are told apart; of a larger graph, those with an error, that run, and then the first."""
 

@@ -70,7 +70,7 @@ class Capabilities(Part, frozen=True):
 
 class EndpointReport(Part, frozen=True):
     """Numbers that an agent reports with its heartbeat. ``blocks`` are those that it has requested and that have not
-    ended, ``pending_blocks`` those of them without a manager yet. ``detail`` may have a ``problem``, a text, and
+    ended, ``pending_blocks`` those of them without a manager yet. ``detail`` may have a ``problem``, a text,
     ``environments`` and ``graphs``, lists of maps (see PROTOCOL.md)."""
 
     managers: Count = 0
@@ -210,7 +210,7 @@ class Hello(Message, frozen=True):
     ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_retries``: the agent runs a task again
     whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that.
     ``knows_output``: the agent answers OutputRequest; without it, none is sent. ``knows_graphs``: the agent runs graphs
-    and tasks that call functions (``TaskOptions.callees``); without it, no task is sent that needs that."""
+    and acts on ``TaskOptions.callees``; without it, no task is sent that has any."""
 
     endpoint_id: str
     ticket: str
@@ -305,7 +305,8 @@ class Welcome(Message, frozen=True):
 
 
 class RunTasks(Message, frozen=True):
-    """Run these tasks, at most as many as the credit. Bodies of functions that are new to this session are included."""
+    """Run these tasks, at most as many as the credit. Bodies of functions that are new to this session are included;
+    those of many are sent ahead, in messages without tasks."""
 
     tasks: tuple[TaskSpec, ...]
     functions: tuple[FunctionSpec, ...] = ()

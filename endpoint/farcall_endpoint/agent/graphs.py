@@ -15,7 +15,18 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
-from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_STATES, Stage, StageState, is_graph, unpack_graph
+from farcall_common.graphs import (
+    COLLECT,
+    MAX_CALLS,
+    MAX_STATES,
+    STAGES,
+    STATES,
+    VALUES,
+    Stage,
+    StageState,
+    is_graph,
+    unpack_graph,
+)
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import Bytes
@@ -32,7 +43,6 @@ _MOST_VALUE: Final = 5500
 _MOST_VALUES: Final = 88 * 1024
 """Characters of all values: 64 KiB as Base64."""
 RANKS: Final = {"failed": 0, "running": 1}
-STATES: Final = ("waiting", "running", "done", "failed", "cancelled", "skipped")
 _ERROR_FIELDS: Final = {
     "code": MOST_NAME,
     "fault": MOST_NAME,
@@ -159,13 +169,13 @@ def cut(text: str, most: int) -> str:
 
 def bounded(details: dict[str, Any]) -> dict[str, Any]:
     """The details of a task, with stages and values that are none left out, and long ones cut."""
-    found = {name: value for name, value in details.items() if name not in ("stages", "values")}
-    if states := _states(details.get("stages")):
+    found = {name: value for name, value in details.items() if name not in (STAGES, VALUES)}
+    if states := _states(details.get(STAGES)):
         while len(msgspec.msgpack.encode(states)) > _MOST_DETAIL_BYTES:
             states = fewer(states)
-        found["stages"] = states
-    if values := _values(details.get("values")):
-        found["values"] = values
+        found[STAGES] = states
+    if values := _values(details.get(VALUES)):
+        found[VALUES] = values
     return found
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.graphs import StageState
-from farcall_endpoint.agent.graphs import MOST_NAME, RANKS, STATES, cut
+from farcall_common.graphs import STATES, StageState
+from farcall_endpoint.agent.graphs import MOST_NAME, RANKS, cut
 from farcall_endpoint.agent.tasks import Task
 
 MOST_REPORTED: Final = 20
@@ -112,7 +112,7 @@ def _row(task: Task, states: Sequence[StageState]) -> dict[str, Any]:
     chosen = sorted(states, key=lambda each: (RANKS.get(each.state, 2), each.number))[:_MOST_STAGES]
     return {
         "task_id": task.task_id,
-        **{state: counts[state] for state in STATES if counts[state]},
+        **{state: counts[state] for state in sorted(STATES) if counts[state]},
         "calls": min(sum(each.calls for each in states), _MOST_COUNT),
         "ended": min(sum(each.ended for each in states), _MOST_COUNT),
         "stages": [

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord, SealInvalid
+from farcall_common.graphs import STAGE_CALLS, STAGE_RUN_S, STAGES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.sealing import Answer, SealingSecrets, is_sealed, is_sealed_text, open_call, seal_answer
 from farcall_common.wire import TaskSpec
@@ -97,7 +98,11 @@ def seal_result(task: Task, result: TaskResult) -> TaskResult:
         result.error = {**kept, "message": message, "sealed": bytes(sealed).decode()}
     if result.details:
         sealed = seal(_encoded_details(result.details), part=Answer.DETAILS, max_text_bytes=_MAX_SEALED_TEXT)
-        result.details = {**_numbers(result.details), "sealed": bytes(sealed).decode()}
+        result.details = {
+            **_stage_numbers(result.details),
+            **_numbers(result.details),
+            "sealed": bytes(sealed).decode(),
+        }
     return result
 
 
@@ -118,11 +123,22 @@ def _encoded_details(details: Mapping[str, Any]) -> bytes:
     """Details as JSON; of a graph with fewer values and stages, if they would be too large."""
     kept = dict(details)
     while len(encoded := msgspec.json.encode(kept)) > _MAX_SEALED_BYTES:
-        if kept.pop("values", None) is None:
-            if not kept.get("stages"):
+        if kept.pop(VALUES, None) is None:
+            if not kept.get(STAGES):
                 break
-            kept["stages"] = fewer(kept["stages"])
+            kept[STAGES] = fewer(kept[STAGES])
     return encoded
+
+
+def _stage_numbers(details: Mapping[str, Any]) -> dict[str, Any]:
+    """How many calls of stages ran, and for how long, which the cloud counts as usage."""
+    states = details.get(STAGES)
+    if not states:
+        return {}
+    return {
+        STAGE_CALLS: sum(each.get("ended", 0) for each in states),
+        STAGE_RUN_S: sum(each.get("run_s", 0.0) for each in states),
+    }
 
 
 def _numbers(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
+from farcall_common.graphs import STAGES, VALUES
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
@@ -227,7 +228,7 @@ class ResultFactory:
         result = TaskResult(
             finished.state, started_at=finished.started_at, ended_at=finished.ended_at, details=finished.details
         )
-        if result.details and not result.details.keys().isdisjoint(("stages", "values")):
+        if result.details and not result.details.keys().isdisjoint((STAGES, VALUES)):
             result.details = bounded(result.details)
         if finished.error is not None:
             result.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
