@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from farcall_common.errors import DeserializationError
-from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
 from farcall_common.task_options import TaskOptions
 
 PREFIX: Final = b"gr\n"
@@ -99,6 +99,9 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     spread: bool = False
 
 
+MAX_HEAD_BYTES: Final = 8 * MIB
+"""Of the stages without their calls: what they take in memory is thirty times as much."""
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Head).decode
 
@@ -133,9 +136,12 @@ def unpack_graph(payload: bytes | memoryview, *, callees: int) -> Graph:
         opened = opener.decompress(base64.b64decode(payload[len(PREFIX) :], validate=True), MAX_OPENED_BYTES)
         if not opener.eof:
             raise ValueError("it is truncated or larger than a graph may be")
-        start = _LENGTH.size + _LENGTH.unpack_from(opened)[0]
+        length = _LENGTH.unpack_from(opened)[0]
+        if length > MAX_HEAD_BYTES:
+            raise ValueError(f"its stages take {length} bytes, more than {MAX_HEAD_BYTES}")
+        start = _LENGTH.size + length
         head = _decode(opened[_LENGTH.size : start])
-    except (binascii.Error, zlib.error, struct.error, msgspec.MsgspecError, ValueError) as error:
+    except (binascii.Error, zlib.error, struct.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DeserializationError(f"The graph cannot be read: {error}.") from error
     calls: list[bytes | memoryview] = []
     view = memoryview(opened)

@@ -144,6 +144,18 @@ sealed_not_opened = Outcome(
     "The endpoint does not open the sealed call: {}",
     SealedCallRefused.default_hint,
 )
+graph_invalid = Outcome(
+    "GRAPH_INVALID",
+    Fault.CALLER,
+    "{}",
+    "Make it with Graph or chain of a release that this endpoint knows, and submit it again.",
+)
+graph_apart = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "No node of this endpoint can run all stages of the graph: {}",
+    "Choose environments that one node can run, or submit the stages as tasks of their own.",
+)
 isolation_missing = Outcome(
     "ISOLATION_MISSING",
     Fault.PEER,

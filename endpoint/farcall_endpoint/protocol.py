@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from farcall_endpoint.output import Printed
 from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 
 Body = int
+N = TypeVar("N", int, float)
 
 FIRST_WINDOW_BYTES: Final = 4 * 2**20
 """``window_bytes`` of :class:`ResultsTaken`, until the agent sends another number."""
@@ -44,6 +45,31 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 # -- agent to manager --------------------------------------------------------------------------------------------------
+
+
+class Limits(_Part, frozen=True):
+    """Limits of an endpoint for each attempt; None is no limit. ``output_bytes`` of each stream, and ``kept_bytes`` of
+    it for a while after the end. ``in_image``: the node itself is the container, so that no other is started."""
+
+    walltime_s: float | None = None
+    memory_bytes: int | None = None
+    output_bytes: int | None = None
+    kept_bytes: int | None = None
+    in_image: bool = False
+
+    def applied_to(self, options: TaskOptions) -> TaskOptions:
+        """The options of a task, or of a stage, within these limits."""
+        return msgspec.structs.replace(
+            options,
+            walltime_s=_least(options.walltime_s, self.walltime_s),
+            memory_bytes=_least(options.memory_bytes, self.memory_bytes),
+            max_output_bytes=_least(options.max_output_bytes, self.output_bytes),
+            output_bytes=options.output_bytes
+            if self.kept_bytes is None
+            else min(options.output_bytes, self.kept_bytes),
+            environment=None if self.in_image else options.environment,
+            container=None if self.in_image else options.container,
+        )
 
 
 class TaskOrder(_Part, frozen=True):
@@ -62,6 +88,8 @@ class TaskOrder(_Part, frozen=True):
     data_only: bool = False
     retry: int = 0
     restricted: bool = False
+    #: For the options that stages of a graph have of their own; None: there are none.
+    limits: Limits | None = None
 
 
 class RunTasks(_Message, frozen=True):
@@ -351,6 +379,11 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
         bodies.append(joined[start : start + length])
         start += length
     return bodies
+
+
+def _least(one: N | None, other: N | None) -> N | None:
+    """The smaller of two limits, where None is none."""
+    return one if other is None else other if one is None else min(one, other)
 
 
 def software_fingerprint() -> str:

@@ -15,15 +15,18 @@ import zmq
 
 from farcall_common.errors import Unavailable
 from farcall_common.limits import MAX_FRAME_BYTES
-from farcall_common.wire import TaskState
+from farcall_common.task_options import Callee, TaskOptions
+from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.demand import Demand
 from farcall_endpoint.agent.fleet import Fleet, Lost
 from farcall_endpoint.agent.links import Network
+from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.pipe import Pipe, pipe_pair
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.providers import BlockStatus, Phase
+from farcall_endpoint.shared_memory import bytes_of
 from farcall_endpoint.transport import (
     CurveKeys,
     FleetKeys,
@@ -207,7 +210,11 @@ def test_a_manager_that_died_before_its_first_message_does_not_end_the_agent() -
 
 
 def one_block_fleet(
-    context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, provider: Nodes, network: Network | None = None
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+    provider: Nodes,
+    network: Network | None = None,
+    **settings: Any,
 ) -> Fleet:
     numbers = itertools.count(1)
     return Fleet(
@@ -223,22 +230,23 @@ def one_block_fleet(
             new_block_id=lambda: f"b{next(numbers)}",
         ),
         command_options=[],
-        function_body=lambda _: b"",
+        function_body=str.encode,
         payload=lambda _: b"",
         demand=lambda: Demand(0, ()),
         network=network,
+        **settings,
     )
 
 
 class Site:
     """A fleet and a manager's end of the wire."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.nodes = Nodes()
         self.context = zmq.Context()
         self.poller = zmq.Poller()
         network = Network(["127.0.0.1"], FleetKeys(new_curve_keys(), new_curve_keys()))
-        self.fleet = one_block_fleet(self.context, self.poller, self.nodes, network)
+        self.fleet = one_block_fleet(self.context, self.poller, self.nodes, network, **settings)
         self.fleet.maintain(now=time.monotonic())
         self.lost: list[Lost] = []
         self.heard: list[protocol.Registered | protocol.Progress | protocol.OutputRead] = []
@@ -271,8 +279,12 @@ class Site:
             self.lost += self.fleet.maintain(now=now, ready=ready)
 
     def told(self) -> protocol.FromAgent:
+        return self.received()[0]
+
+    def received(self) -> tuple[protocol.FromAgent, list[bytes]]:
         assert self.manager.poll(60_000)
-        return protocol.decode_from_agent(receive_frames(self.manager))[0]
+        message, bodies = protocol.decode_from_agent(receive_frames(self.manager))
+        return message, [bytes(bytes_of(body)) for body in bodies]
 
     def close(self) -> None:
         self.manager.close()
@@ -282,8 +294,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
+def site() -> Iterator[Site]:
+    site = Site()
     yield site
     site.close()
 
@@ -298,6 +310,38 @@ def test_an_agent_that_missed_a_message_drops_the_manager(site: Site) -> None:
     while not isinstance(told := site.told(), protocol.Stop):
         assert isinstance(told, protocol.Ping)
     assert len(site.heard) == 1
+
+
+def calling(name: str, *callees: str) -> Task:
+    """A task that calls functions."""
+    options = TaskOptions(walltime_s=100.0, callees=tuple(Callee(f"id-{each}", each) for each in callees))
+    return Task(1, TaskSpec(name, 1, "id", "own", options, 0), 1, Stage.QUEUED, 0.0)
+
+
+@pytest.mark.parametrize("is_restricted", [True, False])
+def test_a_manager_gets_each_callee_once_and_the_limits_for_the_stages(is_restricted: bool) -> None:
+    with contextlib.closing(Site(limits=protocol.Limits(60.0), is_restricted=is_restricted)) as site:
+
+        def sent(*tasks: Task) -> tuple[protocol.RunTasks, dict[str, bytes]]:
+            site.fleet.order("m", tasks)
+            while True:
+                message, bodies = site.received()
+                if isinstance(message, protocol.RunTasks):
+                    return message, {function_hash: bodies[body] for function_hash, body in message.functions}
+
+        site.register()
+        site.turn(lambda: site.heard)
+        message, functions = sent(calling("a", "f", "g"), calling("b", "g", "own"))
+        assert functions == {"own": b"own", "f": b"f", "g": b"g"}
+        assert [order.options.walltime_s for order in message.tasks] == [60.0, 60.0]
+        assert {order.limits for order in message.tasks} == {protocol.Limits(60.0)}
+        assert {order.restricted for order in message.tasks} == {is_restricted}
+        message, functions = sent(calling("c", "h", "f"), calling("d"))
+        assert functions == {"h": b"h"}
+        assert [order.limits for order in message.tasks] == [protocol.Limits(60.0), None]
+        sent(calling("many", *map(str, range(1000))), calling("more", *map(str, range(1000, 1100))))
+        message, functions = sent(calling("e", "f"))
+        assert (message.forget, set(functions)) == (True, {"own", "f"})
 
 
 @pytest.mark.parametrize(

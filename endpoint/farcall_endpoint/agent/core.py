@@ -7,6 +7,7 @@ seconds.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -36,11 +37,13 @@ from farcall_endpoint.agent.environments import (
     waiting_reasons,
 )
 from farcall_endpoint.agent.events import Event
+from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.loads import NO_ENVIRONMENTS, Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
 from farcall_endpoint.agent.prewarm import Prewarming
 from farcall_endpoint.agent.reports import CreditWindow, Transitions, UploadRetries
 from farcall_endpoint.agent.retries import RetryQueue, history_detail, may_retry, with_retries
+from farcall_endpoint.agent.running_graphs import RunningGraphs
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import (
@@ -51,6 +54,7 @@ from farcall_endpoint.agent.tasks import (
     Task,
     TaskResult,
     attempt_of,
+    graph_refusal,
     refusal,
 )
 from farcall_endpoint.agent.turn import Turn
@@ -140,6 +144,7 @@ class AgentCore:
         self.weights: Mapping[str, int] = weights or {}
         self._queue = TaskQueue(self.weights)
         self._functions: set[str] = set()
+        self._graphs = RunningGraphs(slots=slots_hint)
         self._environments = EnvironmentsSeen(
             horizon_s=prefetch.horizon_s, limit=prefetch.limit, default=default_environment
         )
@@ -219,6 +224,8 @@ class AgentCore:
     def demand(self) -> Demand:
         """The tasks that the blocks should be enough for."""
         unfinished = len(self._tasks) - self._held_results
+        extra = self._graphs.extra()
+        unfinished += extra.total()
         if self._image_check is None:
             if not (self._queue.waiting or self._managers.has_environments or self._default_environment):
                 return Demand(unfinished, self._managers.busy)
@@ -228,6 +235,7 @@ class AgentCore:
             for task in self._tasks.values()
             if task.result is None and task.environment_key and self.image_of(task.environment_key)
         )
+        images.update({key: count for key, count in extra.items() if key and self.image_of(key)})
         images[""] = unfinished - images.total()
         return Demand(unfinished, self._managers.busy, images, prewarmed=self._prewarming.images())
 
@@ -240,7 +248,7 @@ class AgentCore:
         """The numbers for a heartbeat."""
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = len(self._tasks) - self._held_results
-        environments = self.environments()
+        environments, graphs = self.environments(), self._graphs.report()
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
@@ -250,8 +258,13 @@ class AgentCore:
             detail={
                 **({"problem": problem} if problem else {}),
                 **({"environments": environments} if environments else {}),
+                **({"graphs": graphs} if graphs else {}),
             },
         )
+
+    def running_graphs(self) -> list[dict[str, object]]:
+        """The stages of the graphs that run, for the status."""
+        return self._graphs.describe()
 
     def environments(self) -> list[dict[str, Any]]:
         """The environments of the nodes, the interesting ones first."""
@@ -389,14 +402,16 @@ class AgentCore:
                 self._turn.forgotten.append(former.seq)
             self._tasks[task.task_id] = task
             task.environment_key = self._environment_key(task.spec)
+            if task.graph is not None and task.result is None:
+                self._add_graph(task, task.graph)
             if task.result is not None:
                 self._held_results += 1
-            elif (task.spec.options.idempotent or not task.starts) and (refused := self._refusal(task.spec, now)):
+            elif (task.is_idempotent or not task.starts) and (refused := self._refusal(task, now)):
                 self._finish(task, self._results.failed(task, refused))  # the configuration has changed
             elif task.starts and not task.waits_for_retry:
                 dispatched.append(task)
-            elif not task.spec.options.idempotent:
-                self._unconfirmed.append(task)
+            elif not task.is_idempotent or (task.spec.options.callees and task.stage is Stage.FETCHING):
+                self._unconfirmed.append(task)  # of a graph that is not here it is not known
             elif task.stage is Stage.FETCHING:
                 self._turn.fetches.append(task)
             elif task.waits_for_retry:
@@ -469,6 +484,7 @@ class AgentCore:
         for task in turn.accepted:  # the cloud still has them, and delivers them again
             if self._tasks.pop(task.task_id, None) is None:
                 continue  # recorded meanwhile
+            self._graphs.ended(task)
             self._held_results -= task.result is not None
             task.stage = Stage.FORGOTTEN
             if task.environment_key:
@@ -505,7 +521,10 @@ class AgentCore:
             task.environment_key = self._environment_key(spec)
         turn.accepted.append(task)
         turn.acknowledged.append(task)
-        if (refused := _refused(opened) or self._refusal(spec, now)) is not None:
+        refused = _refused(opened) or self._refusal(task, now)
+        if refused is None and spec.options.callees and payload is not None:
+            refused = self._read_graph(task, payload)
+        if refused is not None:
             self._finish(task, self._results.failed(task, refused))
             return
         if stage is Stage.QUEUED:
@@ -526,22 +545,53 @@ class AgentCore:
             self._turn.signed.append(do.LogSigner(function.name, function.function_hash, principals))
         return bool(principals)
 
-    def _refusal(self, spec: TaskSpec, now: float) -> ErrorRecord | None:
-        if (
-            self._image_check is not None
-            and (environment := spec.options.environment) is not None
-            and (reason := self._image_check(environment, spec.submitter))
-        ):
-            return outcomes.environment_unsupported(environment.label, reason)
+    def _read_graph(self, task: Task, payload: Bytes) -> ErrorRecord | None:
+        """Note what is to be known of a task's graph, if it is one; why it cannot run, if so."""
+        found = read_graph(payload, task.spec.options)
+        if isinstance(found, ErrorRecord):
+            return found
+        if found is None:
+            return None
+        task.graph = found
+        refused = self._images_refusal(task.spec, found.environments) or graph_refusal(
+            found, block_s=self._block_s, is_restricted=self._is_restricted
+        )
+        if refused is None:
+            self._add_graph(task, found)
+        return refused
+
+    def _add_graph(self, task: Task, graph: GraphNeeds) -> None:
+        keys = ["" if each is None else self._environments.add(each) for each in reversed(graph.environments)]
+        task.environment_key = keys[-1]
+        self._graphs.add(task)
+
+    def _refusal(self, task: Task, now: float) -> ErrorRecord | None:
+        spec, graph = task.spec, task.graph
+        if self._image_check is not None:
+            environments = (spec.options.environment,) if graph is None else graph.environments
+            if refused := self._images_refusal(spec, environments):
+                return refused
         return refusal(
             spec,
             allowed_functions=self._allowed_functions,
-            knows_function=spec.function_hash in self._functions,
-            not_signed=None if self._signatures is None else self._signatures.refusal(spec.function_hash, now=now),
+            known_functions=self._functions,
+            not_signed=None if self._signatures is None else functools.partial(self._signatures.refusal, now=now),
             block_s=self._block_s,
             no_nodes=self._no_nodes,
             is_restricted=self._is_restricted,
+            graph=graph,
         )
+
+    def _images_refusal(self, spec: TaskSpec, environments: Sequence[Environment | None]) -> ErrorRecord | None:
+        """Why a task cannot run where each block runs one image."""
+        if self._image_check is None:
+            return None
+        for environment in environments:
+            if environment is not None and (reason := self._image_check(environment, spec.submitter)):
+                return outcomes.environment_unsupported(environment.label, reason)
+        if len(environments) > 1 and any(map(image_of, filter(None, environments))):
+            return outcomes.graph_apart("its stages need several images, and each node runs one.")
+        return None
 
     def _redeliver(self, task: Task, attempt: int) -> None:
         """A task that is here already gets its new attempt number, and is not started again."""
@@ -583,6 +633,8 @@ class AgentCore:
                 if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                     self._turn.cancels.setdefault(task.manager_id, []).append(task.task_id)
             task.stage = Stage.FORGOTTEN
+            if self._graphs.tasks:
+                self._graphs.ended(task)
             if task.environment_key:
                 self._queue.left(task)
 
@@ -605,6 +657,9 @@ class AgentCore:
                 return
             [task.payload] = event.payload.bodies
             task.answer_key = event.opened.answer_key if event.opened else b""
+            if task.spec.options.callees and (refused := self._read_graph(task, task.payload or b"")) is not None:
+                self._finish(task, self._results.failed(task, refused))
+                return
             task.stage = Stage.QUEUED
             self._turn.fetched.append(task)
             self._queue.add(task)
@@ -655,6 +710,10 @@ class AgentCore:
         if progress.environments is not None:
             self._managers.note_environments(manager_id, progress.environments)
             self._prewarming.managers_changed()
+        for each in progress.graphs:
+            running = self._tasks.get(each.task_id)
+            if running is not None and running.stage is Stage.DISPATCHED and running.manager_id == manager_id:
+                self._graphs.note(running, each.stages)
         bodies = event.results.bodies
         durations: dict[str, list[float]] = collections.defaultdict(list)
         for finished in progress.finished:
@@ -678,6 +737,7 @@ class AgentCore:
             task = self._tasks.get(started.task_id)
             if task is not None and task.stage is Stage.DISPATCHED:
                 self._transitions.enter(task, TaskState.RUNNING, started.at)
+        self._graphs.refresh(now=now)
 
     def _on_manager_lost(self, event: ev.ManagerLost, now: float) -> None:
         manager = self._managers.remove(event.manager_id)
@@ -690,6 +750,7 @@ class AgentCore:
             self._reconsider(tasks, suspects, event.reason, now, unstarted=event.unstarted)
 
     def _on_managers_changed(self) -> None:
+        self._graphs.managers_changed()
         self._prewarming.managers_changed()
         if self._default_environment is not None:
             self._default_refusal = self._managers.refusal(self._default_environment)
@@ -708,6 +769,8 @@ class AgentCore:
         environments = NO_ENVIRONMENTS
         if self._default_refusal:
             self._refuse_default()
+        if self._graphs.unchecked:
+            self._refuse_apart()
         if queue.waiting or managers.has_environments:
             self._refuse_unsupported()
             environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
@@ -743,9 +806,20 @@ class AgentCore:
             if task.stage is Stage.QUEUED and not task.environment_key:
                 self._finish(task, self._results.failed(task, record))
 
+    def _refuse_apart(self) -> None:
+        """Graphs fail whose stages need environments that no present manager can run together."""
+        for task in sorted(self._graphs.unchecked, key=lambda each: each.seq):
+            if task.stage is Stage.QUEUED and task.graph is not None and self._managers.refusal_of(task.graph):
+                labels = ["the endpoint's own" if each is None else each.label for each in task.graph.environments]
+                record = outcomes.graph_apart(f"they need the environments {', '.join(labels)} together.")
+                self._finish(task, self._results.failed(task, record))
+        self._graphs.unchecked.clear()
+
     def _retry(self, task: Task, finished: Finished, now: float) -> None:
         """The function raised, and its task runs again after a while."""
         self._retries.take_up(task, finished, now)
+        if self._graphs.tasks:
+            self._graphs.stopped(task)
         self._turn.starts.append(task)
         self._turn.retried.append(task)
         self._transitions.retry(task, history_detail(task, finished), now)
@@ -815,7 +889,7 @@ class AgentCore:
         for index, task in enumerate(tasks):
             if task.cancelling:
                 self._finish(task, self._results.cancelled(running=True))
-            elif not (task.spec.options.idempotent or unstarted):
+            elif not (task.is_idempotent or unstarted):
                 self._finish(task, self._results.lost(task, reason))
             elif index >= suspects or (is_shared and task.losses_shared < _SHARED_LOSSES):
                 task.losses_shared += index < suspects
@@ -833,11 +907,15 @@ class AgentCore:
         self._queue.put_back(tasks)
         for task in tasks:
             task.stage, task.manager_id = Stage.QUEUED, None
+            if self._graphs.tasks:
+                self._graphs.stopped(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
 
     def _finish(self, task: Task, result: TaskResult) -> None:
         if task.environment_key and task.stage is not Stage.DISPATCHED:
             self._queue.left(task)
+        if self._graphs.tasks:
+            self._graphs.ended(task)
         if task.retries_used:
             result = with_retries(task, result)
             self._turn.retried.append(task)

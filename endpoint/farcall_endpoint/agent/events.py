@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from farcall_common.event_log import UserBytes, without_texts
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskRef, TaskSpec
 from farcall_endpoint.agent.environments import without_credentials, without_secrets
+from farcall_endpoint.agent.graphs import GraphNeeds, StageNeeds
 from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask
-from farcall_endpoint.protocol import EnvironmentStatus, PrewarmRequest, Progress
+from farcall_endpoint.protocol import EnvironmentStatus, GraphProgress, PrewarmRequest, Progress
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -210,6 +212,8 @@ def for_log(event: Event) -> tuple[Event, int]:
         case ManagerProgress(progress=progress):
             if any(f.error is not None or f.details is not None for f in progress.finished) or progress.died:
                 progress = _without_texts(progress)
+            if progress.graphs:
+                progress = msgspec.structs.replace(progress, graphs=tuple(map(_nameless, progress.graphs)))
             if progress.environments:
                 progress = msgspec.structs.replace(progress, environments=tuple(map(_quiet, progress.environments)))
             logged_progress = ManagerProgress(event.manager_id, progress, event.results.without_bytes())
@@ -250,22 +254,39 @@ def _quiet(status: EnvironmentStatus) -> EnvironmentStatus:
     )
 
 
+def _nameless(graph: GraphProgress) -> GraphProgress:
+    """The stages of a task without the texts of its submitter."""
+    stages = [msgspec.structs.replace(each, name="", node="", error=_code_of(each.error)) for each in graph.stages]
+    return GraphProgress(graph.task_id, tuple(stages))
+
+
+def _masked_needs(graph: GraphNeeds) -> GraphNeeds:
+    """What is known of a graph, in the same way."""
+    return msgspec.structs.replace(
+        graph,
+        environments=tuple([each and without_credentials(each) for each in graph.environments]),
+        options=tuple([StageNeeds("", _masked_options(each.options)) for each in graph.options]),
+    )
+
+
 def _masked(spec: TaskSpec) -> TaskSpec:
     """A task without its pre-signed URL and without the texts that its submitter wrote into its options."""
     if spec.payload_blob is not None:
         spec = msgspec.structs.replace(spec, payload_blob=msgspec.structs.replace(spec.payload_blob, url=None))
-    options = spec.options
+    options = _masked_options(spec.options)
+    return spec if options is spec.options else msgspec.structs.replace(spec, options=options)
+
+
+def _masked_options(options: TaskOptions) -> TaskOptions:
     if options.resource_specification or options.user_endpoint_config:
         options = msgspec.structs.replace(
             options,
             resource_specification=without_texts(options.resource_specification),
             user_endpoint_config=without_texts(options.user_endpoint_config),
         )
-        spec = msgspec.structs.replace(spec, options=options)
     if options.environment is not None:
         options = msgspec.structs.replace(options, environment=without_credentials(options.environment))
-        spec = msgspec.structs.replace(spec, options=options)
-    return spec
+    return options
 
 
 def _copy(task: SpooledTask) -> SpooledTask:
@@ -273,7 +294,8 @@ def _copy(task: SpooledTask) -> SpooledTask:
     result = task.result
     if result is not None:
         result = msgspec.structs.replace(result, error=_code_of(result.error), details=None)
-    return msgspec.structs.replace(task, spec=_masked(task.spec), result=result, answer_key=b"")
+    graph = task.graph and _masked_needs(task.graph)
+    return msgspec.structs.replace(task, spec=_masked(task.spec), result=result, answer_key=b"", graph=graph)
 
 
 def _code_of(error: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -6,19 +6,19 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import zmq
 
 from farcall_common.environments import Environment
-from farcall_common.task_options import TaskOptions
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.demand import Demand
 from farcall_endpoint.agent.links import Gap, Links, Malformed, Network
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.liveness import LivenessTimer
+from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Block, Phase, Provider
 from farcall_endpoint.shared_memory import Bytes, Frame
 
@@ -38,31 +38,6 @@ _JOIN_LIMIT_S: Final = 600.0
 """A block that runs for so long without a manager that reaches the agent is given up."""
 _KILL_AFTER_S: Final = 10.0
 """A block without managers is killed after so long."""
-
-N = TypeVar("N", int, float)
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of an endpoint for each attempt; None is no limit. ``output_bytes`` of each stream, and ``kept_bytes`` of
-    it for a while after the end."""
-
-    walltime_s: float | None = None
-    memory_bytes: int | None = None
-    output_bytes: int | None = None
-    kept_bytes: int | None = None
-
-    def applied_to(self, options: TaskOptions) -> TaskOptions:
-        """The options of a task within these limits."""
-        return msgspec.structs.replace(
-            options,
-            walltime_s=_least(options.walltime_s, self.walltime_s),
-            memory_bytes=_least(options.memory_bytes, self.memory_bytes),
-            max_output_bytes=_least(options.max_output_bytes, self.output_bytes),
-            output_bytes=options.output_bytes
-            if self.kept_bytes is None
-            else min(options.output_bytes, self.kept_bytes),
-        )
 
 
 NO_LIMITS: Final = Limits()
@@ -110,6 +85,7 @@ class Fleet:
     :param heartbeat_s: period of the messages by which managers detect that the agent is alive.
     :param silence_limit_s: a manager that is silent for so long is given up for good.
     :param limits: what no attempt may exceed, whatever its task requests.
+    :param is_restricted: whether the endpoint runs certain functions only: a task then calls none but its callees.
     :param results_memory_bytes: what results on their way from managers may take together.
     :param batching: whether many tasks may share a message; for measurements.
     :param function_body: gives the body of a function by its hash.
@@ -136,6 +112,7 @@ class Fleet:
         heartbeat_s: float = 10.0,
         silence_limit_s: float = 60.0,
         limits: Limits = NO_LIMITS,
+        is_restricted: bool = False,
         results_memory_bytes: int = _RESULTS_MEMORY_BYTES,
         batching: bool = True,
     ) -> None:
@@ -155,6 +132,7 @@ class Fleet:
         self._heartbeat_s = heartbeat_s
         self._silence_limit_s = silence_limit_s
         self._limits = None if limits == NO_LIMITS else limits
+        self._is_restricted = is_restricted
         self._results_memory_bytes = results_memory_bytes
         self._batching = batching
         self._tick_s = min(_TICK_S, silence_limit_s / 4)
@@ -462,18 +440,23 @@ class Fleet:
         forget = len(manager.functions) > _MAX_KNOWN_FUNCTIONS
         if forget:
             manager.functions.clear()
-        limits, is_image = self._limits, bool(manager.registered.image)
+        limits = self._limits
+        if manager.registered.image:  # the node itself is the container
+            limits = msgspec.structs.replace(limits or NO_LIMITS, in_image=True)
         bodies: list[Frame] = []
         functions: list[tuple[str, int]] = []
         orders: list[protocol.TaskOrder] = []
         for task in tasks:
             spec, options = task.spec, task.spec.options
-            if is_image:  # the node itself is the container
-                options = msgspec.structs.replace(options, environment=None, container=None)
             if spec.function_hash not in manager.functions:
                 manager.functions.add(spec.function_hash)
                 functions.append((spec.function_hash, len(bodies)))
                 bodies.append(self._function_body(spec.function_hash))
+            for callee in options.callees:
+                if callee.function_hash not in manager.functions:
+                    manager.functions.add(callee.function_hash)
+                    functions.append((callee.function_hash, len(bodies)))
+                    bodies.append(self._function_body(callee.function_hash))
             orders.append(
                 protocol.TaskOrder(
                     spec.task_id,
@@ -485,6 +468,8 @@ class Fleet:
                     "" if spec.submitter == self.owner_id else spec.submitter,
                     spec.data_only,
                     task.retries_used,
+                    self._is_restricted,
+                    limits if options.callees else None,
                 )
             )
             bodies.append(self._payload(task))
@@ -544,8 +529,3 @@ def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
                 yield tasks[start:index]
                 start, size_bytes = index, blob.size_bytes
     yield tasks[start:]
-
-
-def _least(one: N | None, other: N | None) -> N | None:
-    """The smaller of two limits, where None is none."""
-    return one if other is None else other if one is None else min(one, other)

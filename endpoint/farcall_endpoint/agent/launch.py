@@ -26,7 +26,7 @@ from farcall_common.wire import Capabilities
 from farcall_endpoint.agent.access import Access
 from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.fleet import Fleet, Limits
+from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import Uplink
 from farcall_endpoint.agent.nodes import expect_workers, image_check, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.output_store import OutputStore
@@ -42,6 +42,7 @@ from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.technologies import find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
 
 if TYPE_CHECKING:
@@ -298,6 +299,7 @@ def _fleet(
             engine.limits.output,
             None if config.kept_output_bytes == MAX_KEPT_OUTPUT_BYTES else config.kept_output_bytes,
         ),
+        is_restricted=config.data_only,
         results_memory_bytes=config.transfer_memory * 10**6,
     )
     fleet.owner_id = directory.read_owner_id()

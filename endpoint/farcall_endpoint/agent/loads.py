@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common.environments import Environment
+from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.tasks import Task
 
 MOST_OVERTAKEN: Final = 1000
@@ -74,6 +75,7 @@ class ManagerLoad:
     for, each with why it does not work there, empty if it does. ``image``: the key of the only environment that it
     runs, empty if it is no such node. ``environments``: by key, those that it knows or has tasks of; that of tasks that
     name none, whose key is empty, may be missing. ``problem``: why those cannot run here now, empty if they can.
+    ``ahead``: slots that graphs here can use beyond one for each, which count as ``free``.
     """
 
     manager_id: str
@@ -84,6 +86,7 @@ class ManagerLoad:
     image: str = ""
     environments: dict[str, EnvironmentLoad] = dataclasses.field(default_factory=dict)
     problem: str = ""
+    ahead: int = 0
 
     def room(self, depth: int) -> int:
         """What it takes, if so many tasks may wait behind each running one."""
@@ -102,9 +105,25 @@ class ManagerLoad:
     def takes(self, task: Task, *, now: float) -> bool:
         """Whether a task can run, and end, here. While its environment has a problem, it cannot."""
         key = task.environment_key
-        if (key or self.image or self.problem) and not self._runs(key, task.spec.options.environment):
+        if (key or self.image or self.problem) and not self._runs(key, task.environment):
             return False
-        return self.lifetime is None or self.lifetime.fits(task.spec.options.walltime_s, now=now)
+        if task.graph is not None and self.refusal_of(task.graph):
+            return False
+        return self.lifetime is None or self.lifetime.fits(task.walltime_s, now=now)
+
+    def refusal_of(self, graph: GraphNeeds) -> str:
+        """Why it can never run all stages of a graph; empty if it can. What runs on several managers is not in it yet:
+        a policy that splits graphs begins here."""
+        return next(filter(None, map(self.refusal, graph.environments)), "")
+
+    def ahead_of(self, task: Task) -> int:
+        """The slots that a task can use here beyond one: a graph those of its widest layer."""
+        return 0 if task.graph is None else max(0, min(task.graph.width, self.slots) - 1)
+
+    def count_down(self, task: Task) -> None:
+        """A task is placed here."""
+        self.free -= 1
+        self.ahead += self.ahead_of(task)
 
     def _runs(self, key: str, environment: Environment | None) -> bool:
         if self.image:
@@ -143,24 +162,34 @@ _Choice = Callable[[Sequence[ManagerLoad]], ManagerLoad]
 def place_each(
     tasks: Iterable[Task], managers: Sequence[ManagerLoad], depth: int, now: float, choose: _Choice
 ) -> Placed:
-    """Place each task on a manager that is chosen among those with a free slot, else among those with room."""
+    """Place each task on a manager that is chosen among those with a free slot that no graph can use, else among those
+    with a free slot, else among those with room."""
     placed: Placed = []
-    candidates = [manager for manager in managers if manager.free > 0]
+    candidates = [manager for manager in managers if manager.free > manager.ahead]
+    is_shared = False  # whether a slot may be one that a graph can use
     behind = 0  # tasks that may wait behind each running one: none while a slot is free
-    hopeless: set[tuple[float | None, str]] = set()  # limits and environments that no candidate takes
+    hopeless: set[tuple[object, ...]] = set()  # limits and environments that no candidate takes
     manager: ManagerLoad | None = None
     run = overtaken = 0
     for task in tasks:
+        if not candidates and not is_shared:
+            is_shared = True
+            candidates = [manager for manager in managers if manager.free > 0]
+            hopeless.clear()
         if not candidates and not behind:
             behind = depth
             candidates = [manager for manager in managers if manager.room(depth) > 0]
             hopeless.clear()
         # One that may not run twice never waits behind another: should the manager die, it would be lost without ever
         # having been started.
-        if not candidates or overtaken > MOST_OVERTAKEN or (behind and not task.spec.options.idempotent):
+        if not candidates or overtaken > MOST_OVERTAKEN or (behind and not task.is_idempotent):
             break
+        if is_shared and not task.is_idempotent:
+            overtaken += 1
+            continue
         if manager is None or not run or not manager.takes(task, now=now):
-            needs = (task.spec.options.walltime_s, task.environment_key)
+            graph = task.graph
+            needs = (task.walltime_s, task.environment_key, () if graph is None else graph.environments[1:])
             manager = None if needs in hopeless else _choose(candidates, task, now, choose)
             if manager is None:
                 hopeless.add(needs)
@@ -169,9 +198,12 @@ def place_each(
             run = 1 if behind else min(1 + depth, manager.free)
         run -= 1
         manager.free -= 1
+        if task.graph is not None:
+            manager.ahead += manager.ahead_of(task)
         placed.append((task, manager.manager_id))
-        if manager.room(behind) <= 0:
+        if manager.room(behind) <= (0 if is_shared else manager.ahead):
             candidates.remove(manager)
+            run = 0
     return placed
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.fairness import FairQueue
+from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.tasks import Stage, Task
@@ -19,7 +20,8 @@ _NO_NODE: Final[Mapping[str, str]] = {}
 @dataclasses.dataclass(slots=True)
 class ManagerEntry:
     """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
-    its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last."""
+    its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last. ``ahead``:
+    what graphs among the tasks add to that of the load."""
 
     slots: int
     load: ManagerLoad
@@ -28,6 +30,7 @@ class ManagerEntry:
     idle_workers: int = 0
     node: str = ""
     environments: tuple[EnvironmentStatus, ...] = ()
+    ahead: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Managers:
@@ -150,6 +153,11 @@ class Managers:
         refusals = [member.load.refusal(environment) for member in self._members.values()]
         return min(refusals, default="")
 
+    def refusal_of(self, graph: GraphNeeds) -> str:
+        """Why no present manager can ever run all stages of a graph; empty if one can, or there is none."""
+        refusals = [member.load.refusal_of(graph) for member in self._members.values()]
+        return min(refusals, default="")
+
     def _count_sent(self, key: str, change: int) -> None:
         if left := self.sent.get(key, 0) + change:
             self.sent[key] = left
@@ -161,6 +169,8 @@ class Managers:
         member = self._members[manager_id]
         member.outstanding[task.spec.task_id] = task
         self.outstanding += 1
+        if task.graph is not None and (ahead := member.load.ahead_of(task)):
+            member.ahead[task.spec.task_id] = ahead
         if task.environment_key:
             key = task.environment_key
             member.load.environments.setdefault(key, EnvironmentLoad()).sent += 1
@@ -173,6 +183,8 @@ class Managers:
         task = member.outstanding.pop(task_id, None) if member is not None else None
         if member is not None and task is not None:
             member.load.free += 1
+            if member.ahead:
+                member.load.ahead -= member.ahead.pop(task_id, 0)
             self.outstanding -= 1
             if task.environment_key:
                 key = task.environment_key
@@ -272,12 +284,12 @@ class TaskQueue:
             lasting = [manager for manager in full if manager.takes(task, now=now) and _has(manager, task)]
             if task.stage is not Stage.QUEUED:
                 self._tasks.done(found[0])
-            elif not lasting or not task.spec.options.idempotent:
+            elif not lasting or not task.is_idempotent:
                 self._tasks.undo(*found)
                 return
             else:
                 manager = max(lasting, key=lambda each: each.free)
-                manager.free -= 1
+                manager.count_down(task)
                 yield task, manager.manager_id
 
     def clear(self) -> list[Task]:

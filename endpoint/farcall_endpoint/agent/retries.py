@@ -80,9 +80,11 @@ class RetryQueue:
 
 def may_retry(task: Task, manager_id: str) -> bool:
     """Whether a run that raised is followed by another one. A report of a manager that was given up is not about the
-    run that counts."""
+    run that counts. The stages of a graph are retried where it runs, and the whole graph only if it was too slow
+    and each of them may run twice."""
     return (
-        task.retries_used < task.spec.options.retries
+        (task.graph is None or task.is_idempotent)
+        and task.retries_used < task.spec.options.retries
         and task.stage is Stage.DISPATCHED
         and task.manager_id == manager_id
         and not task.cancelling

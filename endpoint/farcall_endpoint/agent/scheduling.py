@@ -130,8 +130,8 @@ class OwnPolicy:
                 _logger.error("scheduling policy %s: %s; its turn is the default policy's", self._name, self.problem)
             return self._default.place(given, managers, depth=depth, now=now, environments=environments)
         by_id = {each.manager_id: each for each in managers}
-        for _, manager_id in placed:
-            by_id[manager_id].free -= 1
+        for task, manager_id in placed:
+            by_id[manager_id].count_down(task)
         return placed
 
 

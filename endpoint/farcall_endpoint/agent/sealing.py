@@ -11,17 +11,19 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord, SealInvalid
+from farcall_common.graphs import STAGE_CALLS, STAGE_RUN_S, STAGES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.sealing import Answer, SealingSecrets, is_sealed, is_sealed_text, open_call, seal_answer
 from farcall_common.wire import TaskSpec
 from farcall_endpoint import outcomes
+from farcall_endpoint.agent.graphs import fewer
 from farcall_endpoint.agent.tasks import OpenedCall, Task, TaskResult
 from farcall_endpoint.shared_memory import Bytes
 
 _SMALL_BYTES: Final = 64 * 1024
 _MAX_SEALED_TEXT: Final = 60 * 1024
 """The forwarder cuts off what exceeds 64 KiB: a seal that is cut cannot be opened."""
-_MAX_ERROR_BYTES: Final = _MAX_SEALED_TEXT * 3 // 4 - 64
+_MAX_SEALED_BYTES: Final = _MAX_SEALED_TEXT * 3 // 4 - 64
 _KEPT_CHARACTERS: Final = 4_000
 _SHORTENED: Final = ("exception_data", "traceback", "reasons", "stderr_tail", "stdout_tail", "hint", "exception_type")
 """What a record that is too large loses, in this order."""
@@ -95,8 +97,12 @@ def seal_result(task: Task, result: TaskResult) -> TaskResult:
         message = "The error is sealed: its submitter can read it."
         result.error = {**kept, "message": message, "sealed": bytes(sealed).decode()}
     if result.details:
-        sealed = seal(msgspec.json.encode(result.details), part=Answer.DETAILS, max_text_bytes=_MAX_SEALED_TEXT)
-        result.details = {**_numbers(result.details), "sealed": bytes(sealed).decode()}
+        sealed = seal(_encoded_details(result.details), part=Answer.DETAILS, max_text_bytes=_MAX_SEALED_TEXT)
+        result.details = {
+            **_stage_numbers(result.details),
+            **_numbers(result.details),
+            "sealed": bytes(sealed).decode(),
+        }
     return result
 
 
@@ -104,13 +110,35 @@ def _encoded(error: Mapping[str, Any]) -> bytes:
     """An error as JSON of limited size."""
     kept = dict(error)
     for name in _SHORTENED:
-        if len(encoded := msgspec.json.encode(kept)) <= _MAX_ERROR_BYTES:
+        if len(encoded := msgspec.json.encode(kept)) <= _MAX_SEALED_BYTES:
             return encoded
         if name == "traceback" and isinstance(text := kept.get(name), str):
             kept[name] = text[-_KEPT_CHARACTERS:]
         else:
             kept.pop(name, None)
     return msgspec.json.encode({**kept, "message": str(kept.get("message", ""))[:_KEPT_CHARACTERS]})
+
+
+def _encoded_details(details: Mapping[str, Any]) -> bytes:
+    """Details as JSON; of a graph with fewer values and stages, if they would be too large."""
+    kept = dict(details)
+    while len(encoded := msgspec.json.encode(kept)) > _MAX_SEALED_BYTES:
+        if kept.pop(VALUES, None) is None:
+            if not kept.get(STAGES):
+                break
+            kept[STAGES] = fewer(kept[STAGES])
+    return encoded
+
+
+def _stage_numbers(details: Mapping[str, Any]) -> dict[str, Any]:
+    """How many calls of stages ran, and for how long, which the cloud counts as usage."""
+    states = details.get(STAGES)
+    if not states:
+        return {}
+    return {
+        STAGE_CALLS: sum(each.get("ended", 0) for each in states),
+        STAGE_RUN_S: sum(each.get("run_s", 0.0) for each in states),
+    }
 
 
 def _numbers(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -357,6 +357,7 @@ class Agent:
             "blocks": self._fleet.describe(offset_s=self._clock.epoch() - self._clock.monotonic()),
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             **self._about_environments(),
+            **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
             "problem": str(report.detail.get("problem", "")),
             "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.wall(),
@@ -484,6 +485,7 @@ class Agent:
                 knows_data_only=True,
                 knows_retries=True,
                 knows_output=True,
+                knows_graphs=True,
             )
         )
 

@@ -33,6 +33,7 @@ from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallErro
 from farcall_common.task_options import take_former
 from farcall_common.wire import BlobLocation, FunctionSpec, TaskSpec, new_id
 from farcall_endpoint.agent.actions import WriteSpool
+from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.tasks import RetryState, SpooledTask, Stage, StoredResult, Task, TaskResult
 from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
 
@@ -59,6 +60,7 @@ CREATE TABLE IF NOT EXISTS sealed_calls (
 CREATE TABLE IF NOT EXISTS retries (
     seq INTEGER PRIMARY KEY, used INTEGER NOT NULL, at REAL NOT NULL, starts INTEGER NOT NULL, run_s REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS graphs (seq INTEGER PRIMARY KEY, needs BLOB NOT NULL);
 """
 """A body is the payload of an unfinished task, the result of a finished one; NULL if it is a file. A task without
 one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none. Sealed
@@ -133,6 +135,7 @@ class _FormerSpec(msgspec.Struct):
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_former: Final = msgspec.msgpack.Decoder(_FormerSpec).decode
 _decode_spec: Final = msgspec.msgpack.Decoder(TaskSpec).decode
+_decode_graph: Final = msgspec.msgpack.Decoder(GraphNeeds).decode
 _decode_result: Final = msgspec.msgpack.Decoder(StoredResult).decode
 
 
@@ -238,6 +241,7 @@ class Spool:
             self._database.execute("SELECT task_id, answer_key FROM sealed_calls WHERE answer_key NOTNULL")
         )
         retries = {row[0]: RetryState(*row[1:]) for row in self._database.execute("SELECT * FROM retries")}
+        graphs = dict(self._database.execute("SELECT seq, needs FROM graphs"))
         calls_gone: list[tuple[str]] = []  # to be opened again
         gone: list[tuple[int]] = []  # bodies
         dropped: list[tuple[int]] = []  # tasks and results that are useless without theirs
@@ -258,10 +262,11 @@ class Spool:
             elif file:
                 self._names[_payload_of(seq)] = file
             answer_key = answer_keys.get(spec.task_id, b"")
+            needs = graphs.pop(seq, None)
+            graph = _decode_graph(needs) if needs is not None and is_fetched else None
+            retry = retries.pop(seq, None)
             tasks.append(
-                SpooledTask(
-                    seq, spec, attempt, at, starts, is_fetched, answer_key=answer_key, retry=retries.pop(seq, None)
-                )
+                SpooledTask(seq, spec, attempt, at, starts, is_fetched, None, answer_key, retry=retry, graph=graph)
             )
         query = "SELECT seq, attempt, at, spec, end, size_bytes, file FROM results LEFT JOIN bodies USING (seq)"
         for seq, attempt, at, encoded, stored, size_bytes, file in self._database.execute(query).fetchall():
@@ -286,6 +291,7 @@ class Spool:
         self._tidy("DELETE FROM sealed_calls WHERE task_id = ?", calls_gone)
         self._tidy("DELETE FROM tasks WHERE seq = ?", dropped)
         self._tidy("DELETE FROM retries WHERE seq = ?", [(seq,) for seq in retries])
+        self._tidy("DELETE FROM graphs WHERE seq = ?", [(seq,) for seq in graphs])
         self._forget(dropped)
         if was_cut:
             self._tidy("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?)", [(boot_id,)])
@@ -337,7 +343,7 @@ class Spool:
         d = write
         self._remove([_result_of(seq) for seq in d.forgotten])  # and the rows with the next commit
         forgotten = [*self._forgotten, *[(seq,) for seq in d.forgotten]]
-        once_only = any(not task.spec.options.idempotent for task in d.starts)
+        once_only = any(not task.is_idempotent for task in d.starts)
         matters = d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.finished or d.dropped
         if not matters and len(forgotten) < _MOST_FORGOTTEN:
             self._forgotten = forgotten
@@ -421,6 +427,12 @@ class Spool:
             many("INSERT OR REPLACE INTO retries VALUES (?, ?, ?, ?, ?)", [_retry_row(task) for task in unfinished])
             ended = [(task.seq,) for task in d.retried if task.stage in (Stage.FINISHED, Stage.FORGOTTEN)]
             many("DELETE FROM retries WHERE seq = ?", ended)
+        if graphs := [
+            (t.seq, _encode(t.graph)) for t in (*d.accepted, *d.fetched) if t.graph and t.seq not in finished
+        ]:
+            many("INSERT OR REPLACE INTO graphs VALUES (?, ?)", graphs)
+        if ended := [(task.seq,) for task in d.finished if task.graph is not None]:
+            many("DELETE FROM graphs WHERE seq = ?", ended)
         bodies = [
             (seq, len(body), *((self._names[which], None) if self._is_file(body) else (None, body)))
             for seq, which, body in _bodies(d)
@@ -430,6 +442,7 @@ class Spool:
             dropped = [(seq,) for seq in d.dropped]
             many("DELETE FROM tasks WHERE seq = ?", dropped)
             many("DELETE FROM bodies WHERE seq = ?", dropped)
+            many("DELETE FROM graphs WHERE seq = ?", dropped)
         if forgotten:
             many("DELETE FROM results WHERE seq = ?", forgotten)
             many("DELETE FROM bodies WHERE seq = ?", forgotten)
@@ -494,7 +507,9 @@ class Spool:
         return all(self._tidy(f"DELETE FROM {table} WHERE seq = ?", keys) for table in ("results", "bodies"))  # noqa: S608
 
     def _drop_unused_functions(self, tasks: Iterable[SpooledTask]) -> None:
-        needed = {task.spec.function_hash for task in tasks if task.result is None}
+        unfinished = [task.spec for task in tasks if task.result is None]
+        needed = {spec.function_hash for spec in unfinished}
+        needed.update(callee.function_hash for spec in unfinished for callee in spec.options.callees)
         known = {row[0] for row in self._database.execute("SELECT hash FROM functions")}
         for table in ("functions", "signatures"):
             self._tidy(f"DELETE FROM {table} WHERE hash = ?", [(unused,) for unused in known - needed])  # noqa: S608

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from farcall_common.backoff import Backoff
+from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
+from farcall_common.graphs import STAGES, VALUES
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.agent.graphs import GraphNeeds, bounded, of_stage
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared_memory import Bytes
@@ -94,7 +98,9 @@ class Task:
     out. The next one waits until ``retry_at`` (epoch seconds). It has not started while there are only the
     ``starts_at_retry`` starts of other reasons. Those runs took ``earlier_run_s`` seconds together.
 
-    ``environment_key`` is that of its environment; empty if that is the endpoint's default, or its own Python.
+    ``environment_key`` is that of its environment, of a graph that of most stages; empty if that is the endpoint's
+    default, or its own Python. ``graph``: what is known of its graph; None if it is no graph, or its payload is not
+    here.
     """
 
     seq: int
@@ -118,6 +124,7 @@ class Task:
     starts_at_retry: int = 0
     earlier_run_s: float = 0.0
     environment_key: str = ""
+    graph: GraphNeeds | None = None
 
     @property
     def task_id(self) -> str:
@@ -130,9 +137,24 @@ class Task:
         return bool(self.retries_used) and self.starts == self.starts_at_retry
 
     @property
+    def is_idempotent(self) -> bool:
+        """Whether it may run twice: of a graph, whether each of its stages may."""
+        return self.spec.options.idempotent and (self.graph is None or not self.graph.once)
+
+    @property
+    def environment(self) -> Environment | None:
+        """The environment of ``environment_key``."""
+        return self.spec.options.environment if self.graph is None else self.graph.environments[0]
+
+    @property
+    def walltime_s(self) -> float | None:
+        """Its limit; of a graph the longest of a stage."""
+        return self.spec.options.walltime_s if self.graph is None else self.graph.walltime_s
+
+    @property
     def may_start_again(self) -> bool:
         """Whether an attempt is left. Attempts at other endpoints, or in earlier sessions, count as well."""
-        return self.spec.options.idempotent and self.spec.attempt - 1 + self.starts < self.spec.options.max_attempts
+        return self.is_idempotent and self.spec.attempt - 1 + self.starts < self.spec.options.max_attempts
 
 
 class Kept(NamedTuple):
@@ -163,7 +185,7 @@ class RetryState(NamedTuple):
 
 class SpooledTask(msgspec.Struct, frozen=True):
     """A task that was read from the spool. ``is_fetched``: the spool has its payload. ``retry``: the fields of
-    :class:`Task` about retries, if it was retried."""
+    :class:`Task` about retries, if it was retried. ``graph``: what is known of its graph."""
 
     seq: int
     spec: TaskSpec
@@ -174,6 +196,7 @@ class SpooledTask(msgspec.Struct, frozen=True):
     result: StoredResult | None = None
     answer_key: bytes = b""
     retry: RetryState | None = None
+    graph: GraphNeeds | None = None
 
     def to_task(self) -> Task:
         """The task as a core continues with it."""
@@ -181,6 +204,7 @@ class SpooledTask(msgspec.Struct, frozen=True):
         task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts, answer_key=self.answer_key)
         if (environment := self.spec.options.environment) is not None:
             task.environment_key = environment.key
+        task.graph = self.graph
         if self.retry is not None:
             task.retries_used, task.retry_at, task.starts_at_retry, task.earlier_run_s = self.retry
         if self.result is not None:
@@ -204,6 +228,8 @@ class ResultFactory:
         result = TaskResult(
             finished.state, started_at=finished.started_at, ended_at=finished.ended_at, details=finished.details
         )
+        if result.details and not result.details.keys().isdisjoint((STAGES, VALUES)):
+            result.details = bounded(result.details)
         if finished.error is not None:
             result.error = {"attempt": task.attempt, "endpoint_id": self._endpoint_id, **finished.error}
         if finished.result is not None:
@@ -228,7 +254,7 @@ class ResultFactory:
         record = outcomes.worker_died(
             reason, starts=task.starts, reasons=reasons, stdout_tail=stdout_tail, stderr_tail=stderr_tail
         )
-        return dataclasses.replace(self.failed(task, record), exhausted=task.spec.options.idempotent)
+        return dataclasses.replace(self.failed(task, record), exhausted=task.is_idempotent)
 
     def lost(self, task: Task, reason: str) -> TaskResult:
         """Lost: it may have run when its manager was lost, and may not run twice."""
@@ -250,28 +276,45 @@ def refusal(
     spec: TaskSpec,
     *,
     allowed_functions: Collection[str] | None,
-    knows_function: bool,
-    not_signed: ErrorRecord | None,
+    known_functions: Collection[str],
+    not_signed: Callable[[str], ErrorRecord | None] | None,
     block_s: float | None,
     no_nodes: str,
     is_restricted: bool = False,
+    graph: GraphNeeds | None = None,
 ) -> ErrorRecord | None:
     """Why a task fails before it is queued; None if it is accepted.
 
     :param allowed_functions: ids of functions, or SHA-256 hashes of their bodies; None is no limit.
-    :param not_signed: why its function has no signature that counts; None if it needs none.
+    :param known_functions: SHA-256 hashes of the bodies that are here.
+    :param not_signed: why a function, by its hash, has no signature that counts; None if functions need none.
     :param block_s: seconds that a block of managers lives; None if it has no result.
     :param no_nodes: why no manager can be had; empty if one can.
     :param is_restricted: whether the endpoint's own configuration permits certain functions only: an image of the
         submitter's choice would be a way to run other code.
+    :param graph: what is known of its graph, if it is one.
     """
-    if allowed_functions is not None and not {spec.function_id, spec.function_hash}.intersection(allowed_functions):
-        return outcomes.function_not_permitted(spec.function_id)
-    if not knows_function:
-        return outcomes.function_missing(spec.function_hash)
-    if not_signed is not None:
-        return not_signed
     options = spec.options
+    functions: tuple[TaskSpec | Callee, ...] = (spec, *options.callees) if options.callees else (spec,)
+    for each in functions:
+        if allowed_functions is not None and not {each.function_id, each.function_hash}.intersection(allowed_functions):
+            return outcomes.function_not_permitted(each.function_id)
+        if each.function_hash not in known_functions:
+            return outcomes.function_missing(each.function_hash)
+        if not_signed is not None and (refused := not_signed(each.function_hash)) is not None:
+            return refused
+    if (refused := options_refusal(options, block_s=block_s, is_restricted=is_restricted)) is not None:
+        return refused
+    if (
+        graph is not None
+        and (refused := graph_refusal(graph, block_s=block_s, is_restricted=is_restricted)) is not None
+    ):
+        return refused
+    return outcomes.nodes_unavailable(no_nodes) if no_nodes else None
+
+
+def options_refusal(options: TaskOptions, *, block_s: float | None, is_restricted: bool) -> ErrorRecord | None:
+    """Why a task with these options, or a stage, cannot run; None if it can. See :func:`refusal`."""
     if options.container is not None and options.environment is None:  # the API has not resolved it
         return outcomes.containers_unsupported(options.container)
     if options.environment is not None:
@@ -283,4 +326,12 @@ def refusal(
         return outcomes.limit_invalid(*wrong)
     if block_s is not None and (options.walltime_s or 0.0) > block_s:
         return outcomes.walltime_too_long(options.walltime_s or 0.0, block_s=block_s)
-    return outcomes.nodes_unavailable(no_nodes) if no_nodes else None
+    return None
+
+
+def graph_refusal(graph: GraphNeeds, *, block_s: float | None, is_restricted: bool) -> ErrorRecord | None:
+    """Why a stage of a graph cannot run, with its name; None if all can. See :func:`refusal`."""
+    for label, options in ((each.label, each.options) for each in graph.options):
+        if (refused := options_refusal(options, block_s=block_s, is_restricted=is_restricted)) is not None:
+            return of_stage(label, refused)
+    return None

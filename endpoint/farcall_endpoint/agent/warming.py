@@ -16,6 +16,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.loads import (
     MOST_OVERTAKEN,
     NO_ENVIRONMENTS,
@@ -110,6 +111,12 @@ class _Need:
         return max(1, min(wanted, tasks))
 
 
+def _taken(place: tuple[_Node, _Seats]) -> int:
+    """How much a node has to do for its workers of an environment."""
+    node, seats = place
+    return seats.sent + node.manager.ahead - seats.ready - seats.load.parked
+
+
 class _Plan:
     """One turn: first how many tasks of each environment go where, then which."""
 
@@ -196,7 +203,7 @@ class _Plan:
             if not need.left:
                 continue
             usable = sum(max(0, seats.workers - seats.sent) for _, seats in need.seats) - given.get(need.key, 0)
-            for node, seats in sorted(need.seats, key=lambda each: each[1].sent - each[1].ready - each[1].load.parked):
+            for node, seats in sorted(need.seats, key=_taken):
                 count = min(seats.workers - seats.sent, node.places, need.left, usable)
                 if count > 0:
                     need.places += [(node.manager, False, False)] * count
@@ -270,6 +277,20 @@ class _Plan:
                     need.places.append((node.manager, False, True))
                 need.left -= max(0, count)
 
+    def _apart(self, need: _Need, task: Task, graph: GraphNeeds, planned: ManagerLoad) -> ManagerLoad:
+        """Another manager that is warm for a graph, if graphs can use all free slots of the one that was planned."""
+        if planned.free > planned.ahead:
+            return planned
+        others = [
+            node.manager
+            for node, seats in need.seats
+            if seats.ready > 0
+            and node.manager.free > node.manager.ahead
+            and node.manager.lasts(task.walltime_s, now=self._now)
+            and not node.manager.refusal_of(graph)
+        ]
+        return max(others, key=lambda each: each.free - each.ahead, default=planned)
+
     def place(self, tasks: Iterable[Task]) -> Placed:
         """Give the tasks the places of their environments, in order."""
         placed: Placed = []
@@ -287,7 +308,7 @@ class _Plan:
                 if overtaken > MOST_OVERTAKEN:
                     break
                 continue
-            manager.free -= 1
+            manager.count_down(task)
             placed.append((task, manager.manager_id))
             open_ -= 1
             if not open_:
@@ -295,12 +316,19 @@ class _Plan:
         return placed
 
     def _take(self, need: _Need, task: Task) -> ManagerLoad | None:
-        """The next place where a task can run; None if there is none."""
-        options = task.spec.options
-        for index in range(len(need.places) - 1, -1, -1):
+        """The next place where a task can run, of a graph one with few slots that others can use; None if there is
+        none."""
+        indexes: Iterable[int] = range(len(need.places) - 1, -1, -1)
+        if (graph := task.graph) is not None:
+            indexes = sorted(indexes, key=lambda each: need.places[each][0].ahead - need.places[each][0].free)
+        for index in indexes:
             manager, is_cold, is_behind = need.places[index]
-            if (is_behind and not options.idempotent) or not manager.lasts(options.walltime_s, now=self._now):
+            if (is_behind and not task.is_idempotent) or not manager.lasts(task.walltime_s, now=self._now):
                 continue
+            if graph is not None:
+                if manager.refusal_of(graph):
+                    continue
+                manager = self._apart(need, task, graph, manager)
             del need.places[index]
             if is_cold and need.key:
                 manager.environments.setdefault(need.key, EnvironmentLoad()).cold += 1

@@ -1,0 +1,150 @@
+"""Graphs that have not ended: how they are now, and the slots that they can use. No I/O.
+
+The names of stages are those that a submitter wrote; of a sealed call none is reported.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.graphs import STATES, StageState
+from farcall_endpoint.agent.graphs import MOST_NAME, RANKS, cut
+from farcall_endpoint.agent.tasks import Task
+
+MOST_REPORTED: Final = 20
+"""Graphs in a report to the cloud, and in the endpoint's status."""
+_MOST_STAGES: Final = 10
+"""Of each graph there, one by one."""
+_MOST_REPORTED_BYTES: Final = 16 * 1024
+_MOST_KEPT: Final = 1000
+"""Graphs of which the agent keeps how they are."""
+_REPORT_PERIOD_S: Final = 1.0
+_MOST_COUNT: Final = 2**53
+
+
+class RunningGraphs:
+    """The graphs that have not ended, and how they and other tasks that call functions are now, as their managers
+    report it. Instants are epoch seconds.
+
+    :param slots: workers of a manager, as far as that is known.
+    """
+
+    def __init__(self, *, slots: int) -> None:
+        self._slots = slots
+        #: Graphs, and other tasks of which something was reported.
+        self.tasks: dict[str, Task] = {}
+        #: Of those that managers have.
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._reported: list[dict[str, Any]] = []
+        self._has_news = False
+        self._report_at = 0.0
+        #: Those with stages in several environments, while it is not known that a manager can run all of them.
+        self.unchecked: set[Task] = set()
+
+    def add(self, task: Task) -> None:
+        """A graph was accepted."""
+        self.tasks[task.task_id] = task
+        if task.graph is not None and len(task.graph.environments) > 1:
+            self.unchecked.add(task)
+
+    def managers_changed(self) -> None:
+        """What managers can run has changed."""
+        mixed = (task for task in self.tasks.values() if task.graph and len(task.graph.environments) > 1)
+        self.unchecked.update(mixed)
+
+    def extra(self) -> collections.Counter[str]:
+        """By the key of their environment, the slots that graphs can use beyond one for each."""
+        found: collections.Counter[str] = collections.Counter()
+        for task in self.tasks.values():
+            if task.graph is not None and task.graph.width > 1:
+                found[task.environment_key] += min(task.graph.width, self._slots) - 1
+        return found
+
+    def note(self, task: Task, states: Sequence[StageState]) -> None:
+        """A manager has reported the stages of a task."""
+        if task.task_id in self._rows or len(self._rows) < _MOST_KEPT:
+            self.tasks[task.task_id] = task
+            self._rows[task.task_id] = _row(task, states)
+            self._has_news = True
+
+    def stopped(self, task: Task) -> None:
+        """A manager does not have a task any more."""
+        self._rows.pop(task.task_id, None)
+
+    def ended(self, task: Task) -> None:
+        """A task has ended, or is not needed."""
+        self._rows.pop(task.task_id, None)
+        self.tasks.pop(task.task_id, None)
+        self.unchecked.discard(task)
+
+    def refresh(self, *, now: float) -> None:
+        """Take what was noted into the next report, at most once a second."""
+        if self._has_news and now >= self._report_at:
+            self._has_news = False
+            self._report_at = now + _REPORT_PERIOD_S
+            self._reported = _reported(self._rows.values())
+
+    def report(self) -> list[dict[str, Any]]:
+        """Those that run, the oldest first, some at most."""
+        return [row for row in self._reported if row["task_id"] in self._rows]
+
+    def describe(self) -> list[dict[str, object]]:
+        """The same as a table for the endpoint's status."""
+        return [
+            {
+                "task_id": row["task_id"],
+                **{state: row.get(state, 0) for state in ("waiting", "running", "done", "failed")},
+                "calls": row["calls"],
+                "ended_calls": row["ended"],
+                "stages": [_shown(each) for each in row.get("stages", ()) if each["state"] in RANKS],
+            }
+            for row in self.report()
+        ]
+
+
+def _row(task: Task, states: Sequence[StageState]) -> dict[str, Any]:
+    """How a graph is: stages by state, calls, and the stages worth it. Of a sealed call no text."""
+    counts = collections.Counter(each.state for each in states)
+    chosen = sorted(states, key=lambda each: (RANKS.get(each.state, 2), each.number))[:_MOST_STAGES]
+    return {
+        "task_id": task.task_id,
+        **{state: counts[state] for state in sorted(STATES) if counts[state]},
+        "calls": min(sum(each.calls for each in states), _MOST_COUNT),
+        "ended": min(sum(each.ended for each in states), _MOST_COUNT),
+        "stages": [
+            {
+                "number": each.number,
+                "state": each.state if each.state in STATES else "",
+                "calls": each.calls,
+                "ended": each.ended,
+                **({"failed": each.failed} if each.failed else {}),
+                **({"retries": each.retries} if each.retries else {}),
+                **({} if each.started_at is None else {"started_at": each.started_at}),
+                **({"name": cut(each.name, MOST_NAME)} if each.name and not task.answer_key else {}),
+            }
+            for each in sorted(chosen, key=lambda each: each.number)
+        ],
+    }
+
+
+def _reported(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows for a report of limited size: the stages are left out of those that exceed it."""
+    found: list[dict[str, Any]] = []
+    size_bytes = 0
+    for row in list(rows)[:MOST_REPORTED]:
+        size_bytes += len(msgspec.msgpack.encode(row))
+        if size_bytes > _MOST_REPORTED_BYTES:
+            row = {name: value for name, value in row.items() if name != "stages"}
+        found.append(row)
+    return found
+
+
+def _shown(stage: Mapping[str, Any]) -> str:
+    """A stage in a few words."""
+    name = f"{stage['number']} {stage.get('name', '')}".rstrip()
+    calls = f" {stage['ended']}/{stage['calls']}" if stage["calls"] != 1 else ""
+    return f"{name}{calls}{' failed' if stage['state'] == 'failed' else ''}"
