@@ -99,7 +99,7 @@ def test_a_spread_value_has_a_buffer_for_each_element(worker: WorkerUnderTest) -
     call = CallOrder(is_edge=True, spread=True)
     assert worker.values(lambda: [1, "two", {"three": (3,)}], call=call) == [1, "two", {"three": (3,)}]
     assert worker.values(lambda: (n * n for n in range(4)), call=call) == [0, 1, 4, 9]
-    worker.order(lambda: [], call=call)
+    worker.order(list, call=call)
     done, body = worker.expect(Done)
     assert (done.error, done.parts, body) == (None, (), b"")
 

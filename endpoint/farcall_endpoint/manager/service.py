@@ -347,8 +347,8 @@ class Manager:
         return msgspec.structs.replace(job, payload=payload, refusal=refusal, callees=callees)
 
     def _checked(self, jobs: Sequence[Job]) -> TasksReceived:
-        """Tasks, with why their submitters may not use the environments that they name. Those of which an environment is
-        still looked up wait."""
+        """Tasks, with why their submitters may not use the environments that they name. Those of which an environment
+        is still looked up wait."""
         received: list[Job] = []
         for job in jobs:
             if job.order.options.environment is None and job.callees is None:
