@@ -11,9 +11,9 @@ import pytest
 
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.graphs.nested import MOST_DEPTH, MOST_OPEN, options_of
 from farcall_endpoint.manager.actions import Action, Kill, Tell
 from farcall_endpoint.manager.events import Callees, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, options_of
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
 from tests.support.manager import Rig, ready

@@ -28,8 +28,6 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
-from farcall_endpoint.graphs.extras import Extras
-from farcall_endpoint.graphs.nested import NestedCalls
 from farcall_endpoint.graphs.values import GraphSettings
 from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import (
@@ -58,7 +56,9 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.extra_workers import Extras
 from farcall_endpoint.manager.graphs import Graphs
+from farcall_endpoint.manager.nested_calls import NestedCalls
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports

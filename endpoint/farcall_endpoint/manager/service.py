@@ -477,7 +477,7 @@ class Manager:
         """Tell a worker about a call; False if its socket has no room."""
         channel = self._workers[action.worker_id].channel
         try:
-            if not channel.has_room():
+            if not _has_room(channel):
                 return False
             channel.send(action.packet, action.body)
         except BlockingIOError:
@@ -643,6 +643,13 @@ def _check_files(packet: Packet, body: Body) -> None:
         return
     if not all(part.memory.is_sealed for part in ranges_of(body)):
         raise ValueError("a body in a file that can shrink")
+
+
+def _has_room(channel: Channel) -> bool:
+    """Whether a worker's socket is at most a quarter full, so that tasks have room, too."""
+    poll = select.poll()
+    poll.register(channel, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _terminated(reason: str) -> Terminated:

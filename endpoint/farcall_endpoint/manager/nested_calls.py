@@ -1,7 +1,7 @@
 """Nested calls: what a task calls while it runs. Pure: no I/O, no clock.
 
 A call is a job of its own, one level deeper than the task that makes it, the *driver*. Its outcome goes back to the
-driver's worker. A driver that waits gives its share of the node to another worker; see :mod:`.extras`.
+driver's worker. A driver that waits gives its share of the node to another worker; see :mod:`.extra_workers`.
 """
 
 from __future__ import annotations
