@@ -63,7 +63,7 @@ from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import MALFORMED, Done, NewModules, Packet, Sync
+from farcall_endpoint.worker.channel import MALFORMED, Channel, Done, NewModules, Packet, Sync
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
 if TYPE_CHECKING:
