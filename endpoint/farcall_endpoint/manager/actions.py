@@ -46,8 +46,8 @@ class Send(_Action, frozen=True):
     body: tuple[Frame, ...]
 
 
-class Tell(_Action, frozen=True):
-    """Tell a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
+class Answer(_Action, frozen=True):
+    """Answer a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
     hear of it."""
 
     worker_id: int
@@ -94,4 +94,4 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Prepare | Release | Send | Tell | Recall | Kill | Report | ReadStreams | Leave
+Action = Launch | Prepare | Release | Send | Answer | Recall | Kill | Report | ReadStreams | Leave

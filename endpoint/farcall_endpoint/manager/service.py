@@ -27,6 +27,7 @@ from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
+    Answer,
     Kill,
     Launch,
     Leave,
@@ -36,7 +37,6 @@ from farcall_endpoint.manager.actions import (
     Release,
     Report,
     Send,
-    Tell,
 )
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
@@ -122,7 +122,7 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
-        self._untold: dict[int, collections.deque[Tell]] = {}  # by worker, while its socket is full
+        self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
@@ -183,7 +183,7 @@ class Manager:
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
                 if mask & select.EPOLLOUT:
-                    self._tell_rest(worker.worker_id)
+                    self._answer_rest(worker.worker_id)
                 events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
             elif descriptor == self._launcher.fileno():
                 events += self._serve_launcher()
@@ -424,8 +424,8 @@ class Manager:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
                         worker.kill()
-                case Tell():
-                    self._tell(action)
+                case Answer():
+                    self._answer(action)
                 case Report(progress=progress, results=results):
                     self._send(progress, results)
                 case Launch():
@@ -456,25 +456,25 @@ class Manager:
         process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
         return events
 
-    def _tell(self, action: Tell) -> None:
-        """Tell a worker about a call. Its task may compute and read nothing for hours: then the rest waits here."""
-        untold = self._untold.get(action.worker_id)
-        if untold is not None:
-            untold.append(action)
-        elif action.worker_id in self._workers and not self._told(action):
-            self._untold[action.worker_id] = collections.deque([action])
+    def _answer(self, action: Answer) -> None:
+        """Answer a worker about a call. Its task may compute and read nothing for hours: then the rest waits here."""
+        unsent = self._unsent.get(action.worker_id)
+        if unsent is not None:
+            unsent.append(action)
+        elif action.worker_id in self._workers and not self._answered(action):
+            self._unsent[action.worker_id] = collections.deque([action])
             self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def _tell_rest(self, worker_id: int) -> None:
-        untold = self._untold[worker_id]
-        while untold and self._told(untold[0]):
-            untold.popleft()
-        if not untold:
-            del self._untold[worker_id]
+    def _answer_rest(self, worker_id: int) -> None:
+        unsent = self._unsent[worker_id]
+        while unsent and self._answered(unsent[0]):
+            unsent.popleft()
+        if not unsent:
+            del self._unsent[worker_id]
             self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
 
-    def _told(self, action: Tell) -> bool:
-        """Tell a worker about a call; False if its socket has no room."""
+    def _answered(self, action: Answer) -> bool:
+        """Answer a worker about a call; False if its socket has no room."""
         channel = self._workers[action.worker_id].channel
         try:
             if not _has_room(channel):
@@ -594,7 +594,7 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
-        self._untold.pop(worker.worker_id, None)
+        self._unsent.pop(worker.worker_id, None)
         self._groups.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
