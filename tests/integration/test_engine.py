@@ -324,7 +324,7 @@ def test_a_task_that_takes_too_much_memory_ends_alone(engine: Engine, in_child: 
 
 
 def hoard_with_another_baseline(megabytes: int) -> None:
-    """Answer the manager, in the worker's name and at each step, that the worker held all of it when this task began."""
+    """Tell the manager, in the worker's name and at each step, that the worker held all of it when this task began."""
     import gc
     import time
 

@@ -47,7 +47,7 @@ class Send(_Action, frozen=True):
 
 
 class Answer(_Action, frozen=True):
-    """Answer a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
+    """Send a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
     hear of it."""
 
     worker_id: int

@@ -265,7 +265,7 @@ class NestedCalls:
     # -- answers and retries -------------------------------------------------------------------------------------------
 
     def answer(self, worker_id: int, packet: CallEnded, value: Frame) -> None:
-        """Answer a driver how a call has ended."""
+        """Send a driver how a call has ended."""
         self._actions.append(Answer(worker_id, packet, (value,)))
 
     def make_again(self, job: Job, wait_s: float) -> None:

@@ -457,7 +457,7 @@ class Manager:
         return events
 
     def _answer(self, action: Answer) -> None:
-        """Answer a worker about a call. Its task may compute and read nothing for hours: then the rest waits here."""
+        """Send a worker how a call has ended. Its task may compute and read nothing for hours: then the rest waits here."""
         unsent = self._unsent.get(action.worker_id)
         if unsent is not None:
             unsent.append(action)
@@ -474,7 +474,7 @@ class Manager:
             self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
 
     def _answered(self, action: Answer) -> bool:
-        """Answer a worker about a call; False if its socket has no room."""
+        """Send a worker how a call has ended; False if its socket has no room."""
         channel = self._workers[action.worker_id].channel
         try:
             if not _has_room(channel):
