@@ -177,8 +177,8 @@ def die_once(path: str, value: int) -> int:
     return value + 1
 
 
-def dying(path: Path, **options: object) -> list[StageCall]:
-    chosen = TaskOptions.of(**options)
+def dying(path: Path, *, idempotent: bool = True) -> list[StageCall]:
+    chosen = TaskOptions(idempotent=idempotent)
     return [
         StageCall(die_once, (str(path), 0), options=chosen),
         StageCall(die_once, (str(path), None), (Input(0, (1,)),), options=chosen),

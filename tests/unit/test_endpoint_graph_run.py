@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ def graph_of(*stages: Stage, output: int = -1) -> Graph:
     return graph
 
 
-def run_of(graph: Graph, **options: object) -> GraphRun:
+def run_of(graph: Graph, **options: Any) -> GraphRun:
     memory = Memory(GraphSettings(), writers=2)
     run = GraphRun(graph, options=TaskOptions.of(**options), memory=memory, jitter=lambda: 0.0)
     run.start()

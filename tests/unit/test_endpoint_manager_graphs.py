@@ -397,6 +397,21 @@ def test_a_value_for_which_there_is_no_room_any_more_is_an_error() -> None:
     assert rig.core._graphs.memory.used_disk_bytes == 0
 
 
+def test_large_values_are_read_when_there_are_too_many_files() -> None:
+    rig = rig_of(files=1)
+    both = (Stage(0, "a"), Stage(0, "b"), Stage(0, "c", (Input(0, (0,)), Input(1, (1,)))))
+    start(rig, *both)
+    for number in range(2):
+        rig.read()
+        rig.workers[0].running = None
+        value = SharedBytes(MemoryFile.of([b"v" * 100_000]), 0, 100_000)
+        actions = rig.handle(PacketsReceived(0, [(Done(f"g/{number}", 1.0, 1.5, parts=(100_000,)), value)]))
+    [send] = [action for action in actions if isinstance(action, Send)]
+    first, second = send.body[-2:]
+    assert isinstance(first, SharedBytes)
+    assert second == b"v" * 100_000
+
+
 def test_small_values_go_to_the_disk_when_the_memory_is_used_up() -> None:
     memory = Memory(GraphSettings(memory_bytes=100_000, disk_bytes=10), writers=2)
     assert memory.room_bytes == 65_536

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.run import Call, GraphRun
 from farcall_endpoint.graphs.stages import RunningStage
 from farcall_endpoint.graphs.tails import OutputTails
-from farcall_endpoint.graphs.values import GraphSettings, Memory
+from farcall_endpoint.graphs.values import GraphSettings, Memory, read
 from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
 from farcall_endpoint.manager.orders import limited_options
 from farcall_endpoint.manager.reports import Reports
@@ -76,14 +76,24 @@ class RunningGraph:
         self.touch()
         if outcome.state is TaskState.SUCCESS:
             assert job.call is not None
-            size = sum(map(len, outcome.parts))
-            on_disk = size > job.call.room_bytes
-            if job.call.is_edge and not run.memory.accepts(size, on_disk=on_disk):
-                run.failed(call, outcomes.value_too_large(size, run.memory.most_bytes).to_json())
-            else:
-                run.succeeded(call, outcome.parts, on_disk=on_disk)
+            self._succeeded(call, job.call, outcome.parts)
         else:
             run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
+
+    def _succeeded(self, call: Call, order: CallOrder, parts: Sequence[Frame]) -> None:
+        run, memory = self.run, self.run.memory
+        size = sum(map(len, parts))
+        on_disk = size > order.room_bytes
+        if order.is_edge and not memory.accepts(size, on_disk=on_disk):
+            run.failed(call, outcomes.value_too_large(size, memory.most_bytes).to_json())
+            return
+        if not (memory.has_files or on_disk):
+            try:
+                parts = [read(part) for part in parts]
+            except ValueError as error:
+                run.failed(call, outcomes.value_not_stored(size, error).to_json())
+                return
+        run.succeeded(call, parts, on_disk=on_disk)
 
     def died(self, job: Job, died: Died) -> None:
         """The worker of a call is gone."""

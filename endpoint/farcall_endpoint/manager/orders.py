@@ -9,10 +9,11 @@ import msgspec
 
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
+from farcall_endpoint.graphs.values import read
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.workers import Worker
-from farcall_endpoint.shared_memory import Body, Bytes, Frame, FrameList, SharedBytes, cut
+from farcall_endpoint.shared_memory import Body, Frame, FrameList, cut
 from farcall_endpoint.worker.channel import CallOrder, Done, Order, Run
 
 _MAX_KNOWN_FUNCTIONS: Final = 256
@@ -77,20 +78,8 @@ def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int) -> Seque
         raise ValueError("a value in parts that cannot be")
     if len(sizes) > 1 and value_bytes <= _MAX_READ_BYTES and value_bytes <= _READ_PART_BYTES * len(sizes):
         # To pass on a descriptor with each of them would take longer.
-        body = b"".join([_read(frame) for frame in (body.frames if isinstance(body, FrameList) else (body,))])
+        body = b"".join([read(frame) for frame in (body.frames if isinstance(body, FrameList) else (body,))])
     return cut(body, sizes)
-
-
-def _read(frame: Frame) -> Bytes:
-    if not isinstance(frame, SharedBytes):
-        return frame
-    try:
-        data = frame.read(0, len(frame))
-    except OSError as error:
-        raise ValueError(f"a value that cannot be read: {error}") from error
-    if len(data) != len(frame):
-        raise ValueError("a value that is incomplete")
-    return data
 
 
 def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
