@@ -373,7 +373,7 @@ def test_more_inputs_than_there_are_cannot_be_needed() -> None:
     run.succeeded(source, [b"a", b"b"])
     assert run.end is TaskState.FAILED
     assert run.failure is not None
-    assert run.failure.record["code"] == "GRAPH_INVALID"
+    assert run.failure.record["code"] == "TOO_FEW_INPUTS"
     assert run.where(run.failure) == "stage 2 (f)"
 
 

@@ -44,8 +44,8 @@ _MOST_SMALL_BYTES: Final = 64 * 1024
 class GraphRun:
     """One graph.
 
-    ``ready``: calls to make now, and ``dropped``: calls that were made and are not needed; whoever takes them clears
-    the lists. ``end``: how the task has ended.
+    ``ready``: calls to make now, and ``dropped``: calls that were made and are not needed; their taker clears the
+    lists. ``end``: how the task has ended.
 
     :param options: of the task. Its limit of time is not one of the calls.
     :param memory: where values are counted.

@@ -17,7 +17,7 @@ DROPPED: Final = 4
 """It is not made, or its value is not needed: an input is missing for good, or no call reads it any more."""
 
 _MAX_WORKERS: Final = 8
-"""So many workers of a stage are told."""
+"""So many workers of a stage are shown."""
 
 
 class Failure(NamedTuple):

@@ -33,8 +33,8 @@ class Memory:
 
     A worker writes a value to a file on disk if it is larger than its room in memory.
 
-    :param writers: how many calls may write a value at a time. Each is told of an equal part of the memory that is
-        left, so that together they do not exceed it.
+    :param writers: how many calls may write a value at a time. Each has an equal part of the memory that is left, so
+        that together they do not exceed it.
     """
 
     def __init__(self, settings: GraphSettings, *, writers: int) -> None:
@@ -67,8 +67,8 @@ class Memory:
         return len(self._in_files) < self._most_files
 
     def accepts(self, size_bytes: int, *, on_disk: bool) -> bool:
-        """Whether there is still room for a value whose call was told so when it was sent. In memory, those of calls
-        that were sent ahead may exceed the budget."""
+        """Whether there is still room for a value, as there was when its call was sent. In memory, values of calls that
+        were sent ahead may exceed the budget."""
         if on_disk:
             return self.used_disk_bytes + size_bytes <= self._disk_bytes and self.has_files
         return self.used_bytes + size_bytes <= 2 * self._memory_bytes
