@@ -320,13 +320,12 @@ class ManagerCore:
     def _advance_graphs(self, now: Instant) -> None:
         """Make the calls of graphs that are ready, before other tasks of their submitters: what has begun is finished
         first, so that values do not pile up."""
-        while True:
+        while self._graphs.due_at <= now.mono:
             jobs, dropped = self._graphs.advance(now)
             if dropped:
                 self._cancel(dropped)
-            if not jobs or self._stop_at is not None:
-                return
-            self._tasks_received(jobs, now, first=True)
+            if jobs and self._stop_at is None:
+                self._tasks_received(jobs, now, first=True)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""

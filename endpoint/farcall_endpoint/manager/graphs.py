@@ -27,6 +27,8 @@ from farcall_endpoint.worker.channel import CallOrder
 
 PROGRESS_PERIOD_S: Final = 0.25
 """Shortest time between two reports of how a graph is."""
+_INPUT_BYTES: Final = 64
+"""Upper limit of what an input adds to an order, without its bytes."""
 _STARTED_AFTER_S: Final = 0.05
 """As for a task: a graph that is over sooner is reported only by its result."""
 
@@ -171,6 +173,7 @@ class RunningGraph:
             self._callees,
             CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.most_bytes),
             frames,
+            sum(map(len, frames)) + _INPUT_BYTES * len(frames),
             self.job.depth,
             self,
         )

@@ -27,8 +27,6 @@ _PACKET_BYTES: Final = 1024
 _READ_PART_BYTES: Final = 16 * 1024
 _MAX_READ_BYTES: Final = 16 * 1024 * 1024
 """Parts of a value in shared memory are read into the manager if they are smaller than this, and all together."""
-_INPUT_BYTES: Final = 64
-"""Upper limit of what an input adds to an order, without its bytes."""
 
 
 def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
@@ -38,7 +36,7 @@ def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
     start, size = 0, 0
     for index, job in enumerate(jobs):
         worker.unread_bytes += unread_bytes(job)
-        job_bytes = len(job.payload) if job.call is None else body_bytes(job)
+        job_bytes = len(job.payload) + job.input_bytes
         size += job_bytes
         if index > start and (index - start >= most_tasks or size > _MAX_PACKET_BYTES):
             sends.append(_packet(worker, jobs[start:index]))
@@ -49,14 +47,7 @@ def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
 
 def unread_bytes(job: Job) -> int:
     """Upper limit of a task's bytes in its worker's socket; large bodies travel in shared memory."""
-    if job.call is None:
-        return _PACKET_BYTES + min(len(job.payload), _MAX_PACKET_BYTES)
-    return _PACKET_BYTES + _INPUT_BYTES * len(job.inputs) + min(body_bytes(job), _MAX_PACKET_BYTES)
-
-
-def body_bytes(job: Job) -> int:
-    """The length of a task's user bytes, without its function."""
-    return len(job.payload) if job.call is None else len(job.payload) + sum(map(len, job.inputs))
+    return _PACKET_BYTES + min(len(job.payload) + job.input_bytes, _MAX_PACKET_BYTES)
 
 
 def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int) -> Sequence[Frame]:
