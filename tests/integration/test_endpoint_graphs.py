@@ -163,6 +163,28 @@ def test_a_fan_in_does_not_wait_for_stragglers(agent: FakeAgent, tmp_path: Path)
     assert states(agent.finished["some"]) == ["done", "skipped", "done"]
 
 
+def test_output_of_a_call_that_runs_is_read(agent: FakeAgent, tmp_path: Path) -> None:
+    agent.run_graph(
+        "shown", StageCall(printed, (1,)), StageCall(print_and_wait, (str(tmp_path), None), (Input(0, (1,)),))
+    )
+    expected = b"--- stage printed, attempt 1\ngot 1\n--- stage print_and_wait, attempt 1\nwaiting\n"
+    agent.listen(lambda: agent.read_output("shown")["shown"].stdout == expected)
+    assert agent.read_output("shown", at=len(expected) - 4)["shown"].stdout == b"ing\n"
+    (tmp_path / "go").touch()
+    agent.value("shown")
+    assert agent.tails["shown"].startswith(expected)
+
+
+def print_and_wait(path: str, value: int) -> int:
+    import time
+    from pathlib import Path
+
+    print("waiting", flush=True)
+    while not Path(path, "go").exists():
+        time.sleep(0.01)
+    return value
+
+
 def die_once(path: str, value: int) -> int:
     import os
     import signal

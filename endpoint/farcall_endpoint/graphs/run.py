@@ -252,6 +252,7 @@ class GraphRun:
                 if each.each:
                     stage.each_total += 1
                     stage.pending += 1
+                    source.is_spread = not source.is_map
                 elif stage.by_element:
                     stage.unsized += 1
                 else:

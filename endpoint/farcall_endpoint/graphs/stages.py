@@ -65,6 +65,7 @@ class RunningStage:
         "is_map",
         "is_over",
         "is_skipped",
+        "is_spread",
         "lost",
         "needs",
         "number",
@@ -115,6 +116,7 @@ class RunningStage:
         self.whole_orders: dict[int, Any] | None = {} if self.is_map else None
         self.is_over = False
         self.is_skipped = False
+        self.is_spread = False  # whether the elements of its value go to calls one by one, though it is no map
         self.cause: Failure | None = None
         self.retries = 0
         self.started_at: float | None = None
@@ -127,11 +129,6 @@ class RunningStage:
     def collects(self) -> bool:
         """Whether its value is the list of its inputs."""
         return self.spec.function == COLLECT
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether the elements of its value go to calls one by one."""
-        return not self.is_map and any(edge.each for edge in self.readers)
 
     def has_part(self, number: int) -> bool:
         """Whether a part of its value is there."""

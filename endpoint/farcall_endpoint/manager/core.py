@@ -35,6 +35,7 @@ from farcall_endpoint.manager.actions import (
     Kill,
     Launch,
     Leave,
+    ReadGraph,
     ReadStreams,
     Recall,
 )
@@ -71,7 +72,6 @@ from farcall_endpoint.protocol import (
     Prewarm,
     ReadOutput,
     ResultsTaken,
-    RunningOutput,
     Stop,
     TaskOrder,
     WantedOutput,
@@ -350,10 +350,10 @@ class ManagerCore:
             if worker.jobs and worker.is_ready and not worker.killed
         }
         found: list[tuple[WantedOutput, int | None, bool]] = []
-        graphs: list[RunningOutput] = []
+        graphs: list[ReadGraph] = []
         for wanted in request.tasks:
             if (graph := self._graphs.get(wanted.task_id)) is not None:
-                graphs.append(graph.read_output(wanted, request.max_bytes))
+                graphs.append(graph.read_output(wanted, running, request.max_bytes))
                 continue
             worker = running.get(wanted.task_id)
             is_kept = worker is None or worker.jobs[0].order.options.output_bytes > 0
