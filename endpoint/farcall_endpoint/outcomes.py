@@ -238,15 +238,15 @@ result_too_large = Outcome(
     ResultTooLarge.default_hint,
 )
 too_few_inputs = Outcome(
-    "GRAPH_INVALID",
+    "TOO_FEW_INPUTS",
     Fault.CALLER,
     "The stage needs {} inputs, and has {}.",
-    "Let it need fewer.",
+    "Let it need fewer (needs), or more elements be made before it.",
 )
 too_many_calls = Outcome(
     "GRAPH_TOO_LARGE",
     Fault.CALLER,
-    "The maps of the graph make more than {} calls.",
+    "The maps of the graph make more than {:,} calls.",
     "Let each call do more, or submit several graphs.",
 )
 _result_not_serializable = Outcome(

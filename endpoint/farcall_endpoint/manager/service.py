@@ -24,6 +24,7 @@ from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
+from farcall_endpoint.graphs.tails import joined
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
@@ -59,7 +60,7 @@ from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import WorkerProcess
-from farcall_endpoint.output import NOTHING
+from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.bodies import ranges_of
@@ -504,29 +505,47 @@ class Manager:
         sent nothing since the core decided, what was read belongs to the task that the core sees there.
         """
         events: list[Event] = []
-        read = list(action.known)
+        read: list[protocol.RunningOutput] = []
         for wanted, worker_id, is_kept in action.tasks:
             if worker_id is None or not is_kept:
                 read.append(protocol.RunningOutput(wanted, is_running=worker_id is not None, is_kept=is_kept))
                 continue
-            process = self._workers[worker_id]
-            stdout, stderr = process.read_output(wanted.stdout_from, wanted.stderr_from, most_bytes=action.max_bytes)
-            received = self._receive(_Worker(worker_id, process))
-            if received != [PacketsReceived(worker_id, [])]:
-                events += received
-                stdout = stderr = NOTHING
-            read.append(
-                protocol.RunningOutput(
-                    wanted,
-                    stdout=stdout.data,
-                    stderr=stderr.data,
-                    stdout_at=stdout.start,
-                    stderr_at=stderr.start,
-                    is_running=True,
-                )
+            stdout, stderr, received = self._read_worker(
+                worker_id, wanted.stdout_from, wanted.stderr_from, action.max_bytes
             )
+            events += received
+            read.append(_running(wanted, stdout, stderr))
+        for graph in action.graphs:
+            known, wanted = graph.known, graph.known.wanted
+            if graph.worker_id is not None:
+                stdout, stderr, received = self._read_worker(
+                    graph.worker_id,
+                    max(0, wanted.stdout_from - graph.stdout_base),
+                    max(0, wanted.stderr_from - graph.stderr_base),
+                    action.max_bytes,
+                )
+                events += received
+                before = Stream(known.stdout_at, known.stdout), Stream(known.stderr_at, known.stderr)
+                known = _running(
+                    wanted,
+                    joined(before[0], stdout, graph.stdout_base, most_bytes=action.max_bytes),
+                    joined(before[1], stderr, graph.stderr_base, most_bytes=action.max_bytes),
+                )
+            read.append(known)
         self._send(protocol.OutputRead(action.request_id, action.max_bytes, tuple(read)))
         return events
+
+    def _read_worker(
+        self, worker_id: int, stdout_from: int, stderr_from: int, most_bytes: int
+    ) -> tuple[Stream, Stream, list[Event]]:
+        """The streams of the task that a worker ran when it was decided to read them; nothing if it has sent packets
+        since, and these."""
+        process = self._workers[worker_id]
+        stdout, stderr = process.read_output(stdout_from, stderr_from, most_bytes=most_bytes)
+        received = self._receive(_Worker(worker_id, process))
+        if received != [PacketsReceived(worker_id, [])]:
+            return NOTHING, NOTHING, received
+        return stdout, stderr, []
 
     def _launch(self, action: Launch) -> list[Event]:
         worker_id = action.worker_id
@@ -650,6 +669,17 @@ def _has_room(channel: Channel) -> bool:
     poll = select.poll()
     poll.register(channel, select.POLLOUT)
     return bool(poll.poll(0))
+
+
+def _running(wanted: protocol.WantedOutput, stdout: Stream, stderr: Stream) -> protocol.RunningOutput:
+    return protocol.RunningOutput(
+        wanted,
+        stdout=stdout.data,
+        stderr=stderr.data,
+        stdout_at=stdout.start,
+        stderr_at=stderr.start,
+        is_running=True,
+    )
 
 
 def _terminated(reason: str) -> Terminated:
