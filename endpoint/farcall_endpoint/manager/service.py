@@ -458,7 +458,7 @@ class Manager:
         return events
 
     def _answer(self, action: Answer) -> None:
-        """Send a worker how a call has ended. Its task may compute and read nothing for hours: then the rest waits here."""
+        """Send a worker how a call has ended. Its task may compute and read nothing for hours: then it waits here."""
         unsent = self._unsent.get(action.worker_id)
         if unsent is not None:
             unsent.append(action)
