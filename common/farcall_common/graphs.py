@@ -20,8 +20,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from farcall_common.errors import DeserializationError
-from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.errors import DeserializationError, PayloadTooLarge
+from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
 from farcall_common.task_options import TaskOptions
 
 PREFIX: Final = b"gr\n"
@@ -99,6 +99,9 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     spread: bool = False
 
 
+MAX_HEAD_BYTES: Final = 8 * MIB
+"""Of the stages without their calls: what they take in memory is thirty times as much."""
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Head).decode
 
@@ -109,8 +112,17 @@ def is_graph(payload: bytes | memoryview) -> bool:
 
 
 def pack_graph(graph: Graph) -> bytes:
-    """The payload of a graph."""
+    """The payload of a graph.
+
+    :raises PayloadTooLarge: if its stages, without the arguments of their calls, are more than can be read.
+    """
     head = _encode(_Head(graph.stages, tuple(map(len, graph.calls)), graph.output, graph.spread))
+    if len(head) > MAX_HEAD_BYTES:
+        raise PayloadTooLarge(
+            f"the graph's {len(graph.stages):,} stages take {len(head) / MIB:.1f} MiB without their arguments; the "
+            f"limit is {MAX_HEAD_BYTES // MIB} MiB",
+            hint="Give options to the executor instead of each stage, or submit several graphs.",
+        )
     return PREFIX + base64.b64encode(_compressed(b"".join((_LENGTH.pack(len(head)), head, *graph.calls))))
 
 
@@ -133,9 +145,12 @@ def unpack_graph(payload: bytes | memoryview, *, callees: int) -> Graph:
         opened = opener.decompress(base64.b64decode(payload[len(PREFIX) :], validate=True), MAX_OPENED_BYTES)
         if not opener.eof:
             raise ValueError("it is truncated or larger than a graph may be")
-        start = _LENGTH.size + _LENGTH.unpack_from(opened)[0]
+        length = _LENGTH.unpack_from(opened)[0]
+        if length > MAX_HEAD_BYTES:
+            raise ValueError(f"its stages take {length} bytes, more than {MAX_HEAD_BYTES}")
+        start = _LENGTH.size + length
         head = _decode(opened[_LENGTH.size : start])
-    except (binascii.Error, zlib.error, struct.error, msgspec.MsgspecError, ValueError) as error:
+    except (binascii.Error, zlib.error, struct.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DeserializationError(f"The graph cannot be read: {error}.") from error
     calls: list[bytes | memoryview] = []
     view = memoryview(opened)
@@ -199,6 +214,19 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str = ""
     error: dict[str, Any] | None = None
 
+
+STAGES: Final = "stages"
+"""In the details of a result: the states of the stages, as :class:`StageState` in JSON."""
+STAGE_CALLS: Final = "stage_calls"
+"""Likewise, how many calls of stages ran, all together; without it, the calls of ``stages`` that ended."""
+STAGE_RUN_S: Final = "stage_run_s"
+"""Likewise, the seconds that they ran, with those of the task's own function if it has one; without it, those of
+``stages``."""
+VALUES: Final = "values"
+"""Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
+
+STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", "skipped"})
+"""States of a stage."""
 
 MAX_STATES: Final = 1000
 """So many stages are reported one by one; of a larger graph, those with an error, that run, and then the first."""
