@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from farcall_common.errors import DeserializationError
-from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
+from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 
 PREFIX: Final = b"gr\n"
@@ -96,7 +96,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     spread: bool = False
 
 
-MAX_HEAD_BYTES: Final = 8 * MIB
+MAX_HEAD_BYTES: Final = 8 * 2**20
 """Of the stages without their calls: what they take in memory is thirty times as much."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
