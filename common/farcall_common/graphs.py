@@ -20,8 +20,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from farcall_common.errors import DeserializationError
-from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.errors import DeserializationError, PayloadTooLarge
+from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
 from farcall_common.task_options import TaskOptions
 
 PREFIX: Final = b"gr\n"
@@ -30,7 +30,9 @@ COLLECT: Final = -1
 MAX_STAGES: Final = 100_000
 MAX_CALLS: Final = 1_000_000
 """Of a graph while it runs, those of all maps together."""
-_MAX_OPENED_BYTES: Final = 8 * MAX_PAYLOAD_BYTES
+MAX_OPENED_BYTES: Final = 8 * MAX_PAYLOAD_BYTES
+"""Of a graph that is not compressed."""
+_SMALL_BYTES: Final = 16 * 1024
 _LENGTH: Final = struct.Struct("<I")
 
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
@@ -59,7 +61,8 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
         as the shortest of those has elements, and its value is the list of their results.
     :param needs: with how many of its inputs it starts, counted by call; 0: with all. Those that are missing then are
         left out of lists, and None elsewhere.
-    :param options: those in which its calls differ from the task.
+    :param options: those of its calls, all of them, if some differ from the task's; None: the task's. They have an
+        environment only if the stage names one, and no callees.
     """
 
     function: Annotated[int, msgspec.Meta(ge=COLLECT)]
@@ -96,7 +99,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     spread: bool = False
 
 
-MAX_HEAD_BYTES: Final = 8 * 2**20
+MAX_HEAD_BYTES: Final = 8 * MIB
 """Of the stages without their calls: what they take in memory is thirty times as much."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -109,9 +112,26 @@ def is_graph(payload: bytes | memoryview) -> bool:
 
 
 def pack_graph(graph: Graph) -> bytes:
-    """The payload of a graph."""
+    """The payload of a graph.
+
+    :raises PayloadTooLarge: if its stages, without the arguments of their calls, are more than can be read.
+    """
     head = _encode(_Head(graph.stages, tuple(map(len, graph.calls)), graph.output, graph.spread))
-    return PREFIX + base64.b64encode(zlib.compress(b"".join((_LENGTH.pack(len(head)), head, *graph.calls)), 1))
+    if len(head) > MAX_HEAD_BYTES:
+        raise PayloadTooLarge(
+            f"the graph's {len(graph.stages):,} stages take {len(head) / MIB:.1f} MiB without their arguments; the "
+            f"limit is {MAX_HEAD_BYTES // MIB} MiB",
+            hint="Give options to the executor instead of each stage, or submit several graphs.",
+        )
+    return PREFIX + base64.b64encode(_compressed(b"".join((_LENGTH.pack(len(head)), head, *graph.calls))))
+
+
+def _compressed(opened: bytes) -> bytes:
+    if len(opened) > _SMALL_BYTES:
+        return zlib.compress(opened, 1)
+    # With tables for large contents, making these takes a hundred times as long as compressing a chain.
+    compressor = zlib.compressobj(1, zlib.DEFLATED, 12, 5)
+    return compressor.compress(opened) + compressor.flush()
 
 
 def unpack_graph(payload: bytes | memoryview, *, callees: int) -> Graph:
@@ -122,7 +142,7 @@ def unpack_graph(payload: bytes | memoryview, *, callees: int) -> Graph:
     """
     try:
         opener = zlib.decompressobj()
-        opened = opener.decompress(base64.b64decode(payload[len(PREFIX) :], validate=True), _MAX_OPENED_BYTES)
+        opened = opener.decompress(base64.b64decode(payload[len(PREFIX) :], validate=True), MAX_OPENED_BYTES)
         if not opener.eof:
             raise ValueError("it is truncated or larger than a graph may be")
         length = _LENGTH.unpack_from(opened)[0]
@@ -209,7 +229,7 @@ STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", 
 """States of a stage."""
 
 MAX_STATES: Final = 1000
-"""So many stages are told apart; of a larger graph, those with an error, that run, and then the first."""
+"""So many stages are reported one by one; of a larger graph, those with an error, that run, and then the first."""
 
 
 def told(states: Sequence[StageState]) -> Sequence[StageState]:
