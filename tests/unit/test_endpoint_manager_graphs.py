@@ -41,11 +41,12 @@ def graph_job(
     *,
     submitter: str = "",
     refusals: dict[str, ErrorRecord] | None = None,
+    spread: bool = False,
     **options: Any,
 ) -> Job:
     callees = tuple(Callee(function_id=f"id-{each}", function_hash=f"h{each}") for each in range(2))
     order = TaskOrder(name, 1, "h0", 0, TaskOptions(callees=callees, **options), submitter=submitter)
-    graph = Graph(stages, tuple(f"call {number}".encode() for number in range(len(stages))), len(stages) - 1)
+    graph = Graph(stages, tuple(f"call {number}".encode() for number in range(len(stages))), len(stages) - 1, spread)
     functions = {"h0": b"body 0", "h1": b"body 1"}
     return Job(order, b"body 0", b"", callees=Callees(functions, graph, refusals or {}))
 
@@ -140,6 +141,20 @@ def test_a_fan_out_is_known_when_its_elements_are() -> None:
     assert merge.call.inputs == (InputOrder((0,), (1, 1), is_list=True),)
     end(rig, b"3", worker=0)
     assert states(only(rig)) == ["done", "done", "done"]
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_chain_stays_on_a_worker_unless_it_is_to_be_spread(spread: bool) -> None:
+    rig = rig_of(slots=2)
+    stages = (*CHAIN, Stage(0, "save", (Input(1, (0,)),)))
+    actions = start(rig, *stages, spread=spread)
+    workers: list[int] = []
+    for number in range(3):
+        [send] = [action for action in actions if isinstance(action, Send)]
+        workers.append(send.worker_id)
+        rig.now = number + 1.0
+        actions = end(rig, b"v", worker=send.worker_id)
+    assert workers == ([0, 1, 0] if spread else [0, 0, 0])
 
 
 def test_calls_of_what_has_begun_come_before_new_tasks() -> None:

@@ -649,7 +649,10 @@ class ManagerCore:
                 for worker in self._workers.values()
                 if len(worker.jobs) <= most_left and not worker.overdue and worker.accepts_tasks
             ]
-            workers.sort(key=lambda worker: len(worker.jobs))
+            if self._graphs.spread:  # the one that is idle longest comes first, not one that is still awake
+                workers.sort(key=lambda worker: (len(worker.jobs), worker.since))
+            else:
+                workers.sort(key=lambda worker: len(worker.jobs))
             is_starved = False  # whether a submitter before has no worker
             pairs = self._queue.in_turn()
             for pair in pairs:

@@ -282,6 +282,8 @@ class Graphs:
         self._jitter = jitter
         self._running: dict[str, RunningGraph] = {}
         self._touched: dict[RunningGraph, None] = {}
+        self.spread = 0
+        """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
 
@@ -304,6 +306,7 @@ class Graphs:
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
         run = GraphRun(graph, options=options, memory=self.memory, jitter=self._jitter)
         running = self._running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
+        self.spread += graph.spread
         run.start()
         if run.end is not None:
             running.touch()
@@ -360,6 +363,7 @@ class Graphs:
     def _finish(self, running: RunningGraph, now: Instant) -> None:
         run, job = running.run, running.job
         del self._running[job.order.task_id]
+        self.spread -= run.graph.spread
         assert run.end is not None
         walltime_s = job.order.options.walltime_s
         is_too_long = running.ends_by is not None and now.mono >= running.ends_by and walltime_s is not None
