@@ -210,6 +210,18 @@ def test_a_graph_fails_with_the_error_of_its_call_and_leaves_small_values() -> N
     assert finished.details["values"] == {"0": base64.b64encode(b"v").decode()}
 
 
+def test_what_a_call_raised_is_the_result_for_an_engine() -> None:
+    rig = rig_of()
+    start(rig, *CHAIN)
+    rig.read()
+    rig.workers[0].running = None
+    done = Done("g/0", 1.0, 1.5, {"message": "no"}, printed=Printed(3, 0, 3, 0))
+    rig.handle(PacketsReceived(0, [(done, b"pickledout")]))
+    progress, results = rig.take()
+    [finished] = progress.finished
+    assert (finished.state, finished.result, results[0]) == (TaskState.FAILED, 0, b"pickled")
+
+
 def test_a_call_that_may_not_run_twice_ends_its_graph() -> None:
     rig = rig_of()
     start(rig, Stage(0, "pay", options=TaskOptions(idempotent=False)))

@@ -358,7 +358,7 @@ class ManagerCore:
             worker = running.get(wanted.task_id)
             is_kept = worker is None or worker.jobs[0].order.options.output_bytes > 0
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
-        return ReadStreams(request.request_id, request.max_bytes, found, graphs)
+        return ReadStreams(request.request_id, request.max_bytes, found, tuple(graphs))
 
     def _task_done(self, worker: Worker, done: Done, result: Body, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
@@ -375,7 +375,7 @@ class ManagerCore:
         output, parts = None, None
         try:
             if call is not None:
-                parts = orders.parts_of(call, done, result, result_bytes)
+                parts = orders.parts_of(call, done, result, result_bytes, is_owner=not worker.pair.submitter)
             elif done.parts or isinstance(result, FrameList):
                 raise ValueError("a result in parts")
             elif worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
@@ -403,7 +403,7 @@ class ManagerCore:
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
-            result=b"" if isinstance(result, FrameList) else result,
+            result=b"" if isinstance(result, FrameList) else result,  # of a call, its parts count
             started_at=started_at,
             ended_at=ended_at,
             details=done.details,

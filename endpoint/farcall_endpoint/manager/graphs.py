@@ -61,6 +61,7 @@ class RunningGraph:
         self._options = msgspec.structs.replace(job.order.options, walltime_s=None, callees=())
         self._prefix = f"{job.order.task_id}/"
         self._by_stage: dict[int, Any] = {}
+        self._raised: dict[Call, Frame] = {}
 
     # -- owner ---------------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,8 @@ class RunningGraph:
             assert job.call is not None
             self._succeeded(call, job.call, outcome.parts)
         else:
+            if outcome.parts and len(outcome.parts[0]):
+                self._raised[call] = outcome.parts[0]
             run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
 
     def _succeeded(self, call: Call, order: CallOrder, parts: Sequence[Frame]) -> None:
@@ -251,6 +254,13 @@ class RunningGraph:
             details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
         return details
 
+    def result(self) -> Frame:
+        """The value of a graph that has succeeded, or what was raised."""
+        run, failure = self.run, self.run.failure
+        if run.end is TaskState.SUCCESS or failure is None:
+            return run.result
+        return self._raised.get((failure.stage, failure.element), b"")
+
     def error(self) -> dict[str, Any] | None:
         """The error record of a graph that did not succeed."""
         run, failure = self.run, self.run.failure
@@ -371,7 +381,7 @@ class Graphs:
             job,
             run.end,
             running.error(),
-            result=run.result,
+            result=running.result(),
             started_at=running.started_at,
             ended_at=None if running.started_at is None else max(now.epoch, running.started_at),
             details=running.details(self._node),
