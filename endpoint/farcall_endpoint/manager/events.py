@@ -41,6 +41,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[Printed, bytes] | None = None
     pid: int = 0
 
+    @property
+    def result(self) -> Frame:
+        """The value, if it is in one buffer."""
+        return self.parts[0] if self.parts else b""
+
 
 class Owner(Protocol):
     """What a call belongs to, which gets its outcome in place of the agent: a graph that runs, or a task that waits.

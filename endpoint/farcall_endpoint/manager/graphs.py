@@ -85,8 +85,8 @@ class RunningGraph:
             assert job.call is not None
             self._succeeded(call, job.call, outcome.parts)
         else:
-            if outcome.parts and len(outcome.parts[0]):
-                self._raised[call] = outcome.parts[0]
+            if len(outcome.result):
+                self._raised[call] = outcome.result
             run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
 
     def _succeeded(self, call: Call, order: CallOrder, parts: Sequence[Frame]) -> None:
