@@ -12,7 +12,6 @@ import itertools
 import mmap
 import os
 import socket
-import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -32,6 +31,8 @@ def open_unnamed(directory: str, flags: int) -> int:
     """
     with contextlib.suppress(OSError):  # not every file system has unnamed files
         return os.open(directory, os.O_TMPFILE | flags | os.O_CLOEXEC, 0o600)
+    import tempfile  # here, because workers seldom need it
+
     descriptor, name = tempfile.mkstemp(prefix="farcall-", dir=directory)
     os.close(descriptor)
     try:

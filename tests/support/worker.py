@@ -77,7 +77,7 @@ class WorkerUnderTest:
         return found[0][1]
 
     def expect(self, kind: type[P]) -> tuple[P, Body]:
-        """The next packet, which is of this kind."""
+        """The next packet, which has this type."""
         packet, body = self.receive()
         assert isinstance(packet, kind), packet
         return packet, body

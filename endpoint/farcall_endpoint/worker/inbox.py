@@ -82,5 +82,5 @@ class Inbox:
 
                 if self._sent is None:
                     self._sent = Sent()
-                calls = self.calls = CallsOfTask(self, order, self._sent)
+                calls = self.calls = CallsOfTask(self.channel, order, self._sent, self)
             return calls

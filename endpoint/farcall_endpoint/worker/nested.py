@@ -16,7 +16,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from farcall_common import running
 from farcall_common.errors import ConfigurationError, ErrorRecord, TaskCancelled, TaskError, TaskFailed, TaskLost
@@ -26,11 +26,8 @@ from farcall_common.payload.functions import Function, FunctionTable
 from farcall_common.payload.native import is_native, load_native
 from farcall_common.running import MOST_CALLS, Arguments
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import Call, CallEnded, Calls, DropCalls, Order, Sync, Waits
-
-if TYPE_CHECKING:
-    from farcall_endpoint.worker.inbox import Inbox
+from farcall_endpoint.shared_memory import Bytes, Frame, FrameList, MemoryFile, SharedBytes
+from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Channel, DropCalls, Order, Packet, Sync, Waits
 
 T = TypeVar("T")
 
@@ -39,6 +36,16 @@ _INLINE_BYTES: Final = 32 * 1024
 _PACKET_BYTES: Final = 32 * 1024
 
 _values: Final = Serializer(allowed=DATA_STRATEGIES)
+
+
+class OtherPackets(Protocol):
+    """What takes the packets that are not about calls."""
+
+    def keep(self, packet: Packet, body: Bytes | FrameList) -> None:
+        """Keep a packet until the task has ended."""
+
+    def sync(self) -> None:
+        """Answer a Sync."""
 
 
 class Sent:
@@ -145,12 +152,12 @@ class _WatchedEvent(threading.Event):
 class CallsOfTask:
     """The calls of a task. Its methods may be called from any thread of the task."""
 
-    def __init__(self, inbox: Inbox, order: Order, sent: Sent) -> None:
+    def __init__(self, channel: Channel, order: Order, sent: Sent, others: OtherPackets) -> None:
         self.task_id = order.task_id
         self.attempt = order.attempt
         self.order = order
-        self._inbox = inbox
-        self._channel = inbox.channel
+        self._others = others
+        self._channel = channel
         self._sent = sent
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -311,9 +318,9 @@ class CallsOfTask:
                 if isinstance(packet, CallEnded):
                     self._settle(packet, body[:])
                 elif isinstance(packet, Sync):
-                    self._inbox.sync()
+                    self._others.sync()
                 else:
-                    self._inbox.keep(packet, body)
+                    self._others.keep(packet, body)
                 del received, packet, body  # free their memory
         finally:
             if not self._ended:
