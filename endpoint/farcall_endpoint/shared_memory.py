@@ -31,14 +31,10 @@ def open_unnamed(directory: str, flags: int) -> int:
     """
     with contextlib.suppress(OSError):  # not every file system has unnamed files
         return os.open(directory, os.O_TMPFILE | flags | os.O_CLOEXEC, 0o600)
-    import tempfile  # here, because workers seldom need it
-
-    descriptor, name = tempfile.mkstemp(prefix="farcall-", dir=directory)
-    os.close(descriptor)
-    try:
-        return os.open(name, flags | os.O_CLOEXEC)
-    finally:
-        os.unlink(name)  # noqa: PTH108 - the name never was a Path
+    name = f"{directory}/farcall-{os.urandom(8).hex()}"
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | flags | os.O_CLOEXEC, 0o600)
+    os.unlink(name)  # noqa: PTH108 - the name never was a Path
+    return descriptor
 
 
 class MemoryFile:
