@@ -203,7 +203,7 @@ STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", 
 """States of a stage."""
 
 MAX_STATES: Final = 1000
-"""So many stages are told apart; of a larger graph, those with an error, that run, and then the first."""
+"""So many stages are reported one by one; of a larger graph, those with an error, that run, and then the first."""
 
 
 def told(states: Sequence[StageState]) -> Sequence[StageState]:

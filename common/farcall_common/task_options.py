@@ -65,7 +65,7 @@ class TaskOptionsDict(OwnOptionsDict, total=False):
     result_serializers: Iterable[object] | None
     resource_specification: Mapping[str, Any] | None
     user_endpoint_config: Mapping[str, Any] | None
-    callees: Iterable[Callee | str] | None
+    callees: Iterable[Any] | None
 
 
 class Callee(msgspec.Struct, frozen=True, array_like=True, gc=False):

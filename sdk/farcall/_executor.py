@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farcall._task_info import Why
     from farcall._task_output import OnOutput
     from farcall_common.payload import Serializer
-    from farcall_common.task_options import Callee, OwnOptionsDict, TaskOptionsDict
+    from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
 
 #: Fields of an environment.
@@ -202,10 +202,6 @@ class Submitter(concurrent.futures.Executor):
     resource_specification: _Option[Mapping[str, Any] | None] = _Option()
     """Resources of a task, in Globus Compute's form: ``num_nodes``, ``memory_bytes`` and the like are the options of
     these names, the rest is for the endpoint's own template."""
-
-    callees: _Option[Iterable[Callee | str] | None] = _Option()
-    """Registered functions, by id or ``id@version``, that the calls may call while they run. An endpoint that restricts
-    functions runs no others for them."""
 
     user_endpoint_config: _Option[Mapping[str, Any] | None] = _Option()
     """Values for the endpoint's own template. Endpoints that take none refuse the call."""
