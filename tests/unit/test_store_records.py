@@ -1078,8 +1078,14 @@ class RecordsSuite:
         assert found(function_id="f2", endpoint_id="e2") == ["t6"]
         assert found(function_id="f1") == ["t1", "t2", "t6"]
         assert found(function_id="f") == []
-        [task] = records.tasks.find_open_tasks(function_id="f1", limit=1)
+        [task] = records.tasks.find_open_tasks(function_id="f1", limit=1, with_options=True)
         assert task.options == calls
+        lists = (
+            records.tasks.find_open_tasks(function_id="f1"),
+            records.tasks.list_tasks("alice"),
+            records.tasks.get_group("g1"),
+        )
+        assert {each.options for found in lists for each in found} == {TaskOptions()}  # they may be long
 
     def test_endpoints_with_certain_functions_only_are_found(self, records: Records) -> None:
         for name, allowed in (("e1", None), ("e2", []), ("e3", ["f1"])):
