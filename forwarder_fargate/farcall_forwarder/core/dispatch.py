@@ -21,7 +21,6 @@ from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.run_tasks import dispatches, orders, with_payload
 from farcall_forwarder.core.sessions import PeerSession
 
-
 #: Callees of the tasks of one lease step, about: reading them takes a tenth of a second.
 _CALLEES_AT_ONCE: Final = 20_000
 
