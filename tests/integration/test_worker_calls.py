@@ -265,6 +265,8 @@ def test_where_arguments_must_be_data_values_of_other_calls_may_be_pickles(tmp_p
             assert worker.values(told, None, **given(((0,), {(1, 2)})), data_only=data_only) == [[[{(1, 2)}], {}]]
             done = worker.run(told, payload=pickled, data_only=data_only)
             assert "may not be read here" in error_of(done).message
+            nested = CallOrder(is_edge=True, is_nested=True)
+            assert worker.values(told, call=nested, payload=pickled, data_only=data_only) == [[[(1, 2)], {}]]
 
 
 def test_an_engine_gets_its_own_form_of_the_last_value(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     :param room_bytes: how much of its value may be in memory; what is more goes to a file on disk.
     :param most_bytes: a larger value is an error.
     :param deliver: which workers get its value from this one.
+    :param is_nested: whether a running task has packed its arguments, in another worker: they are read as values of
+        other calls are.
     """
 
     inputs: tuple[InputOrder, ...] = ()
@@ -100,6 +102,7 @@ class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     room_bytes: int = 2**62
     most_bytes: int = 2**62
     deliver: tuple[Delivery, ...] = ()
+    is_nested: bool = False
 
     @property
     def input_bytes(self) -> int:

@@ -274,6 +274,8 @@ class Runner:
 
     def _reader(self, order: Order) -> Serializer:
         """What reads the arguments of a task."""
+        if order.call is not None and order.call.is_nested:
+            return _values
         return self._data_serializer if self._data_only or order.data_only else self._serializer
 
     def _is_native(self, order: Order) -> bool:
