@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from farcall_common.errors import ConfigurationError, DeserializationError, SerializationError
+from farcall_common.payload.arrays import ARRAY_PREFIX, load_array
 from farcall_common.payload.code import (
     AllCodeStrategies,
     CloudPickleCode,
@@ -26,8 +27,10 @@ from farcall_common.payload.data import (
     JSONData,
     PickleDataBase64,
     PickleOutOfBand,
+    edge_pieces,
 )
 from farcall_common.payload.framing import Piece, pack, pack_binary, unpack
+from farcall_common.payload.native import NATIVE_PREFIX, load_native
 from farcall_common.payload.strategy import Combination, Strategy, explain, hint_for
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
@@ -133,6 +136,27 @@ class Serializer:
         name = getattr(function, "__qualname__", None)
         subject = f"The function {name}" if isinstance(name, str) else "The function"
         return b"".join(_first_that_dumps(function, self.code if strategies is None else strategies, subject))
+
+    def edge_pieces(self, value: object) -> Sequence[Piece]:
+        """The buffer of a value for other workers of the endpoint, in pieces, for :meth:`deserialize_edge`. Large
+        contents are not copied.
+
+        :raises SerializationError: if no strategy works; with the reason of each.
+        """
+        try:
+            return edge_pieces(value)
+        except Exception:  # noqa: BLE001 - pickling a value may raise anything; what dill writes is rare
+            return self.pieces(value, strategies=BINARY_DATA)
+
+    def deserialize_edge(self, buffer: Piece) -> object:
+        """The value in a buffer of :meth:`edge_pieces`. Arrays use the memory of the buffer, if it is writable.
+
+        :raises Exception: anything, if the value cannot be read here.
+        """
+        prefix = bytes(buffer[:_PREFIX_LENGTH])
+        if prefix == ARRAY_PREFIX:
+            return load_array(buffer)
+        return load_native(buffer) if prefix == NATIVE_PREFIX else self.deserialize(buffer)
 
     def deserialize(self, buffer: Piece) -> object:
         """The value in a buffer of any writer. Arrays may keep using the memory of the buffer, if it is writable.

@@ -38,7 +38,8 @@ RUN: Final = "run"
 MODULES: Final = (
     *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.limits"),
     *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.task_options"),
-    *("farcall_common.payload", "farcall_common.payload.by_value", "farcall_common.payload.code"),
+    *("farcall_common.payload", "farcall_common.payload.arrays", "farcall_common.payload.by_value"),
+    *("farcall_common.payload.code",),
     *("farcall_common.payload.data", "farcall_common.payload.framing", "farcall_common.payload.native"),
     *("farcall_common.payload.pickling", "farcall_common.payload.report", "farcall_common.payload.serializer"),
     *("farcall_common.payload.shipped_modules", "farcall_common.payload.source", "farcall_common.payload.strategy"),
