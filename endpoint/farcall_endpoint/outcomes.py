@@ -219,6 +219,19 @@ _result_not_serializable = Outcome(
     "The function returned, but its result cannot be sent: {}",
     "Return plain data, and keep open files, connections and locks inside the function.",
 )
+value_too_large = Outcome(
+    "VALUE_TOO_LARGE",
+    Fault.USER_CODE,
+    "The function returned a value of {} bytes for other calls, and the endpoint has room for {}.",
+    "Return less, or write large data to a file that the next function reads.",
+)
+value_not_stored = Outcome(
+    "VALUE_NOT_STORED",
+    Fault.US,
+    "The function returned a value of {} bytes for other calls, which could not be stored on the node: {}.",
+    "Ask the endpoint's owner to check memory and disk of the node, or return less.",
+    retryable=True,
+)
 
 
 def cancelled(*, running: bool) -> ErrorRecord:

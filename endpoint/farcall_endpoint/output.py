@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
-from farcall_endpoint.shared_memory import Frame, SharedBytes, bytes_of
+from farcall_endpoint.shared_memory import Body, Frame, bytes_of, cut
 
 _Tail = Annotated[int, msgspec.Meta(ge=0, le=MAX_KEPT_OUTPUT_BYTES)]
 MAX_STREAM_BYTES: Final = 2**53
@@ -53,9 +53,19 @@ class Stream(NamedTuple):
 NOTHING: Final = Stream(0, b"")
 
 
-def split(body: Frame, printed: Printed) -> tuple[Frame, bytes]:
-    """The result and the tails in the body of a finished task."""
-    cut = len(body) - printed.tail_bytes
-    if isinstance(body, SharedBytes):
-        return SharedBytes(body.memory, body.start, cut), bytes(bytes_of(body)[cut:])
-    return body[:cut], bytes(body[cut:])
+def split(body: Body, printed: Printed) -> tuple[Frame, bytes]:
+    """The result and the tails in the body of a finished task.
+
+    :raises ValueError: if one of them is not in one piece.
+    """
+    end = len(body) - printed.tail_bytes
+    return cut(body, [end])[0], tails(body, printed)
+
+
+def tails(body: Body, printed: Printed) -> bytes:
+    """The tails in the body of a finished task.
+
+    :raises ValueError: if they are not in one piece.
+    """
+    [frame] = cut(body, [printed.tail_bytes], len(body) - printed.tail_bytes)
+    return bytes(bytes_of(frame))

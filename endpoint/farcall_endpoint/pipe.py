@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from farcall_endpoint.shared_memory import (
+    ALIGNMENT_BYTES,
     ANCILLARY_BYTES,
     Bytes,
     Frame,
@@ -37,8 +38,6 @@ _MAX_PASSED_ON: Final = 60
 _COUNT: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<IQ")
 """Where a frame is: the number of its memory file in the packet, and the byte at which it begins."""
-_ALIGNMENT_BYTES: Final = 64
-"""Large frames begin at its multiples: what is in them may be used where it is."""
 _LEAD_BYTES: Final = _COUNT.size + (8 + _PLACE.size) * _MAX_FRAMES
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 
@@ -149,7 +148,7 @@ def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
             inline.append(frame)
             lengths.append(length)
         else:
-            gap = -outside_at % _ALIGNMENT_BYTES
+            gap = -outside_at % ALIGNMENT_BYTES
             outside += [bytes(gap), frame]
             lengths.append(-length)
             places.append(_PLACE.pack(0, outside_at + gap))

@@ -5,16 +5,39 @@ They are written once and mapped where they are read; processes in between pass 
 from __future__ import annotations
 
 import array
+import bisect
+import contextlib
 import fcntl
+import itertools
 import mmap
 import os
 import socket
+import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 _MAX_DESCRIPTORS: Final = 64
 _FD_BYTES: Final = array.array("i").itemsize
+ALIGNMENT_BYTES: Final = 64
+"""Large parts begin at its multiples: what is in them may be used where it is."""
+_COPIED_BYTES: Final = 16 * 1024
+"""To map a file takes as long as to copy so many bytes."""
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)
+
+
+def open_unnamed(directory: str, flags: int) -> int:
+    """A descriptor of a new file without a name, with these flags.
+
+    :raises OSError: if there can be none.
+    """
+    with contextlib.suppress(OSError):  # not every file system has unnamed files
+        return os.open(directory, os.O_TMPFILE | flags | os.O_CLOEXEC, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix="farcall-", dir=directory)
+    os.close(descriptor)
+    try:
+        return os.open(name, flags | os.O_CLOEXEC)
+    finally:
+        os.unlink(name)  # noqa: PTH108 - the name never was a Path
 
 
 class MemoryFile:
@@ -32,12 +55,25 @@ class MemoryFile:
     def of(cls, parts: Iterable[bytes | memoryview]) -> MemoryFile:
         """A new file with the concatenated parts, which cannot shrink."""
         memory = cls(os.memfd_create("farcall", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        memory._write(parts)
+        fcntl.fcntl(memory.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return memory
+
+    @classmethod
+    def on_disk(cls, parts: Iterable[bytes | memoryview], directory: str) -> MemoryFile:
+        """The same in a file without a name.
+
+        :raises OSError: if the disk is full, for example.
+        """
+        file = cls(open_unnamed(directory, os.O_RDWR))
+        file._write(parts)
+        return file
+
+    def _write(self, parts: Iterable[bytes | memoryview]) -> None:
         for part in parts:
             view = memoryview(part)
             while view:
-                view = view[os.write(memory.descriptor, view) :]
-        fcntl.fcntl(memory.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return memory
+                view = view[os.write(self.descriptor, view) :]
 
     @property
     def is_sealed(self) -> bool:
@@ -85,15 +121,81 @@ class SharedBytes:
         return data
 
 
+class FrameList:
+    """Frames in a row, as one body: a part of it is a slice of one of them. The slices of a body are :data:`Bytes`."""
+
+    __slots__ = ("_ends", "_views", "frames")
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self.frames = frames
+        self._ends = list(itertools.accumulate(map(len, frames)))
+        self._views: dict[int, memoryview] = {}
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, part: slice) -> Bytes:
+        start, stop, _ = part.indices(len(self))
+        frame = self.frame(start, max(0, stop - start))
+        if not isinstance(frame, SharedBytes):
+            return frame
+        if frame.size <= _COPIED_BYTES:
+            return frame.read(0, frame.size)
+        memory = frame.memory
+        view = self._views.get(id(memory))  # each file is mapped once
+        if view is None:
+            view = self._views[id(memory)] = memory.view()
+        return view[frame.start : frame.start + frame.size]
+
+    def frame(self, start: int, size: int) -> Frame:
+        """A part that is in one of the frames. Nothing large is read.
+
+        :raises ValueError: if it is in several, or beyond the last.
+        """
+        number = bisect.bisect_right(self._ends, start)
+        if size == 0:
+            return b""
+        if number == len(self._ends) or start + size > self._ends[number]:
+            raise ValueError(f"bytes {start} to {start + size} are not in one frame of a body of {len(self)}")
+        frame = self.frames[number]
+        at = start - self._ends[number] + len(frame)
+        return (
+            SharedBytes(frame.memory, frame.start + at, size) if isinstance(frame, SharedBytes) else frame[at:][:size]
+        )
+
+
 Bytes = bytes | memoryview
 """User bytes: small ones as bytes, large ones as views."""
 Frame = Bytes | SharedBytes
 """The same, in a process that only passes them on."""
+Body = Frame | FrameList
+"""What a packet carries."""
 
 
 def bytes_of(frame: Frame) -> Bytes:
     """The bytes of a frame, mapped if they are in shared memory."""
     return frame.view() if isinstance(frame, SharedBytes) else frame
+
+
+def cut(body: Body, sizes: Sequence[int], start: int = 0) -> list[Frame]:
+    """The parts of a body with these sizes, from ``start`` on. Nothing large is read.
+
+    :raises ValueError: if it ends before, or has a part in several frames.
+    """
+    if any(size < 0 for size in sizes) or start + sum(sizes) > len(body):
+        raise ValueError(f"parts of {sum(sizes)} bytes, in a body of {len(body)}")
+    parts: list[Frame] = []
+    for size in sizes:
+        if size == 0:
+            parts.append(b"")
+        elif isinstance(body, FrameList):
+            parts.append(body.frame(start, size))
+        elif isinstance(body, SharedBytes):
+            parts.append(SharedBytes(body.memory, body.start + start, size))
+        else:
+            parts.append(body[start : start + size])
+        start += size
+    return parts
 
 
 def piece_of(frame: Frame, start: int, size: int) -> bytes:

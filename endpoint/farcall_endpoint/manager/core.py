@@ -74,7 +74,7 @@ from farcall_endpoint.protocol import (
     TaskOrder,
     WantedOutput,
 )
-from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.shared_memory import Body, FrameList
 from farcall_endpoint.worker.channel import Begun, Done, Ready, Synced
 
 STARTED_AFTER_S: Final = 0.05
@@ -326,9 +326,12 @@ class ManagerCore:
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
         return ReadStreams(request.request_id, request.max_bytes, found)
 
-    def _task_done(self, worker: Worker, done: Done, result: Frame, now: Instant) -> None:
+    def _task_done(self, worker: Worker, done: Done, result: Body, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
             self._kill(worker, "the result of a task that it does not run")
+            return
+        if done.parts or isinstance(result, FrameList):
+            self._kill(worker, "a result in parts")
             return
         if not (0 <= done.started_at < _END_OF_TIME and 0 <= done.ended_at < _END_OF_TIME):  # NaN is neither
             self._kill(worker, "times that cannot be")

@@ -10,7 +10,7 @@ import msgspec
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import CancelTasks, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
-from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import Packet
 
 
@@ -44,7 +44,7 @@ class PacketsReceived(_Event, frozen=True):
     """A worker sent packets, each with its body."""
 
     worker_id: int
-    packets: Sequence[tuple[Packet, Frame]]
+    packets: Sequence[tuple[Packet, Body]]
 
 
 class MalformedReceived(_Event, frozen=True):

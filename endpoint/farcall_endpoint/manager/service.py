@@ -54,8 +54,9 @@ from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import WorkerProcess
 from farcall_endpoint.output import NOTHING
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared_memory import Frame, SharedBytes
-from farcall_endpoint.worker.channel import MALFORMED, NewModules, Packet, Sync
+from farcall_endpoint.shared_memory import Body, Frame
+from farcall_endpoint.worker.bodies import ranges_of
+from farcall_endpoint.worker.channel import MALFORMED, Done, NewModules, Packet, Sync
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
 if TYPE_CHECKING:
@@ -438,12 +439,11 @@ class Manager:
 
     def _receive(self, worker: _Worker) -> list[Event]:
         """All packets that a worker has sent. A task can write to its worker's socket, so they may be malformed."""
-        packets: list[tuple[Packet, Frame]] = []
+        packets: list[tuple[Packet, Body]] = []
         events: list[Event] = [PacketsReceived(worker.worker_id, packets)]
         try:
             while (received := worker.process.channel.receive_shared()) is not None:
-                if isinstance(body := received[1], SharedBytes) and not body.memory.is_sealed:
-                    raise ValueError("a body in a file that can shrink")
+                _check_files(*received)
                 if type(received[0]) is NewModules:
                     self._count_report(worker.worker_id)
                     self._launcher.learn(worker.process.imports_key, received[0].names)
@@ -511,6 +511,18 @@ class Manager:
             self._reaper = self._start_reaper()
             for process in self._workers.values():
                 self._notify_reaper(f"+{process.pid}")
+
+
+def _check_files(packet: Packet, body: Body) -> None:
+    """Check the files that a packet's body is in. Values for other calls, which only workers read, may be in files on a
+    disk.
+
+    :raises ValueError: if the manager could be killed by one that shrinks.
+    """
+    if isinstance(body, bytes) or (type(packet) is Done and packet.parts):
+        return
+    if not all(part.memory.is_sealed for part in ranges_of(body)):
+        raise ValueError("a body in a file that can shrink")
 
 
 def _terminated(reason: str) -> Terminated:

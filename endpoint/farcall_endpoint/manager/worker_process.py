@@ -18,6 +18,7 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX, readable_paths
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.output import NOTHING, Printed, Stream
+from farcall_endpoint.shared_memory import open_unnamed
 from farcall_endpoint.worker.capture import read_end, read_from, read_tail
 from farcall_endpoint.worker.channel import Channel
 from farcall_endpoint.worker.directories import name_of, submitter_directory
@@ -234,12 +235,4 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
 def open_capture_file() -> int:
     """A descriptor of a new unnamed file, for reading and appending. It is on the node's local disk (``TMPDIR``): it is
     read for each task, and the working directory may be on a network file system."""
-    with contextlib.suppress(OSError):  # not every file system has unnamed files
-        flags = os.O_TMPFILE | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-        return os.open(tempfile.gettempdir(), flags, 0o600)
-    descriptor, name = tempfile.mkstemp(prefix="farcall-output-")
-    os.close(descriptor)
-    try:
-        return os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-    finally:
-        os.unlink(name)  # noqa: PTH108 - the name never was a Path
+    return open_unnamed(tempfile.gettempdir(), os.O_RDWR | os.O_APPEND)

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 
 from farcall_endpoint import process_reaper
+from farcall_endpoint.shared_memory import Bytes, FrameList
 from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Synced
 from farcall_endpoint.worker.imports import ImportReporter
+from farcall_endpoint.worker.inputs import Inputs
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -89,7 +91,7 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
         zombies.reap(now=time.monotonic())
 
 
-def work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview) -> None:
+def work(channel: Channel, runner: Runner, packet: Run, body: Bytes | FrameList) -> None:
     """Run the tasks of a packet."""
     at = runner.learn(packet, body)
     for order in packet.orders:
@@ -98,10 +100,11 @@ def work(channel: Channel, runner: Runner, packet: Run, body: bytes | memoryview
             begun = runner.begin(order)
             if begun is not None:
                 channel.send(begun)
-            done, result = runner.run(order, body[at:end])
+            inputs = None if order.call is None else Inputs(order.call, body, end)
+            done, result = runner.run(order, body[at:end], inputs)
             channel.send(done, result)
-            del result  # free its memory before the next task
-        at = end
+            del inputs, result  # free their memory before the next task
+        at = end if order.call is None else end + order.call.input_bytes
 
 
 if __name__ == "__main__":

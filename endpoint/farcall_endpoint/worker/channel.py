@@ -10,8 +10,9 @@ lose their claims. The worker skips them, up to the ``Sync`` that the manager se
 A task can do to the worker's ends what it likes. It cannot make claims, and the manager never waits: each of its calls
 says so, whatever flags the shared end has.
 
-A packet is a header in MessagePack behind its length; then the body, or, when that would be too large for a packet,
-the descriptor of a memory file (``memfd_create``) that holds it.
+A packet is a header in MessagePack behind its length; then the body, or, when that would be too large for a packet or
+has parts in memory files (``memfd_create``), what :mod:`~farcall_endpoint.worker.bodies` makes of it. A header that is
+too large for a packet is the first part of the body, and its length 0.
 """
 
 from __future__ import annotations
@@ -27,16 +28,32 @@ import msgspec
 
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.output import Printed
-from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, bytes_of, descriptors_of
+from farcall_endpoint.shared_memory import (
+    ALIGNMENT_BYTES,
+    ANCILLARY_BYTES,
+    Body,
+    Bytes,
+    Frame,
+    FrameList,
+    SharedBytes,
+    ancillary,
+    bytes_of,
+    cut,
+    descriptors_of,
+    piece_of,
+)
+from farcall_endpoint.worker import bodies
 
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
 _MAX_PACKET_BYTES: Final = 64 * 1024
 _MAX_HEADER_BYTES: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct("<I")
-_PLACE: Final = struct.Struct("<QQ")
-"""Where the body is in a memory file: the byte at which it begins, and its length."""
+_LARGE_HEADER: Final = struct.Struct("<II")
+"""In place of the header: 0, and how long it is as the first part of the body."""
+_MAX_LARGE_HEADER_BYTES: Final = 32 * 1024 * 1024
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
+_TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _MOST_CLAIMS: Final = 4096
 
 
@@ -83,6 +100,11 @@ class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     room_bytes: int = 2**62
     most_bytes: int = 2**62
     deliver: tuple[Delivery, ...] = ()
+
+    @property
+    def input_bytes(self) -> int:
+        """The size of all inputs, behind the payload of the order in the packet's body."""
+        return sum([sum(each.parts) for each in self.inputs])
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -134,7 +156,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A task ended. The body is the result; ``error`` (an ErrorRecord in its JSON form) says that there is none.
     ``details`` are additional data of a success. ``is_retried``: its function raised an exception that its options
     retry. With ``printed``, the tails of its output are behind the result. ``parts``: sizes of the buffers in the
-    result, if it is spread.
+    result, if it is for other calls: one, or one for each element if it is spread; it may be in a file on a disk then.
 
     A task can forge this. Nothing in it is nested deeply: the agent reads it as a part of a larger message, for which
     the limit of recursion could be too low."""
@@ -236,7 +258,7 @@ class Channel:
 
     # -- the manager's end ---------------------------------------------------------------------------------------------
 
-    def order(self, packet: Run, body: Sequence[bytes | memoryview | SharedBytes]) -> None:
+    def order(self, packet: Run, body: Sequence[Frame]) -> None:
         """Send tasks, with a claim for each.
 
         :raises BlockingIOError: if the socket is full; the worker will start none of them.
@@ -266,27 +288,38 @@ class Channel:
 
     # -- both ends -----------------------------------------------------------------------------------------------------
 
-    def send(self, packet: Packet, body: Sequence[bytes | memoryview | SharedBytes] = ()) -> None:
-        """Send a packet and the joined parts of its body.
+    def send(self, packet: Packet, body: Sequence[Frame] = ()) -> None:
+        """Send a packet and the parts of its body. A part in a memory file stays there, and can be read as one part
+        only; bytes next to each other are joined.
 
         :raises BlockingIOError: if the socket does not block and is full; nothing was sent then.
         :raises OSError: if the other end is gone.
         """
         header = _encode(packet)
-        if len(body) == 1 and isinstance(body[0], SharedBytes):
-            shared = body[0]
-        else:
-            parts = [bytes_of(part) for part in body]
-            size = sum(map(len, parts))
-            if not size or len(header) + size <= _MAX_PACKET_BYTES:  # a file without a byte is refused
-                self.socket.send(b"".join((_LENGTH.pack(len(header)), header, *parts)))
+        size = len(header)
+        for part in body:
+            if type(part) is SharedBytes:
+                self._send_with_files(header, body)
                 return
-            shared = SharedBytes(MemoryFile.of(parts), 0, size)
-        place = _PLACE.pack(shared.start, shared.size)
-        self.socket.sendmsg([_LENGTH.pack(len(header)), header, place], ancillary([shared.memory]))
+            size += len(part)
+        if size <= _MAX_PACKET_BYTES:
+            self.socket.send(b"".join((_LENGTH.pack(len(header)), header, *body)))  # type: ignore[arg-type]  # as seen
+        else:
+            self._send_with_files(header, body)
 
-    def receive(self) -> tuple[Packet, bytes | memoryview] | None:
-        """The next packet and its body, which is a view of shared memory if it is large; None when the other end is
+    def _send_with_files(self, header: bytes, body: Sequence[Frame]) -> None:
+        if len(header) <= _MAX_PACKET_BYTES:
+            own_bytes = len(header) + sum(len(part) for part in body if not isinstance(part, SharedBytes))
+            packed, memories = bodies.pack(body, inline=own_bytes <= _MAX_PACKET_BYTES)
+            packed = [_LENGTH.pack(len(header)), header, *packed]
+        else:
+            gap = bytes(-len(header) % ALIGNMENT_BYTES)
+            packed, memories = bodies.pack((header + gap, *body), inline=False)
+            packed = [_LARGE_HEADER.pack(0, len(header)), *packed]
+        self.socket.sendmsg(packed, ancillary(memories))
+
+    def receive(self) -> tuple[Packet, Bytes | FrameList] | None:
+        """The next packet and its body, of which large parts are views of shared memory; None when the other end is
         gone.
 
         :raises BlockingIOError: if the socket does not block and is empty.
@@ -295,26 +328,42 @@ class Channel:
         if received is None:
             return None
         packet, body = received
-        return packet, bytes_of(body)
+        if isinstance(body, bytes):
+            return packet, body
+        for part in bodies.ranges_of(body):
+            if not part.is_complete:
+                raise ValueError(f"a body of {len(body)} bytes is incomplete")
+        return packet, body if isinstance(body, FrameList) else bytes_of(body)
 
-    def receive_shared(self) -> tuple[Packet, bytes | SharedBytes] | None:
-        """As :meth:`receive`, for a caller that passes a large body on without reading it."""
+    def receive_shared(self) -> tuple[Packet, Body] | None:
+        """As :meth:`receive`, for a caller that passes large parts on without reading them."""
         try:
-            size, received, _, _ = self.socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
+            size, received, flags, _ = self.socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
         except ConnectionResetError:
             return None
         if size == 0:
             return None
         view = self._view
-        body_at = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-        packet = _decode(view[_LENGTH.size : body_at])
-        if not received:
-            return packet, bytes(view[body_at:size])
-        [memory] = descriptors_of(received)
-        body = SharedBytes(memory, *_PLACE.unpack_from(view, body_at))
-        if not body.is_complete:
-            raise ValueError(f"a body of {body.size} bytes is incomplete")
-        return packet, body
+        length = _LENGTH.unpack_from(view)[0]
+        if not received and not flags & _TRUNCATED:
+            body_at = _LENGTH.size + length
+            return _decode(view[_LENGTH.size : body_at]), bytes(view[body_at:size])
+        memories = descriptors_of(received)
+        if flags & _TRUNCATED:
+            raise ValueError("this process has no room for the descriptors of a packet")
+        body_at = _LENGTH.size + length if length else _LARGE_HEADER.size
+        body = bodies.unpack(view[body_at:size], memories)
+        for part in bodies.ranges_of(body):
+            # Not of other files: to ask for the size of a file on a disk may take long, and it may shrink afterwards.
+            if part.memory.is_sealed and not part.is_complete:
+                raise ValueError(f"a body of {len(body)} bytes is incomplete")
+        if length:
+            return _decode(view[_LENGTH.size : body_at]), body
+        _, length = _LARGE_HEADER.unpack_from(view)
+        if not 0 < length <= _MAX_LARGE_HEADER_BYTES:
+            raise ValueError(f"a header of {length} bytes")
+        [header] = cut(body, [length])
+        return _decode(piece_of(header, 0, length)), bodies.rest_of(body, length + -length % ALIGNMENT_BYTES)
 
 
 def channel_pair() -> tuple[Channel, socket.socket, socket.socket]:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,13 +34,16 @@ from farcall_common.payload.shipped_modules import FunctionWithModules
 from farcall_common.retries import is_retried
 from farcall_endpoint import outcomes
 from farcall_endpoint.output import Printed
+from farcall_endpoint.shared_memory import Bytes, Frame, FrameList
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Begun, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
 from farcall_endpoint.worker.environment import Variables, trace_context
+from farcall_endpoint.worker.inputs import Inputs, bound, collected
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.usage import Usage
+from farcall_endpoint.worker.values import ValueRefused, elements_of, write
 
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
 _get_handler: Final = _signal.getsignal
@@ -51,6 +54,9 @@ _RETRY: Final = "FARCALL_RETRY"
 _BINARY: Final = (PickleOutOfBand().id,)
 """The request of a submitter that reads every strategy, binary ones, too. A submitter without a request may be any
 program: it gets portable data."""
+
+_values: Final = Serializer(allowed=DATA_STRATEGIES)
+"""Writes and reads values that calls give one another."""
 
 
 class Runner:
@@ -73,10 +79,11 @@ class Runner:
         self._usage = Usage()
         self._pid = os.getpid()
         self._directories = TaskDirectories(sandboxed=settings.sandboxed)
+        self._directory = self._directories.root
         self._sandboxed = settings.sandboxed
         self._handlers = {int(number): _get_handler(number) for number in _GUARDED_SIGNALS}
 
-    def learn(self, packet: Run, body: bytes | memoryview) -> int:
+    def learn(self, packet: Run, body: Bytes | FrameList) -> int:
         """Store the functions of a packet; returns where in its body the payloads begin."""
         if packet.forget:
             self._bodies.clear()
@@ -91,14 +98,15 @@ class Runner:
         """The message that starts the measurement of a task, if it has a memory limit; call it before :meth:`run`."""
         return None if order.options.memory_bytes is None else Begun(order.task_id, self._usage.begin())
 
-    def run(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
-        """Run a task. The second half of the answer is its result, or (native only) what it raised, or empty."""
+    def run(self, order: Order, payload: Piece, inputs: Inputs | None = None) -> tuple[Done, Sequence[Frame]]:
+        """Run a task; with ``inputs``, it is a call that gets those. The second half of the answer is its result, or
+        (native only) what it raised, or empty."""
         set_variable = self._variables.set
         set_variable("FARCALL_TASK_ID", order.task_id)
         set_variable("GC_TASK_UUID", order.task_id)
         set_variable("FARCALL_ATTEMPT", str(order.attempt))
         try:
-            directory = self._directories.enter(order.task_id, order.submitter)
+            directory = self._directory = self._directories.enter(order.task_id, order.submitter)
         except OSError as error:
             self._directories.leave()
             now = time.time()
@@ -110,9 +118,9 @@ class Runner:
         try:
             if order.traceparent:
                 with trace_context(order.traceparent, self._variables):
-                    ended = self._run_placed(order, payload)
+                    ended = self._run_placed(order, payload, inputs)
             else:
-                ended = self._run_placed(order, payload)
+                ended = self._run_placed(order, payload, inputs)
             done, result = self._within_limits(order, *ended)
         finally:
             if os.getpid() != self._pid:
@@ -124,11 +132,11 @@ class Runner:
             return done, result
         return msgspec.structs.replace(done, printed=printed[0]), (*result, printed[1])
 
-    def _run_placed(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
+    def _run_placed(self, order: Order, payload: Piece, inputs: Inputs | None) -> tuple[Done, Sequence[Frame]]:
         """Run a task, with the nodes that it asks for if this endpoint starts ranks on nodes."""
         launcher = os.environ.get(mpi.LAUNCHER) if order.options.wants_ranks else None
         if not launcher:
-            return self._run(order, payload)
+            return self._run(order, payload, inputs)
         try:
             ranks = mpi.Ranks.of(order.options.num_nodes, order.options.ranks_per_node, order.options.num_ranks)
             if self._nodes is None:
@@ -139,7 +147,7 @@ class Runner:
                 for name, value in given.items():
                     self._variables.set(name, value)
                 try:
-                    return self._run(order, payload)
+                    return self._run(order, payload, inputs)
                 finally:
                     for name in given:
                         os.environ.pop(name, None)
@@ -150,35 +158,50 @@ class Runner:
         now = time.time()
         return self._failed(order, record, now, now)
 
-    def _run(self, order: Order, payload: Piece) -> tuple[Done, Sequence[Piece]]:
+    def _run(self, order: Order, payload: Piece, inputs: Inputs | None) -> tuple[Done, Sequence[Frame]]:
         started_at = time.time()
+        if inputs is not None and not order.function_hash:
+            return self._call(_listed, order, payload, inputs, started_at)
         try:
             function = self._function(order.function_hash)
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             return self._unreadable(order, error, started_at)
         # By name: the class is in the text that came with the function.
         if type(function).__name__ != FunctionWithModules.__name__:
-            return self._call(function, order, payload, started_at)
+            return self._call(function, order, payload, inputs, started_at)
         try:
             called: FunctionWithModules = function  # type: ignore[assignment]
             with called.farcall_modules:  # for arguments and results, too
-                return self._call(called.farcall_function, order, payload, started_at)
+                return self._call(called.farcall_function, order, payload, inputs, started_at)
         except BaseException as error:  # noqa: BLE001 - it is text of the submitter
             return self._unreadable(order, error, started_at)
 
     def _call(
-        self, function: Callable[..., Any], order: Order, payload: Piece, started_at: float
-    ) -> tuple[Done, Sequence[Piece]]:
+        self, function: Callable[..., Any], order: Order, payload: Piece, inputs: Inputs | None, started_at: float
+    ) -> tuple[Done, Sequence[Frame]]:
+        args: Sequence[Any] = ()
+        kwargs: Mapping[str, Any] = {}
         try:
-            if self._native and is_native(payload):
+            if function is _listed:
+                pass
+            elif self._native and is_native(payload):
                 args, kwargs = load_call(payload)
             else:
                 args, kwargs = self._reader(order).unpack_call(payload)
+            if inputs is not None and inputs.call.inputs:
+                values = inputs.read(_values.deserialize)
+                if function is _listed:
+                    args = collected(values)
+                else:
+                    args, kwargs = bound(args, kwargs, inputs.call.inputs, values)
+                del values
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             return self._unreadable(order, error, started_at)
         started_at = time.time()
         try:
             value = function(*args, **kwargs)
+            if order.call is not None and order.call.spread:
+                value = elements_of(value, function)
         except BaseException as error:  # noqa: BLE001 - sys.exit and the like end the task, not the worker
             ended_at = time.time()
             record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(order, error))
@@ -187,24 +210,30 @@ class Runner:
                 done = msgspec.structs.replace(done, is_retried=True)
             return done, (_pickled(error),) if self._is_native(order) else ()
         ended_at = time.time()
+        parts: tuple[int, ...] = ()
+        result: Sequence[Frame]
         try:
-            result = self._serialized(value, order)
+            if order.call is not None and order.call.is_edge:
+                result, parts = write(value, order.call, _values, self._directory)
+            else:
+                result = self._serialized(value, order)
+        except ValueRefused as error:
+            return self._failed(order, error.record, started_at, ended_at)
         except BaseException as error:  # noqa: BLE001 - reduce methods are user code
             reason = error.record if isinstance(error, _CANNOT_SEND) else describe_exception(error)
             record = outcomes.result_not_serializable(reason)
             return self._failed(order, record, started_at, ended_at)
         size = sum(map(len, result))
-        if size > MAX_PAYLOAD_BYTES and not self._is_native(order):
+        if size > MAX_PAYLOAD_BYTES and not parts and not self._is_native(order):
             return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
-        return Done(
-            order.task_id, started_at, ended_at, None, self._output() if order.options.keep_output else None
-        ), result
+        details = self._output() if order.options.keep_output else None
+        return Done(order.task_id, started_at, ended_at, None, details, parts=parts), result
 
-    def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Piece]]:
+    def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
         record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
         return self._failed(order, record, started_at, started_at)
 
-    def _within_limits(self, order: Order, done: Done, result: Sequence[Piece]) -> tuple[Done, Sequence[Piece]]:
+    def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> tuple[Done, Sequence[Frame]]:
         """The result of a task, unless it exceeded a limit before the manager measured it."""
         record = outcomes.limit_exceeded(
             memory_bytes=0 if order.options.memory_bytes is None else self._usage.peak_bytes(),
@@ -263,7 +292,7 @@ class Runner:
 
     def _failed(
         self, order: Order, record: ErrorRecord, started_at: float, ended_at: float
-    ) -> tuple[Done, Sequence[Piece]]:
+    ) -> tuple[Done, Sequence[Frame]]:
         stdout_tail, stderr_tail = self._capture.tails()
         record = dataclasses.replace(
             record,
@@ -282,6 +311,11 @@ class Runner:
                 signal.signal(number, handler)
         self._directories.leave()
         return self._capture.reset(keep_bytes=keep_bytes)
+
+
+def _listed(*values: Any) -> list[Any]:
+    """In place of a function, for an order that collects its inputs."""
+    return list(values)
 
 
 def _pickled(error: BaseException) -> bytes:
