@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.report import Report, goal_row, heading, new_report, page, parse_options, save, table
 from farcall_common.payload import Serializer
+from farcall_endpoint.worker.channel import Delivery
 from farcall_endpoint.worker.edges import Edge, Edges, Key, edge_pair
 
 SIZES: Final = {"1 KB": 1_000, "64 KB": 64_000, "1 MB": 1_000_000, "10 MB": 10_000_000}
@@ -65,13 +66,13 @@ class _Edge:
         value = edges.outgoing(self._serializer.edge_pieces(values.pop()))
         if not isinstance(value, bytes):
             value = edges.arenas.settle(value)
-        assert not edges.deliver(value, [(0, _KEY)])
+        assert not edges.deliver(value, [Delivery(0, *_KEY)])
         edges.arenas.end_task()
 
     def consume(self, function: Consume) -> None:
         edges = self._open(first=False)
         while (found := edges.wait([_KEY])) is not None:
-            function(self._serializer.deserialize_edge(found.pop()))  # type: ignore[arg-type]
+            function(self._serializer.deserialize(found.pop()))  # type: ignore[arg-type]
 
 
 class _UnixSocket:

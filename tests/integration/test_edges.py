@@ -23,6 +23,7 @@ import pytest
 from farcall_common.payload import Serializer
 from farcall_endpoint.shared_memory import MemoryFile, ancillary
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Arenas, Ledger, Place, Placed, new_ledger
+from farcall_endpoint.worker.channel import Delivery
 from farcall_endpoint.worker.edges import Edge, Edges, Key, Value, edge_pair
 from tests.waiting import wait_until
 
@@ -50,7 +51,7 @@ class Reader:
         found = self.edges.wait([key])
         if found is None:
             return None
-        self.held[key[0]] = SERIALIZER.deserialize_edge(found.pop())
+        self.held[key[0]] = SERIALIZER.deserialize(found.pop())
         return digest(self.held[key[0]])
 
     def look(self, name: str) -> str:
@@ -150,14 +151,14 @@ def edges(reader: Process) -> Iterator[Edges]:
     _other.close()
 
 
-def send(edges: Edges, values: list[Any], *names: str) -> list[Key]:
-    """Send the only value of a list, which is empty then; whereto it was not sent."""
+def send(edges: Edges, values: list[Any], *names: str) -> list[int]:
+    """Send the only value of a list, which is empty then; which deliveries failed."""
     pieces = SERIALIZER.edge_pieces(values.pop())
     value = edges.outgoing(pieces)
     del pieces
     if isinstance(value, Placed):
         value = edges.arenas.settle(value)
-    failed = edges.deliver(value, [(0, (name, 0)) for name in names])
+    failed = edges.deliver(value, [Delivery(0, name, 0) for name in names])
     edges.arenas.end_task()
     return failed
 
@@ -221,7 +222,7 @@ def test_a_part_of_a_buffer_is_copied_unless_it_is_the_beginning(edges: Edges) -
         assert isinstance(value, Placed)
         assert value.in_place == in_place
     # Other bytes behind it would destroy what the function has there.
-    value = edges.outgoing(SERIALIZER.edge_pieces([array[:-200_000], np.zeros(100_000)]))
+    value = edges.outgoing(SERIALIZER.edge_pieces([array[:-200_000], np.zeros(100_000, np.uint8)]))
     assert isinstance(value, Placed)
     assert not value.in_place
 
@@ -337,10 +338,10 @@ def test_a_reader_that_is_killed_ends_its_edge_and_its_memory_is_not_used_again(
     reader.ask(Reader.take, ("x", 0))
     [lent] = edges.arenas._lent
     reader.kill()
-    assert send(edges, [1], "y") == [("y", 0)]
+    assert send(edges, [1], "y") == [0]
     edges.receive()
     assert edges._edges == {}
-    assert send(edges, [np.full(MIB, 1, np.uint8)], "y") == [("y", 0)]
+    assert send(edges, [np.full(MIB, 1, np.uint8)], "y") == [0]
     assert lent not in edges.arenas._idle
     assert len(edges.arenas._lent) == 0
 
@@ -369,7 +370,7 @@ def test_a_full_socket_does_not_stop_the_writer(edges: Edges, reader: Process) -
     while not send(edges, [b"x" * 60_000], str(sent)):
         sent += 1
     assert sent > 0
-    assert send(edges, [np.zeros(MIB)], "large") == [("large", 0)]
+    assert send(edges, [np.zeros(MIB)], "large") == [0]
     for number in range(sent):  # what was sent arrives
         assert reader.ask(Reader.take, (str(number), 0)) is not None
     assert send(edges, [1], "x") == []

@@ -46,6 +46,7 @@ MODULES: Final = (
     *("farcall_endpoint", "farcall_endpoint.isolation", "farcall_endpoint.isolation.landlock"),
     *("farcall_endpoint.isolation.paths", "farcall_endpoint.outcomes", "farcall_endpoint.output"),
     *("farcall_endpoint.process_reaper", "farcall_endpoint.shared_memory", "farcall_endpoint.worker"),
+    *("farcall_endpoint.worker.arenas", "farcall_endpoint.worker.edges", "farcall_endpoint.worker.inbox"),
     *("farcall_endpoint.worker.__main__", "farcall_endpoint.worker.bodies", "farcall_endpoint.worker.boot"),
     *("farcall_endpoint.worker.capture", "farcall_endpoint.worker.channel", "farcall_endpoint.worker.directories"),
     *("farcall_endpoint.worker.environment", "farcall_endpoint.worker.fork_hazards"),

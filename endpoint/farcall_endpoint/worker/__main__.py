@@ -17,9 +17,10 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.shared_memory import Bytes, FrameList
 from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Synced
+from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run
 from farcall_endpoint.worker.imports import ImportReporter
-from farcall_endpoint.worker.inputs import Inputs
+from farcall_endpoint.worker.inbox import Inbox
+from farcall_endpoint.worker.inputs import Inputs, Recalled
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -69,7 +70,10 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
         os.set_inheritable(inherited, False)
     channel = Channel(socket.socket(fileno=descriptor), socket.socket(fileno=claims))
     settings = WorkerSettings.of(os.environ)
-    runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings)
+    inbox = Inbox(channel)
+    runner = Runner(
+        Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings, edges=inbox.edges
+    )
     if settings.writable:
         from farcall_endpoint.isolation.landlock import confine  # not needed by the owner's workers
 
@@ -79,31 +83,36 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     imports = ImportReporter() if settings.reports_imports else None
     zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
-    while (received := channel.receive()) is not None:
+    while (received := inbox.next()) is not None:
         packet, body = received
         if isinstance(packet, Run):
-            work(channel, runner, packet, body)
+            work(inbox, runner, packet, body)
             if imports is not None and (names := imports.new()):
                 channel.send(NewModules(names))
         else:
-            channel.send(Synced())
+            inbox.sync()
         del received, packet, body  # free their memory before the next task
         zombies.reap(now=time.monotonic())
 
 
-def work(channel: Channel, runner: Runner, packet: Run, body: Bytes | FrameList) -> None:
+def work(inbox: Inbox, runner: Runner, packet: Run, body: Bytes | FrameList) -> None:
     """Run the tasks of a packet."""
+    channel = inbox.channel
     at = runner.learn(packet, body)
     for order in packet.orders:
         end = at + order.payload_bytes
-        if channel.claim():
+        arrived = inbox.arrived(order)
+        if arrived is not None or channel.claim():
             begun = runner.begin(order)
             if begun is not None:
                 channel.send(begun)
-            inputs = None if order.call is None else Inputs(order.call, body, end)
-            done, result = runner.run(order, body[at:end], inputs)
-            channel.send(done, result)
-            del inputs, result  # free their memory before the next task
+            inputs = None if order.call is None else Inputs(order.call, body, end, arrived)
+            with contextlib.suppress(Recalled):
+                done, result = runner.run(order, body[at:end], inputs)
+                channel.send(done, result)
+                del result
+            del inputs  # free their memory before the next task
+            inbox.edges.arenas.end_task()
         at = end if order.call is None else end + order.call.input_bytes
 
 

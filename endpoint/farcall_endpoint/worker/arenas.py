@@ -122,15 +122,26 @@ class Arena:
         return True
 
 
-class Placed(SharedBytes):
+class Placed:
     """A value in an arena."""
 
-    __slots__ = ("arena", "in_place")
+    __slots__ = ("arena", "in_place", "size", "start")
 
     def __init__(self, arena: Arena, start: int, size: int, *, in_place: bool = False) -> None:
-        super().__init__(arena.memory, start, size)
         self.arena = arena
+        self.start = start
+        self.size = size
         self.in_place = in_place
+
+    @property
+    def place(self) -> Place:
+        """For the message to a reader."""
+        return Place(self.arena.number, self.arena.slot, self.start, self.size)
+
+    def shared(self) -> SharedBytes:
+        """For a reader that does not return it: the arena is not used again."""
+        self.arena.is_reusable = False
+        return SharedBytes(self.arena.memory, self.start, self.size)
 
 
 class Arenas:
@@ -180,6 +191,11 @@ class Arenas:
         arena.is_lent = True
         arena.loans[ledger] = arena.loans.get(ledger, 0) + 1
 
+    @property
+    def are_taken(self) -> bool:
+        """Whether the task has asked for a :meth:`buffer`."""
+        return bool(self._taken)
+
     def end_task(self) -> None:
         """The task has ended: what it took and did not lend is free, unless it has left objects that refer to it."""
         if not (self._taken or self._held):
@@ -200,12 +216,6 @@ class Arenas:
                 arena.is_reusable = False
         for arena in self._idle:
             arena.loans.pop(ledger, 0)
-
-    @staticmethod
-    def place_of(placed: Placed) -> Place:
-        """For the message to a reader."""
-        arena = placed.arena
-        return Place(arena.number, arena.slot, placed.start, placed.size)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -328,7 +338,7 @@ class Borrowed:
     """What a process reads in the arenas of another one. Owned by one thread."""
 
     def __init__(self, counts: memoryview) -> None:
-        self._counts: memoryview | None = counts
+        self._counts = counts
         self._mapped: dict[int, _Mapped] = {}  # by slot
         self._loans: dict[int, _Loan] = {}  # by their id: references to such objects cannot be hashed
         _READERS.add(self)
@@ -365,18 +375,13 @@ class Borrowed:
         for loan in self._loans.values():
             mapped = loan.mapped
             mapped.is_kept = True
-            if self._counts is not None and self._mapped.get(mapped.slot) is mapped:
+            if self._mapped.get(mapped.slot) is mapped:
                 self._counts[mapped.slot] = mapped.number << _COUNT_BITS | _KEPT
-
-    def forget(self) -> None:
-        """In a child process: the values are its parent's."""
-        self._counts = None
-        self._mapped.clear()
 
     def _gone(self, loan: _Loan) -> None:
         del self._loans[id(loan)]
         mapped = loan.mapped
-        if mapped.is_kept or self._counts is None or self._mapped.get(mapped.slot) is not mapped:
+        if mapped.is_kept or self._mapped.get(mapped.slot) is not mapped:
             return
         if loan.is_shared:
             _drop_own_pages(mapped)
@@ -446,8 +451,6 @@ def _before_fork() -> None:
 def _in_child() -> None:
     for writer in _WRITERS:
         writer.forget()
-    for reader in _READERS:
-        reader.forget()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

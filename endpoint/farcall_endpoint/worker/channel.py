@@ -157,6 +157,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     ``details`` are additional data of a success. ``is_retried``: its function raised an exception that its options
     retry. With ``printed``, the tails of its output are behind the result. ``parts``: sizes of the buffers in the
     result, if it is for other calls: one, or one for each element if it is spread; it may be in a file on a disk then.
+    ``undelivered``: which of the order's deliveries have failed, by their position.
 
     A task can forge this. Nothing in it is nested deeply: the agent reads it as a part of a larger message, for which
     the limit of recursion could be too low."""
@@ -169,6 +170,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     printed: Printed | None = None
     is_retried: bool = False
     parts: tuple[int, ...] = ()
+    undelivered: tuple[int, ...] = ()
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -212,6 +214,14 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: dict[str, Any] | None = None
 
 
+class Peer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a worker: a direct edge to another one (:mod:`.edges`). The body is the descriptors of its socket and its
+    ledger, each as a range of a memory file. ``first``: which end of the ledger this is."""
+
+    number: int
+    first: bool
+
+
 class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The answer to Sync."""
 
@@ -223,7 +233,7 @@ class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
     names: tuple[str, ...]
 
 
-Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded
+Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded | Peer
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""
@@ -328,8 +338,8 @@ class Channel:
         if received is None:
             return None
         packet, body = received
-        if isinstance(body, bytes):
-            return packet, body
+        if isinstance(body, bytes) or type(packet) is Peer:
+            return packet, bytes_of(body) if isinstance(body, SharedBytes) else body
         for part in bodies.ranges_of(body):
             if not part.is_complete:
                 raise ValueError(f"a body of {len(body)} bytes is incomplete")

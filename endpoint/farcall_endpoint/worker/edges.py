@@ -13,6 +13,7 @@ What arrives was written by a task's process, as everything else in a socket of 
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -23,6 +24,7 @@ import msgspec
 
 from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, ancillary, descriptors_of
 from farcall_endpoint.worker.arenas import Arenas, Borrowed, Ledger, Piece, Place, Placed, new_ledger
+from farcall_endpoint.worker.channel import Delivery
 
 INLINE_BYTES: Final = 64 * 1024
 """A larger value goes into an arena. A packet must fit into the socket's send buffer together with a few others."""
@@ -84,13 +86,13 @@ class Edge:
                 header = _encode(Value(*key))
                 self._socket.send(b"".join((_LENGTH.pack(len(header)), header, value)), _FLAGS)
                 return True
-            place = Arenas.place_of(value)
+            place = value.place
             header = _encode(Value(*key, place))
             message = [_LENGTH.pack(len(header)), header]
             if self._sent.get(place.slot) == place.arena:
                 self._socket.send(b"".join(message), _FLAGS)
                 return True
-            self._socket.sendmsg(message, ancillary([value.memory]), _FLAGS)
+            self._socket.sendmsg(message, ancillary([value.arena.memory]), _FLAGS)
         except OSError:
             return False
         if place.slot >= 0:
@@ -151,6 +153,11 @@ class Edges:
         self.arenas.lost(edge.ledger)
         edge.close()
 
+    def connect(self, number: int, memories: Sequence[MemoryFile], *, first: bool) -> None:
+        """The same, from the descriptors of :func:`edge_pair`."""
+        end, ledger = memories
+        self.add(number, Edge(socket.socket(fileno=os.dup(end.descriptor)), ledger, first=first))
+
     def outgoing(self, pieces: Sequence[Piece]) -> Outgoing:
         """A value to send. If it is in place, the caller drops it and its pieces, and then calls
         :meth:`~Arenas.settle`."""
@@ -158,13 +165,13 @@ class Edges:
             return b"".join(pieces)
         return self.arenas.place(pieces)
 
-    def deliver(self, value: Outgoing, deliveries: Iterable[tuple[int, Key]]) -> list[Key]:
-        """Send a value over connections, each with the input that it is. Returns those that it was not sent to."""
-        failed: list[Key] = []
-        for number, key in deliveries:
-            edge = self._edges.get(number)
-            if edge is None or not edge.send(key, value):
-                failed.append(key)
+    def deliver(self, value: Outgoing, deliveries: Iterable[Delivery]) -> list[int]:
+        """Send a value over connections. Returns the positions of deliveries that failed."""
+        failed: list[int] = []
+        for position, each in enumerate(deliveries):
+            edge = self._edges.get(each.peer)
+            if edge is None or not edge.send((each.task_id, each.number), value):
+                failed.append(position)
             elif isinstance(value, Placed):
                 self.arenas.lend(value, edge.ledger)
         return failed

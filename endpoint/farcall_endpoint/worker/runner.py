@@ -37,13 +37,14 @@ from farcall_endpoint.output import Printed
 from farcall_endpoint.shared_memory import Bytes, Frame, FrameList
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Begun, Done, Order, Run
+from farcall_endpoint.worker.channel import Begun, CallOrder, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
+from farcall_endpoint.worker.edges import Edges
 from farcall_endpoint.worker.environment import Variables, trace_context
-from farcall_endpoint.worker.inputs import Inputs, bound, collected
+from farcall_endpoint.worker.inputs import Inputs, Recalled, bound, collected
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.usage import Usage
-from farcall_endpoint.worker.values import ValueRefused, elements_of, write
+from farcall_endpoint.worker.values import ValueRefused, elements_of, stored, write
 
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
 _get_handler: Final = _signal.getsignal
@@ -62,9 +63,12 @@ _values: Final = Serializer(allowed=DATA_STRATEGIES)
 class Runner:
     """Runs tasks. It caches functions by hash, and restores the process state that user code changes."""
 
-    def __init__(self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings) -> None:
+    def __init__(
+        self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings, edges: Edges | None = None
+    ) -> None:
         self._capture = capture
         self._endpoint_id = endpoint_id
+        self._edges = edges
         allowed = frozenset(settings.allowed_serializers) or None
         self._serializer = Serializer(data=PORTABLE_DATA, allowed=allowed)
         data = DATA_ONLY if allowed is None else allowed & DATA_STRATEGIES
@@ -173,6 +177,8 @@ class Runner:
             called: FunctionWithModules = function  # type: ignore[assignment]
             with called.farcall_modules:  # for arguments and results, too
                 return self._call(called.farcall_function, order, payload, inputs, started_at)
+        except Recalled:
+            raise
         except BaseException as error:  # noqa: BLE001 - it is text of the submitter
             return self._unreadable(order, error, started_at)
 
@@ -195,6 +201,8 @@ class Runner:
                 else:
                     args, kwargs = bound(args, kwargs, inputs.call.inputs, values)
                 del values
+        except Recalled:
+            raise
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             return self._unreadable(order, error, started_at)
         started_at = time.time()
@@ -211,10 +219,13 @@ class Runner:
             return done, (_pickled(error),) if self._is_native(order) else ()
         ended_at = time.time()
         parts: tuple[int, ...] = ()
+        undelivered: tuple[int, ...] = ()
         result: Sequence[Frame]
         try:
             if order.call is not None and order.call.is_edge:
-                result, parts = write(value, order.call, _values, self._directory)
+                values = [value]
+                del value  # what is in place must not be referred to any more
+                result, parts, undelivered = self._given(values, order.call)
             else:
                 result = self._serialized(value, order)
         except ValueRefused as error:
@@ -227,7 +238,25 @@ class Runner:
         if size > MAX_PAYLOAD_BYTES and not parts and not self._is_native(order):
             return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
         details = self._output() if order.options.keep_output else None
-        return Done(order.task_id, started_at, ended_at, None, details, parts=parts), result
+        return Done(order.task_id, started_at, ended_at, None, details, parts=parts, undelivered=undelivered), result
+
+    def _given(self, values: list[Any], call: CallOrder) -> tuple[Sequence[Frame], tuple[int, ...], tuple[int, ...]]:
+        """The body of the only value in a list, which is empty then, and the sizes of its buffers, for the manager;
+        after it went to other workers, and to which of them it did not."""
+        everywhere = tuple(range(len(call.deliver)))
+        edges = self._edges
+        if call.spread or edges is None or not (call.deliver or edges.arenas.are_taken):
+            return *write(values.pop(), call, _values, self._directory), everywhere
+        pieces = _values.edge_pieces(values.pop())
+        size = sum(map(len, pieces))
+        if size > min(call.most_bytes, call.room_bytes):
+            return *stored([pieces], call, self._directory), everywhere
+        value = edges.outgoing(pieces)
+        del pieces
+        if not isinstance(value, bytes):
+            value = edges.arenas.settle(value)
+        undelivered = edges.deliver(value, call.deliver)
+        return (value if isinstance(value, bytes) else value.shared(),), (size,), tuple(undelivered)
 
     def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
         record = error.record if isinstance(error, DeserializationError) else describe_exception(error)

@@ -1,0 +1,187 @@
+"""Calls that get values from other workers, past the manager: two real workers, and the test as their manager."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
+from farcall_endpoint.worker.arenas import LEDGER_BYTES
+from farcall_endpoint.worker.channel import CallOrder, Delivery, Done, InputOrder, Peer, Sync, Synced
+from farcall_endpoint.worker.edges import edge_pair
+from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
+
+AWAITED = InputOrder((0,), awaited=True)
+SIZES = [1000, 64_000, 1_000_000, 10_000_000]
+
+
+def connect(first: WorkerUnderTest, second: WorkerUnderTest, number: int = 7) -> None:
+    """As a manager."""
+    (here, ledger), (there, _) = edge_pair()
+    for worker, end in ((first, here), (second, there)):
+        body = (SharedBytes(MemoryFile(end.detach()), 0, 1), SharedBytes(ledger, 0, LEDGER_BYTES))
+        worker.channel.send(Peer(number, worker is first), body)
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerUnderTest, WorkerUnderTest]]:
+    with (
+        worker_under_test(tmp_path_factory.mktemp("first")) as first,
+        worker_under_test(tmp_path_factory.mktemp("second")) as second,
+    ):
+        connect(first, second)
+        yield first, second
+
+
+def ended(worker: WorkerUnderTest) -> tuple[Done, list[Any]]:
+    done, body = worker.expect(Done)
+    assert done.error is None, done.error
+    return done, values_of(done, body)
+
+
+def deliver(*keys: tuple[str, int], peer: int = 7) -> CallOrder:
+    return CallOrder(is_edge=True, deliver=tuple(Delivery(peer, *key) for key in keys))
+
+
+def array(size: int) -> Any:
+    import numpy
+
+    return numpy.arange(size).astype("u1")
+
+
+def summed(value: Any, also: Any = None) -> tuple[int, int, object]:
+    total = int(value.sum())
+    value[:] = 0  # its own copy
+    return len(value), total, also
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_value_goes_to_a_waiting_call_and_to_the_manager(
+    workers: tuple[WorkerUnderTest, WorkerUnderTest], size: int
+) -> None:
+    producer, consumer = workers
+    expected = np.arange(size).astype("u1")
+    consumer.order(summed, None, call=CallOrder((AWAITED,), is_edge=True), task_id="g/1")
+    producer.order(array, size, call=deliver(("g/1", 0)), task_id="g/0")
+    assert ended(consumer)[1] == [(size, int(expected.sum()), None)]
+    done, [value] = ended(producer)
+    assert done.undelivered == ()
+    np.testing.assert_array_equal(value, expected)
+
+
+def test_a_call_may_wait_for_several_values_and_get_others_with_its_order(
+    workers: tuple[WorkerUnderTest, WorkerUnderTest],
+) -> None:
+    producer, consumer = workers
+    # What arrives before the order waits for it.
+    producer.order(array, 100_000, call=deliver(("g/2", 0), ("g/2", 1)))
+    ended(producer)
+    orders = (AWAITED, InputOrder((1, 0), awaited=True), InputOrder((1, 1), missing=True))
+
+    def both(first: Any, others: list[Any]) -> list[int]:
+        return [int(first.sum()), *[int(each.sum()) for each in others]]
+
+    consumer.order(both, None, [None, None], call=CallOrder(orders, is_edge=True), task_id="g/2")
+    total = int(np.arange(100_000).astype("u1").sum())
+    assert ended(consumer)[1] == [[total, total]]
+
+
+def test_what_is_not_delivered_is_reported(workers: tuple[WorkerUnderTest, WorkerUnderTest]) -> None:
+    producer, _ = workers
+    order = CallOrder(is_edge=True, deliver=(Delivery(99, "g/1", 0), Delivery(7, "g/3", 0)))
+    producer.order(array, 10, call=order)
+    done, [value] = ended(producer)
+    assert done.undelivered == (0,)
+    assert len(value) == 10
+    large = CallOrder(is_edge=True, room_bytes=100, deliver=(Delivery(7, "g/1", 0),))  # on the disk
+    producer.order(array, 1000, call=large)
+    assert ended(producer)[0].undelivered == (0,)
+
+
+def test_a_call_that_waits_can_be_taken_back(workers: tuple[WorkerUnderTest, WorkerUnderTest]) -> None:
+    producer, consumer = workers
+    awaiting = CallOrder((AWAITED,), is_edge=True)
+    consumer.order(summed, None, call=awaiting, task_id="g/4")
+    consumer.order(len, "behind it", task_id="g/5")
+    assert consumer.channel.revoke() == 2
+    consumer.channel.send(Sync())
+    consumer.expect(Synced)
+    # What arrives for it later is not taken for another one; the same call can be sent again.
+    producer.order(array, 100_000, call=deliver(("g/4", 0)))
+    ended(producer)
+    consumer.order(len, "123", task_id="g/5")
+    consumer.expect(Done)
+    consumer.order(summed, None, call=awaiting, task_id="g/4")
+    assert ended(consumer)[1][0][0] == 100_000
+
+
+def test_orders_that_come_while_a_call_waits_are_run_after_it(
+    workers: tuple[WorkerUnderTest, WorkerUnderTest],
+) -> None:
+    producer, consumer = workers
+    consumer.order(summed, None, call=CallOrder((AWAITED,), is_edge=True), task_id="g/6")
+    consumer.order(len, "123", task_id="g/7")
+    producer.order(array, 1000, call=deliver(("g/6", 0)))
+    ended(producer)
+    assert consumer.expect(Done)[0].task_id == "g/6"
+    assert consumer.expect(Done)[0].task_id == "g/7"
+
+
+def test_a_function_that_keeps_its_value_does_not_change_what_was_delivered(
+    workers: tuple[WorkerUnderTest, WorkerUnderTest],
+) -> None:
+    producer, consumer = workers
+
+    def kept(number: int) -> Any:
+        import builtins
+
+        import numpy
+
+        held: Any = builtins.__dict__.setdefault("held_by_a_test", numpy.zeros(200_000, "u1"))
+        held[:] = number
+        return held
+
+    for number in range(5):
+        producer.order(kept, number, call=deliver((f"k/{number}", 0)))
+        ended(producer)
+    for number in range(5):
+        consumer.order(summed, None, call=CallOrder((AWAITED,), is_edge=True), task_id=f"k/{number}")
+        assert ended(consumer)[1] == [(200_000, 200_000 * number, None)]
+
+
+def test_a_producer_that_is_killed_leaves_its_consumer_to_the_manager(
+    tmp_path: Path, workers: tuple[WorkerUnderTest, WorkerUnderTest]
+) -> None:
+    _, consumer = workers
+    with worker_under_test(tmp_path) as producer:
+        connect(producer, consumer, 8)
+        consumer.order(summed, None, call=CallOrder((AWAITED,), is_edge=True), task_id="g/8")
+        os.kill(producer.process.pid, signal.SIGKILL)
+        producer.process.wait()
+    assert consumer.channel.revoke() == 1
+    consumer.channel.send(Sync())
+    consumer.expect(Synced)
+    consumer.order(len, "123", task_id="g/9")
+    assert consumer.expect(Done)[0].task_id == "g/9"
+
+
+def test_a_consumer_that_is_killed_costs_its_producer_nothing(
+    tmp_path: Path, workers: tuple[WorkerUnderTest, WorkerUnderTest]
+) -> None:
+    producer, _ = workers
+    with worker_under_test(tmp_path) as consumer:
+        connect(producer, consumer, 9)
+        producer.order(array, 1_000_000, call=deliver(("g/10", 0), peer=9))
+        assert ended(producer)[0].undelivered == ()
+        os.kill(consumer.process.pid, signal.SIGKILL)
+        consumer.process.wait()
+    producer.order(array, 1_000_000, call=deliver(("g/10", 0), peer=9))
+    done, [value] = ended(producer)
+    assert done.undelivered == (0,)
+    assert len(value) == 1_000_000
