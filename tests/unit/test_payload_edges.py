@@ -20,7 +20,7 @@ SERIALIZER = Serializer()
 
 
 def there_and_back(value: object) -> Any:
-    return SERIALIZER.deserialize(bytearray(b"".join(SERIALIZER.edge_pieces(value))))  # type: ignore[arg-type]
+    return SERIALIZER.deserialize(bytearray(b"".join(SERIALIZER.edge_pieces(value))))
 
 
 @given(
@@ -111,7 +111,7 @@ def test_each_value_has_the_form_that_is_quickest(value: object, prefix: bytes) 
 
 def test_what_nothing_writes_is_refused_with_reasons() -> None:
     with pytest.raises(SerializationError, match="PickleOutOfBand"):
-        SERIALIZER.edge_pieces((each for each in "x"))
+        SERIALIZER.edge_pieces(each for each in "x")
 
 
 @pytest.mark.parametrize("size", [MAX_INLINE_BYTES - 1, MAX_INLINE_BYTES, MAX_INLINE_BYTES + 1])
@@ -119,4 +119,4 @@ def test_arrays_of_the_size_at_which_they_leave_the_pickle(size: int) -> None:
     array = np.zeros(size, np.uint8)
     assert bytes(SERIALIZER.pieces(array, strategies=BINARY_DATA)[0]) != b"00\n"  # dill's, for what pickle refuses
     buffer = b"".join(SERIALIZER.pieces(array, strategies=BINARY_DATA))
-    np.testing.assert_array_equal(SERIALIZER.deserialize(buffer), array)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(SERIALIZER.deserialize(buffer), array)
