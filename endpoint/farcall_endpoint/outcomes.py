@@ -213,17 +213,17 @@ result_too_large = Outcome(
     f"The result has {{}} bytes, more than the limit of {MAX_PAYLOAD_BYTES}.",
     ResultTooLarge.default_hint,
 )
+value_too_large = Outcome(
+    "VALUE_TOO_LARGE",
+    Fault.USER_CODE,
+    "The value has {} bytes, and the node has room for {} more between calls, in memory and on disk.",
+    "Return less, or write the value to a file; the endpoint's owner can raise engine.graphs.",
+)
 _result_not_serializable = Outcome(
     "RESULT_NOT_SERIALIZABLE",
     Fault.USER_CODE,
     "The function returned, but its result cannot be sent: {}",
     "Return plain data, and keep open files, connections and locks inside the function.",
-)
-value_too_large = Outcome(
-    "VALUE_TOO_LARGE",
-    Fault.USER_CODE,
-    "The function returned a value of {} bytes for other calls, and the endpoint has room for {}.",
-    "Return less, or write large data to a file that the next function reads.",
 )
 value_not_stored = Outcome(
     "VALUE_NOT_STORED",

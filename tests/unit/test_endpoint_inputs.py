@@ -15,7 +15,7 @@ from farcall_endpoint.worker.channel import CallOrder, InputOrder
 from farcall_endpoint.worker.inputs import Inputs, bound, collected, place_of
 from farcall_endpoint.worker.values import MOST_ELEMENTS, elements_of
 
-Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as users write them
+Pair = collections.namedtuple("Pair", "left right")
 
 
 def put(args: tuple[Any, ...], kwargs: dict[str, Any], *inputs: tuple[InputOrder, Any]) -> Any:

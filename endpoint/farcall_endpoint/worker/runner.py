@@ -39,8 +39,8 @@ from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Begun, CallOrder, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
-from farcall_endpoint.worker.edges import Edges
 from farcall_endpoint.worker.environment import Variables, trace_context
+from farcall_endpoint.worker.inbox import Inbox
 from farcall_endpoint.worker.inputs import Inputs, Recalled, bound, collected
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.usage import Usage
@@ -64,11 +64,11 @@ class Runner:
     """Runs tasks. It caches functions by hash, and restores the process state that user code changes."""
 
     def __init__(
-        self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings, edges: Edges | None = None
+        self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings, inbox: Inbox | None = None
     ) -> None:
+        self._inbox = inbox
         self._capture = capture
         self._endpoint_id = endpoint_id
-        self._edges = edges
         allowed = frozenset(settings.allowed_serializers) or None
         self._serializer = Serializer(data=PORTABLE_DATA, allowed=allowed)
         data = DATA_ONLY if allowed is None else allowed & DATA_STRATEGIES
@@ -115,6 +115,9 @@ class Runner:
             self._directories.leave()
             now = time.time()
             return self._failed(order, outcomes.working_directory_unavailable(error), now, now)
+        inbox = self._inbox
+        if inbox is not None:
+            inbox.order = order
         if self._sandboxed:
             set_variable("GC_TASK_SANDBOX_DIR", directory)
         if order.options.retries:
@@ -129,6 +132,10 @@ class Runner:
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
+            if inbox is not None:
+                inbox.order = None
+                if inbox.calls is not None:
+                    inbox.end_calls()
             if order.options.retries:
                 os.environ.pop(_RETRY, None)
             printed = self._restore(keep_bytes=0 if self._native else order.options.output_bytes)
@@ -244,7 +251,7 @@ class Runner:
         """The body of the only value in a list, which is empty then, and the sizes of its buffers, for the manager;
         after it went to other workers, and to which of them it did not."""
         everywhere = tuple(range(len(call.deliver)))
-        edges = self._edges
+        edges = None if self._inbox is None else self._inbox.edges
         if call.spread or edges is None or not (call.deliver or edges.arenas.are_taken):
             return *write(values.pop(), call, _values, self._directory), everywhere
         pieces = _values.edge_pieces(values.pop())

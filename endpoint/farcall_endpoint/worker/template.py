@@ -440,8 +440,8 @@ class Rehearsal:
             manager.order(Run((order,), (("", len(self._function)),)), [self._function, self._payload])
             inbox = Inbox(channel)
             packet = inbox.next()
-            if packet is not None and isinstance(packet[0], Run):
-                worker.work(inbox, runner, packet[0], packet[1])
+            if packet is not None:
+                worker.work(inbox, runner, packet)
                 manager.receive()
         finally:
             for each in (ours, theirs, manager, channel):
