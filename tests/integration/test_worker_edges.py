@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
-from farcall_endpoint.worker.arenas import LEDGER_BYTES
-from farcall_endpoint.worker.channel import CallOrder, Delivery, Done, InputOrder, Peer, Sync, Synced
+from farcall_endpoint.shared_memory import Body, MemoryFile, SharedBytes, ancillary
+from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
+from farcall_endpoint.worker.channel import (
+    MANAGER,
+    CallOrder,
+    Delivery,
+    Done,
+    InputOrder,
+    Peer,
+    Sync,
+    Synced,
+)
 from farcall_endpoint.worker.edges import edge_pair
 from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
 
@@ -185,3 +195,79 @@ def test_a_consumer_that_is_killed_costs_its_producer_nothing(
     done, [value] = ended(producer)
     assert done.undelivered == (0,)
     assert len(value) == 1_000_000
+
+
+# -- memory that the manager has, too ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[WorkerUnderTest, WorkerUnderTest, Returns]]:
+    """A producer whose manager returns its arenas, and a consumer."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with worker_under_test(tmp_path / "first") as first, worker_under_test(tmp_path / "second") as second:
+        connect(first, second)
+        ledger = new_ledger()
+        first.channel.send(Peer(MANAGER, first=False), (SharedBytes(ledger, 0, LEDGER_BYTES),))
+        yield first, second, Returns(ledger)
+
+
+def produced(
+    workers: tuple[WorkerUnderTest, WorkerUnderTest, Returns], number: int, *, consume: bool = True
+) -> tuple[tuple[int, int], Body]:
+    """A value of a producer, and its arena."""
+    producer, consumer, returns = workers
+    producer.order(numbers, number, call=deliver(("g/1", 0)) if consume else deliver(("g/1", 0), peer=99))
+    done, body = producer.expect(Done)
+    if consume:
+        consumer.order(summed, None, call=CallOrder((AWAITED,), is_edge=True), task_id="g/1")
+        assert ended(consumer)[1] == [(200_000, 200_000 * number, None)]
+    assert done.lent is not None
+    return done.lent, returns.body(body, *done.lent)
+
+
+def numbers(number: int) -> Any:
+    import numpy
+
+    return numpy.full(200_000, number, "u1")
+
+
+def test_an_arena_is_used_again_when_consumer_and_manager_have_returned_it(
+    pair: tuple[WorkerUnderTest, WorkerUnderTest, Returns],
+) -> None:
+    used = {produced(pair, number)[0] for number in range(30)}
+    assert len(used) <= 2
+
+
+def test_what_the_manager_holds_does_not_change(pair: tuple[WorkerUnderTest, WorkerUnderTest, Returns]) -> None:
+    held = [produced(pair, number) for number in range(10)]
+    assert len({lent for lent, _ in held}) == 10
+    for number, (_, body) in enumerate(held):
+        assert isinstance(body, SharedBytes)
+        assert body.read(body.size - 1000, 1000) == bytes([number]) * 1000
+
+
+@pytest.mark.parametrize("consume", [True, False])
+def test_what_the_manager_passes_on_or_maps_is_not_used_again(
+    pair: tuple[WorkerUnderTest, WorkerUnderTest, Returns], consume: bool
+) -> None:
+    here, there = socket.socketpair()
+    used = set()
+    with here, there:
+        for number in range(5):
+            lent, body = produced(pair, number, consume=consume)
+            used.add(lent[0])
+            assert isinstance(body, SharedBytes)
+            if number % 2:
+                body.view()
+            else:
+                here.sendmsg([b"x"], ancillary([body.memory]))
+            del body
+    assert len(used) == 5
+
+
+def test_a_forged_arena_is_refused_or_harms_its_own_worker_only() -> None:
+    returns = Returns(new_ledger())
+    with pytest.raises(ValueError, match="slot"):
+        returns.body(b"", 1, 128)
+    assert returns.body(b"x", 1, 2) == b"x"

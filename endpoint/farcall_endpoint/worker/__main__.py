@@ -109,9 +109,11 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
             with contextlib.suppress(Recalled):
                 done, result = runner.run(order, body[at:end], inputs)
                 channel.send(done, result)
+                if done.lent is not None:
+                    inbox.edges.lent_to_manager()
                 del result
             del inputs  # free their memory before the next task
-            inbox.edges.arenas.end_task()
+            inbox.edges.end_task()
         at = end if order.call is None else end + order.call.input_bytes
 
 

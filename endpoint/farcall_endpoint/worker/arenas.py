@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
+from farcall_endpoint.shared_memory import Body, Frame, FrameList, LentFile, MemoryFile, SharedBytes
 
 Piece = bytes | memoryview
 
@@ -137,11 +137,6 @@ class Placed:
     def place(self) -> Place:
         """For the message to a reader."""
         return Place(self.arena.number, self.arena.slot, self.start, self.size)
-
-    def shared(self) -> SharedBytes:
-        """For a reader that does not return it: the arena is not used again."""
-        self.arena.is_reusable = False
-        return SharedBytes(self.arena.memory, self.start, self.size)
 
 
 class Arenas:
@@ -303,6 +298,42 @@ def _write(arena: Arena, at: int, pieces: Sequence[Piece]) -> None:
     for piece in pieces:
         arena.view[at : at + len(piece)] = piece
         at += len(piece)
+
+
+class Returns:
+    """The arenas of a worker that its manager has, which passes them on and does not read them. Owned by one thread."""
+
+    def __init__(self, ledger: MemoryFile) -> None:
+        self._counts = Ledger(ledger, first=True).own
+        self._known: dict[int, tuple[int, int]] = {}  # by slot: the arena, and how many values in it are gone
+
+    def body(self, body: Body, number: int, slot: int) -> Body:
+        """The body of a packet that is in an arena: when it is gone, the arena is returned.
+
+        :raises ValueError: if there is no such slot.
+        """
+        if not 0 <= slot < SLOTS:
+            raise ValueError(f"slot {slot} of a ledger")
+        frames = body.frames if isinstance(body, FrameList) else [body]
+        memories = {id(frame.memory): frame.memory for frame in frames if isinstance(frame, SharedBytes)}
+        if len(memories) != 1:  # forged: then only its own arena is not returned
+            return body
+        [memory] = memories.values()
+        if self._known.get(slot, (-1, 0))[0] != number:
+            self._known[slot] = (number, 0)
+        lent = LentFile(os.dup(memory.descriptor), functools.partial(self._returned, number, slot))
+        own: list[Frame] = [
+            SharedBytes(lent, frame.start, frame.size) if isinstance(frame, SharedBytes) else frame for frame in frames
+        ]
+        return FrameList(own) if isinstance(body, FrameList) else own[0]
+
+    def _returned(self, number: int, slot: int, is_shared: bool) -> None:
+        known, count = self._known[slot]
+        if known != number or count == _KEPT:
+            return
+        count = _KEPT if is_shared else count + 1
+        self._known[slot] = (number, count)
+        self._counts[slot] = number << _COUNT_BITS | count
 
 
 # -- the reader's side -------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from typing import Final
 
 import msgspec
 
-from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, ancillary, descriptors_of
+from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of
 from farcall_endpoint.worker.arenas import Arenas, Borrowed, Ledger, Piece, Place, Placed, new_ledger
-from farcall_endpoint.worker.channel import Delivery
+from farcall_endpoint.worker.channel import MANAGER, Delivery
 
 INLINE_BYTES: Final = 64 * 1024
 """A larger value goes into an arena. A packet must fit into the socket's send buffer together with a few others."""
@@ -131,6 +131,8 @@ class Edges:
     def __init__(self, manager: int) -> None:
         self.arenas = Arenas()
         self._manager = manager
+        self._manager_ledger: Ledger | None = None
+        self._for_manager: Placed | None = None
         self._edges: dict[int, Edge] = {}
         self._by_descriptor: dict[int, int] = {}
         self._arrived: dict[Key, Incoming] = {}
@@ -154,7 +156,11 @@ class Edges:
         edge.close()
 
     def connect(self, number: int, memories: Sequence[MemoryFile], *, first: bool) -> None:
-        """The same, from the descriptors of :func:`edge_pair`."""
+        """The same, from the descriptors of a :class:`~farcall_endpoint.worker.channel.Peer`."""
+        if number == MANAGER:
+            [ledger] = memories
+            self._manager_ledger = Ledger(ledger, first=first)
+            return
         end, ledger = memories
         self.add(number, Edge(socket.socket(fileno=os.dup(end.descriptor)), ledger, first=first))
 
@@ -175,6 +181,27 @@ class Edges:
             elif isinstance(value, Placed):
                 self.arenas.lend(value, edge.ledger)
         return failed
+
+    def for_manager(self, value: Placed) -> tuple[SharedBytes, tuple[int, int] | None]:
+        """A value for the manager, and its arena if that is returned: then call :meth:`lent_to_manager` when it was
+        sent."""
+        arena = value.arena
+        if self._manager_ledger is None or arena.slot < 0:
+            arena.is_reusable = False
+            return SharedBytes(arena.memory, value.start, value.size), None
+        self._for_manager = value
+        return SharedBytes(arena.memory, value.start, value.size), (arena.number, arena.slot)
+
+    def lent_to_manager(self) -> None:
+        """The last value of :meth:`for_manager` was sent."""
+        assert self._for_manager is not None
+        assert self._manager_ledger is not None
+        self.arenas.lend(self._for_manager, self._manager_ledger)
+
+    def end_task(self) -> None:
+        """The task has ended, and its values were sent."""
+        self._for_manager = None
+        self.arenas.end_task()
 
     def wait(self, keys: Collection[Key]) -> list[Incoming] | None:
         """The values of these inputs, when all are there; None if the manager says something first."""

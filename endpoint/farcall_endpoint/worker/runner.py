@@ -225,14 +225,13 @@ class Runner:
                 done = msgspec.structs.replace(done, is_retried=True)
             return done, (_pickled(error),) if self._is_native(order) else ()
         ended_at = time.time()
-        parts: tuple[int, ...] = ()
-        undelivered: tuple[int, ...] = ()
+        given: Done | None = None
         result: Sequence[Frame]
         try:
             if order.call is not None and order.call.is_edge:
                 values = [value]
                 del value  # what is in place must not be referred to any more
-                result, parts, undelivered = self._given(values, order.call)
+                given, result = self._given(values, Done(order.task_id, started_at, ended_at), order.call)
             else:
                 result = self._serialized(value, order)
         except ValueRefused as error:
@@ -241,29 +240,34 @@ class Runner:
             reason = error.record if isinstance(error, _CANNOT_SEND) else describe_exception(error)
             record = outcomes.result_not_serializable(reason)
             return self._failed(order, record, started_at, ended_at)
-        size = sum(map(len, result))
-        if size > MAX_PAYLOAD_BYTES and not parts and not self._is_native(order):
-            return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
         details = self._output() if order.options.keep_output else None
-        return Done(order.task_id, started_at, ended_at, None, details, parts=parts, undelivered=undelivered), result
+        if given is not None:
+            return given if details is None else msgspec.structs.replace(given, details=details), result
+        size = sum(map(len, result))
+        if size > MAX_PAYLOAD_BYTES and not self._is_native(order):
+            return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
+        return Done(order.task_id, started_at, ended_at, None, details), result
 
-    def _given(self, values: list[Any], call: CallOrder) -> tuple[Sequence[Frame], tuple[int, ...], tuple[int, ...]]:
-        """The body of the only value in a list, which is empty then, and the sizes of its buffers, for the manager;
-        after it went to other workers, and to which of them it did not."""
+    def _given(self, values: list[Any], done: Done, call: CallOrder) -> tuple[Done, Sequence[Frame]]:
+        """The end of a call and its body, for the manager; after the only value in a list, which is empty then, went to
+        other workers."""
         everywhere = tuple(range(len(call.deliver)))
         edges = None if self._inbox is None else self._inbox.edges
         if call.spread or edges is None or not (call.deliver or edges.arenas.are_taken):
-            return *write(values.pop(), call, _values, self._directory), everywhere
+            result, parts = write(values.pop(), call, _values, self._directory)
+            return msgspec.structs.replace(done, parts=parts, undelivered=everywhere), result
         pieces = _values.edge_pieces(values.pop())
         size = sum(map(len, pieces))
         if size > min(call.most_bytes, call.room_bytes):
-            return *stored([pieces], call, self._directory), everywhere
+            result, parts = stored([pieces], call, self._directory)
+            return msgspec.structs.replace(done, parts=parts, undelivered=everywhere), result
         value = edges.outgoing(pieces)
         del pieces
         if not isinstance(value, bytes):
             value = edges.arenas.settle(value)
-        undelivered = edges.deliver(value, call.deliver)
-        return (value if isinstance(value, bytes) else value.shared(),), (size,), tuple(undelivered)
+        undelivered = tuple(edges.deliver(value, call.deliver))
+        frame, lent = (value, None) if isinstance(value, bytes) else edges.for_manager(value)
+        return msgspec.structs.replace(done, parts=(size,), undelivered=undelivered, lent=lent), (frame,)
 
     def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
         record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
