@@ -271,3 +271,68 @@ def test_a_forged_arena_is_refused_or_harms_its_own_worker_only() -> None:
     with pytest.raises(ValueError, match="slot"):
         returns.body(b"", 1, 128)
     assert returns.body(b"x", 1, 2) == b"x"
+
+
+# -- values that functions write where they stay -----------------------------------------------------------------------
+
+
+def in_place(number: int, size: int) -> Any:
+    import numpy
+
+    from farcall_common.running import current
+
+    array = numpy.frombuffer(current().buffer(size), "u1")
+    array[:] = number
+    return {"array": array, "number": number}
+
+
+def looked_at(value: Any) -> tuple[int, int, int]:
+    return value["number"], int(value["array"].sum()), len(value["array"])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_function_writes_its_value_in_place(
+    pair: tuple[WorkerUnderTest, WorkerUnderTest, Returns], size: int
+) -> None:
+    producer, consumer, returns = pair
+    used = []
+    for number in range(6):
+        producer.order(in_place, number, size, call=deliver(("g/1", 0)))
+        done, body = producer.expect(Done)
+        assert (done.error, done.undelivered) == (None, ())
+        if done.lent is not None:
+            used.append(done.lent[0])
+            body = returns.body(body, *done.lent)
+        del body
+        consumer.order(looked_at, None, call=CallOrder((AWAITED,), is_edge=True), task_id="g/1")
+        assert ended(consumer)[1] == [(number, number * size, size)]
+    assert len(set(used)) == (1 if used else 0)  # that of the buffer: a copy would be in another one
+    assert bool(used) == (size > 64 * 1024)
+
+
+def test_a_value_in_place_goes_to_the_manager_alone_too(
+    workers: tuple[WorkerUnderTest, WorkerUnderTest],
+) -> None:
+    producer, _ = workers
+    [value] = producer.values(in_place, 3, 1_000_000, call=CallOrder(is_edge=True))
+    assert int(value["array"].sum()) == 3_000_000
+    # Without an edge it is written as any other result.
+    producer.order(in_place, 3, 1_000_000)
+    assert producer.expect(Done)[0].error is None
+
+
+def test_a_buffer_that_cannot_be_is_refused(workers: tuple[WorkerUnderTest, WorkerUnderTest]) -> None:
+    producer, _ = workers
+
+    def impossible(size: int) -> str:
+        from farcall_common.running import current
+
+        try:
+            current().buffer(size)
+        except ValueError as error:
+            return str(error)
+        return "there was"
+
+    for size in (-1, 2**62, 2**70):
+        [said] = producer.values(impossible, size, call=CallOrder(is_edge=True))
+        assert "a buffer of" in said

@@ -164,6 +164,20 @@ class Edges:
         end, ledger = memories
         self.add(number, Edge(socket.socket(fileno=os.dup(end.descriptor)), ledger, first=first))
 
+    def buffer(self, size: int) -> memoryview:
+        """Memory for a value of the running task; ordinary memory for one that is sent in its message.
+
+        :raises ValueError: if there is no room of that size.
+        """
+        if size < 0:
+            raise ValueError(f"a buffer of {size} bytes")
+        if size <= INLINE_BYTES:
+            return memoryview(bytearray(size))
+        try:
+            return self.arenas.buffer(size)
+        except (OSError, OverflowError, ValueError) as error:
+            raise ValueError(f"There is no room for a buffer of {size} bytes: {error}.") from error
+
     def outgoing(self, pieces: Sequence[Piece]) -> Outgoing:
         """A value to send. If it is in place, the caller drops it and its pieces, and then calls
         :meth:`~Arenas.settle`."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from farcall_common import running
+from farcall_common.payload.shipped_modules import ShippedModules
 from farcall_endpoint.shared_memory import Bytes, FrameList, SharedBytes
 from farcall_endpoint.worker.channel import Channel, Order, Packet, Peer, Sync, Synced
 from farcall_endpoint.worker.edges import Edges
@@ -42,6 +43,8 @@ class Inbox:
         """The task that runs."""
         self.calls: CallsOfTask | None = None
         """Of the running task, if it has asked for them."""
+        self.modules: tuple[Order, ShippedModules] | None = None
+        """Of the last task that came with some."""
         self._kept: collections.deque[Received] = collections.deque()
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
@@ -69,6 +72,10 @@ class Inbox:
         self.syncs += 1
         self.edges.forget()
         self.channel.send(Synced())
+
+    def buffer(self, size: int) -> memoryview:
+        """Memory for a value of the running task."""
+        return self.edges.buffer(size)
 
     def arrived(self, order: Order) -> Callable[[], Sequence[Bytes]] | None:
         """What waits for the values that other workers send for a call; None if they send none. It takes the call's
@@ -121,7 +128,8 @@ class Inbox:
                 # Here, not at the top: most tasks make no calls, and it takes a part of a worker's start.
                 from farcall_endpoint.worker.nested import CallsOfTask, Sent
 
+                modules = self.modules[1] if self.modules is not None and self.modules[0] is order else None
                 if self._sent is None:
                     self._sent = Sent()
-                calls = self.calls = CallsOfTask(self, order, self._sent)
+                calls = self.calls = CallsOfTask(self.channel, order, self._sent, self, modules)
             return calls

@@ -182,6 +182,8 @@ class Runner:
             return self._call(function, order, payload, inputs, started_at)
         try:
             called: FunctionWithModules = function  # type: ignore[assignment]
+            if self._inbox is not None:
+                self._inbox.modules = order, called.farcall_modules
             with called.farcall_modules:  # for arguments and results, too
                 return self._call(called.farcall_function, order, payload, inputs, started_at)
         except Recalled:
