@@ -48,6 +48,9 @@ class OtherPackets(Protocol):
     def sync(self) -> None:
         """Answer a Sync."""
 
+    def buffer(self, size: int) -> memoryview:
+        """Memory for a value."""
+
 
 class Sent:
     """What is known for the life of a worker: the functions that its manager has, and the last number of a call."""
@@ -192,6 +195,12 @@ class CallsOfTask:
         while len(futures) < len(payloads):
             futures += self._send(named, payloads[len(futures) :], options)
         return futures
+
+    def buffer(self, size: int) -> memoryview:
+        """See :meth:`farcall_common.running.RunningTask.buffer`."""
+        with self._changed:
+            self._check()
+            return self._others.buffer(size)
 
     def drop(self, number: int) -> None:
         """Tell the manager that a call is not needed."""
