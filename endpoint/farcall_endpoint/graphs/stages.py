@@ -134,6 +134,12 @@ class RunningStage:
         """Whether a part of its value is there."""
         return self.calls[number if self.is_map else 0] == DONE
 
+    def has_value_for(self, spec: Input, element: int) -> bool:
+        """Whether the part that a call reads is there; of a whole value, all parts."""
+        if self.parts is None:
+            return False
+        return self.has_part(element) if spec.each else not self.is_map or self.done == self.size
+
     def is_lost(self, number: int) -> bool:
         """Whether a part of its value, whose number is known, will never be there."""
         return self.calls[number if self.is_map else 0] > DONE

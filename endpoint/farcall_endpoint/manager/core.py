@@ -58,7 +58,7 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.extra_workers import Extras
-from farcall_endpoint.manager.graphs import Graphs
+from farcall_endpoint.manager.graphs import Graphs, RunningGraph
 from farcall_endpoint.manager.nested_calls import NestedCalls
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
@@ -94,6 +94,8 @@ _MAX_START_FAILURES: Final = 6
 ends."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
+_MOST_FOLLOWERS: Final = 31
+"""So many calls of a graph are sent behind one that they wait for, each for the next."""
 _ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
 
 
@@ -414,6 +416,8 @@ class ManagerCore:
         worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
+        if call is not None and call.deliver and (done.error is not None or done.undelivered):
+            self._recall(worker)  # what waits for the value
         details: dict[str, Any] | None = done.details
         if worker.drives:
             details = {**(details or {}), **self._nested.details(job)}
@@ -587,7 +591,16 @@ class ManagerCore:
             if stop is not None and stop.state is TaskState.CANCELLED:
                 self._reports.finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
             elif self._stop_at is None:
-                self._queue.put_back(job, worker.pair.key)
+                self._return(job, worker.pair.key)
+
+    def _return(self, job: Job, key: str) -> None:
+        """A worker has not started a job."""
+        if job.call is not None and job.call.is_ahead and isinstance(job.owner, RunningGraph):
+            job.owner.taken_back(job)
+            return
+        if job.call is not None and job.call.deliver:  # to calls that are taken back, too
+            job = msgspec.structs.replace(job, call=msgspec.structs.replace(job.call, deliver=()))
+        self._queue.put_back(job, key)
 
     def _recall(self, worker: Worker) -> None:
         if not (worker.recalling or worker.killed):
@@ -797,6 +810,8 @@ class ManagerCore:
 
     def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""
+        if self._graphs and worker.tasks_left is None:
+            jobs = self._with_followers(jobs)
         if not worker.jobs:
             worker.since, worker.head_reported, worker.overdue = now, False, False
             if now >= worker.turn_began + TURN_S and len(self._queue.pairs()) <= 1:
@@ -806,6 +821,24 @@ class ManagerCore:
         if self._environments:
             self._pool.used(worker, len(jobs), now)
         self._actions += orders.send(worker, jobs, most_tasks=self._max_packet_tasks)
+
+    def _with_followers(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Jobs, each call of a graph with those behind it that only wait for its value: they follow it in its worker,
+        without a wake-up between."""
+        sent: list[Job] = []
+        for job in jobs:
+            count = 0
+            while isinstance(job.owner, RunningGraph) and count < _MOST_FOLLOWERS:
+                found = job.owner.with_follower(job)
+                if found is None:
+                    break
+                sent.append(found[0])
+                job = found[1]
+                count += 1
+            sent.append(job)
+            if count:
+                self._queue.passed(job.order.submitter, count)
+        return sent
 
     # -- reports -------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, RunningOutput, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
-from farcall_endpoint.worker.channel import CallOrder
+from farcall_endpoint.worker.channel import ITSELF, CallOrder, Delivery
 
 PROGRESS_PERIOD_S: Final = 0.25
 """Shortest time between two reports of how a graph is."""
@@ -152,8 +152,11 @@ class RunningGraph:
         stage, element = call
         return f"{self._prefix}{stage}.{element}" if self.run.stages[stage].is_map else f"{self._prefix}{stage}"
 
-    def job_of(self, call: Call) -> Job:
-        """A call as a job."""
+    def job_of(self, call: Call, *, awaited: int = -1) -> Job:
+        """A call as a job.
+
+        :param awaited: number of the input that another call's worker sends.
+        """
         run, order = self.run, self.job.order
         number = call[0]
         stage = run.stages[number]
@@ -163,7 +166,7 @@ class RunningGraph:
             if stage.is_map:
                 self._by_stage[number] = found
         function_hash, body, payload, options, refusal, is_edge, spread = found
-        inputs, frames = run.inputs(call)
+        inputs, frames = run.inputs(call, awaited=awaited)
         deaths, retries = run.starts(call)
         memory = run.memory
         return Job(
@@ -189,6 +192,27 @@ class RunningGraph:
             self.job.depth,
             self,
         )
+
+    def with_follower(self, job: Job) -> tuple[Job, Job] | None:
+        """A call whose value stays with its worker, and the call behind it that gets that and waits for nothing else;
+        None if there is no such call, or if it cannot run in the same worker."""
+        assert job.call is not None
+        found = self.run.follower(self._call_of(job))
+        if found is None:
+            return None
+        call, number = found
+        follower = self.job_of(call, awaited=number)
+        options, before = follower.order.options, job.order.options
+        if follower.refusal is not None or options.environment != before.environment or options.wants_ranks:
+            return None
+        self.run.begin_ahead(call)
+        delivery = Delivery(ITSELF, follower.order.task_id, number)
+        return msgspec.structs.replace(job, call=msgspec.structs.replace(job.call, deliver=(delivery,))), follower
+
+    def taken_back(self, job: Job) -> None:
+        """A call that was made ahead was not started."""
+        self.touch()
+        self.run.take_back(self._call_of(job))
 
     def _of_stage(self, stage: RunningStage) -> Any:
         """What the calls of a stage have in common."""
