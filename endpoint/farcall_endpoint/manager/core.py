@@ -64,7 +64,6 @@ from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings, WarmWorkers
 from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, StopReason, Worker
-from farcall_endpoint.output import split, tails
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
@@ -76,7 +75,7 @@ from farcall_endpoint.protocol import (
     TaskOrder,
     WantedOutput,
 )
-from farcall_endpoint.shared_memory import Body, FrameList
+from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import Begun, Done, Ready, Synced
 
 STARTED_AFTER_S: Final = 0.05
@@ -187,7 +186,7 @@ class ManagerCore:
         """Handle events in order, and what is due; the actions to perform."""
         for event in events:
             self._handle(event, now)
-        if self._graphs:
+        if self._graphs.running:
             self._advance_graphs(now)
         self._handle_deadlines(now)
         self._report(now)
@@ -217,7 +216,7 @@ class ManagerCore:
                 deadline = min(deadline, self._warm.due_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
-        if self._graphs:
+        if self._graphs.running:
             deadline = min(deadline, self._graphs.due_at)
         due = [
             self._deadline(worker)
@@ -360,35 +359,23 @@ class ManagerCore:
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
         return ReadStreams(request.request_id, request.max_bytes, found, tuple(graphs))
 
-    def _task_done(self, worker: Worker, done: Done, result: Body, now: Instant) -> None:
+    def _task_done(self, worker: Worker, done: Done, body: Body, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
             self._kill(worker, "the result of a task that it does not run")
             return
         if not (0 <= done.started_at < _END_OF_TIME and 0 <= done.ended_at < _END_OF_TIME):  # NaN is neither
             self._kill(worker, "times that cannot be")
             return
-        if done.printed is not None and not done.printed.fits(len(result)):
-            self._kill(worker, "an output with lengths that cannot be")
-            return
-        result_bytes = len(result) - (0 if done.printed is None else done.printed.tail_bytes)
-        call = worker.jobs[0].call
-        output, parts = None, None
-        try:
-            if call is not None:
-                parts = orders.parts_of(call, done, result, result_bytes, is_owner=not worker.pair.submitter)
-            elif done.parts or isinstance(result, FrameList):
-                raise ValueError("a result in parts")
-            elif worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
-                raise ValueError(f"a result of {result_bytes} bytes")
-            if done.printed is not None:
-                if call is None:
-                    result, printed = split(result, done.printed)
-                else:
-                    printed = tails(result, done.printed)
-                output = done.printed, printed
-        except ValueError as error:
-            self._kill(worker, str(error))
-            return
+        call, parts, output = worker.jobs[0].call, None, None
+        is_plain = call is None and done.printed is None and not done.parts
+        if is_plain and type(body) is bytes and len(body) <= MAX_PAYLOAD_BYTES:  # as most are
+            result: Frame = body
+        else:
+            try:
+                result, parts, output = orders.received(call, done, body, is_owner=not worker.pair.submitter)
+            except ValueError as error:
+                self._kill(worker, str(error))
+                return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
         worker.unread_bytes -= orders.unread_bytes(job)
@@ -403,7 +390,7 @@ class ManagerCore:
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
-            result=b"" if isinstance(result, FrameList) else result,  # of a call, its parts count
+            result=result,
             started_at=started_at,
             ended_at=ended_at,
             details=done.details,

@@ -290,15 +290,12 @@ class Graphs:
         self._node = settings.node
         self._reports = reports
         self._jitter = jitter
-        self._running: dict[str, RunningGraph] = {}
+        self.running: dict[str, RunningGraph] = {}  # by the task's id
         self._touched: dict[RunningGraph, None] = {}
         self.spread = 0
         """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     @property
     def due_at(self) -> float:
@@ -307,7 +304,7 @@ class Graphs:
 
     def get(self, task_id: str) -> RunningGraph | None:
         """A graph that runs."""
-        return self._running.get(task_id)
+        return self.running.get(task_id)
 
     def add(self, job: Job, callees: Callees, now: Instant) -> list[Job]:
         """Start a graph; its first calls."""
@@ -315,7 +312,7 @@ class Graphs:
         assert isinstance(graph, Graph)
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
         run = GraphRun(graph, options=options, memory=self.memory, jitter=self._jitter)
-        running = self._running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
+        running = self.running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
         self.spread += graph.spread
         run.start()
         if run.end is not None:
@@ -325,7 +322,7 @@ class Graphs:
     def cancel(self, task_ids: Iterable[str]) -> None:
         """End graphs that are among these tasks."""
         for task_id in task_ids:
-            if (running := self._running.get(task_id)) is not None:
+            if (running := self.running.get(task_id)) is not None:
                 record = outcomes.cancelled(running=running.started_at is not None)
                 running.run.stop(TaskState.CANCELLED, record.to_json())
                 running.touch()
@@ -337,7 +334,7 @@ class Graphs:
         dropped: set[str] = set()
         if now.mono >= self._due_at:
             self._due_at = math.inf
-            self._touched.update(dict.fromkeys(self._running.values()))
+            self._touched.update(dict.fromkeys(self.running.values()))
         touched = list(self._touched)
         self._touched.clear()
         for running in touched:
@@ -372,7 +369,7 @@ class Graphs:
 
     def _finish(self, running: RunningGraph, now: Instant) -> None:
         run, job = running.run, running.job
-        del self._running[job.order.task_id]
+        del self.running[job.order.task_id]
         self.spread -= run.graph.spread
         assert run.end is not None
         walltime_s = job.order.options.walltime_s
