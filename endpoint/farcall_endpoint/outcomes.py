@@ -225,17 +225,17 @@ too_many_calls = Outcome(
     "The maps of the graph make more than {:,} calls.",
     "Let each call do more, or submit several graphs.",
 )
-_result_not_serializable = Outcome(
-    "RESULT_NOT_SERIALIZABLE",
-    Fault.USER_CODE,
-    "The function returned, but its result cannot be sent: {}",
-    "Return plain data, and keep open files, connections and locks inside the function.",
-)
 value_too_large = Outcome(
     "VALUE_TOO_LARGE",
     Fault.USER_CODE,
     "The function returned a value of {} bytes for other calls, and the endpoint has room for {}.",
     "Return less, or write large data to a file that the next function reads.",
+)
+_result_not_serializable = Outcome(
+    "RESULT_NOT_SERIALIZABLE",
+    Fault.USER_CODE,
+    "The function returned, but its result cannot be sent: {}",
+    "Return plain data, and keep open files, connections and locks inside the function.",
 )
 value_not_stored = Outcome(
     "VALUE_NOT_STORED",

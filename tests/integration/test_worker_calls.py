@@ -62,9 +62,9 @@ def test_inputs_are_put_into_the_arguments(worker: WorkerUnderTest) -> None:
 
 def test_without_a_function_inputs_are_collected(worker: WorkerUnderTest) -> None:
     frames = [edge(value) for value in (1, 2, 3)]
-    orders = (InputOrder((0,), (len(frames[0]),)), InputOrder((1,), missing=True))
-    orders += (InputOrder((2,), tuple(map(len, frames[1:])), is_list=True),)
-    inputs = [(orders[0], frames[:1]), (orders[2], frames[1:])]
+    several = InputOrder((2,), tuple(map(len, frames[1:])), is_list=True)
+    orders = (InputOrder((0,), (len(frames[0]),)), InputOrder((1,), missing=True), several)
+    inputs = [(orders[0], frames[:1]), (several, frames[1:])]
     assert worker.values(None, call=CallOrder(orders, is_edge=True), inputs=inputs) == [[1, [2, 3]]]
     done = worker.run(None, call=CallOrder(orders), inputs=inputs, options=TaskOptions(result_serializers=("11",)))
     assert (done.error, done.parts) == (None, ())
@@ -99,7 +99,7 @@ def test_a_spread_value_has_a_buffer_for_each_element(worker: WorkerUnderTest) -
     call = CallOrder(is_edge=True, spread=True)
     assert worker.values(lambda: [1, "two", {"three": (3,)}], call=call) == [1, "two", {"three": (3,)}]
     assert worker.values(lambda: (n * n for n in range(4)), call=call) == [0, 1, 4, 9]
-    worker.order(lambda: [], call=call)
+    worker.order(list, call=call)
     done, body = worker.expect(Done)
     assert (done.error, done.parts, body) == (None, (), b"")
 
@@ -201,6 +201,16 @@ def test_elements_that_do_not_exist_or_cannot_be_sent(worker: WorkerUnderTest) -
     assert messages[2] == "OSError: the file ended"
     assert "raise OSError" in (error_of(errors[2]).traceback or "")
     assert errors[2].is_retried
+
+
+def test_what_a_call_raised_goes_where_its_value_would_go(worker: WorkerUnderTest) -> None:
+    def refuse() -> None:
+        raise KeyError("no such key")
+
+    data = error_of(worker.run(refuse, call=EDGE)).exception_data
+    assert data is not None
+    assert repr(Serializer().deserialize(data.encode())) == "KeyError('no such key')"
+    assert error_of(worker.run(refuse)).exception_data is None
 
 
 def test_an_input_of_another_python_is_a_clear_error(worker: WorkerUnderTest) -> None:

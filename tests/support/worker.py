@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import hashlib
 import os
 import select
 import subprocess
@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from farcall_common.payload import DATA_STRATEGIES, Serializer
+from farcall_common.payload.functions import FunctionTable, Included
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.shared_memory import Body, Frame, FrameList, bytes_of, cut
 from farcall_endpoint.worker.channel import CallOrder, Done, InputOrder, Order, Packet, Ready, Run, channel_pair
@@ -21,6 +24,7 @@ from tests.waiting import WAIT_S
 
 P = TypeVar("P")
 
+_END_S = 20.0
 _serializer = Serializer()
 _values = Serializer(allowed=DATA_STRATEGIES)
 
@@ -31,6 +35,7 @@ class WorkerUnderTest:
     def __init__(self, directory: Path, settings: WorkerSettings, variables: Mapping[str, str], python: str) -> None:
         self.channel, end, claims = channel_pair()
         self._known: set[str] = set()
+        self._received: collections.deque[tuple[Packet, Body]] = collections.deque()
         self.directory = directory
         directory.mkdir(exist_ok=True)
         with contextlib.ExitStack() as files:
@@ -50,15 +55,29 @@ class WorkerUnderTest:
 
     def receive(self) -> tuple[Packet, Body]:
         """The next packet of the worker."""
+        while not self._received:
+            self._poll(select.POLLIN)
+        return self._received.popleft()
+
+    def send(self, packet: Packet, body: Sequence[Frame] = ()) -> None:
+        """Send a packet as soon as there is room for it. As a manager, it reads what the worker sends meanwhile."""
+        while not self._poll(select.POLLIN | select.POLLOUT) & select.POLLOUT:
+            pass
+        self.channel.send(packet, body)
+
+    def _poll(self, events: int) -> int:
         poll = select.poll()
-        poll.register(self.channel.fileno(), select.POLLIN)
-        assert poll.poll(WAIT_S * 1000), "the worker sends nothing"
-        received = self.channel.receive_shared()
-        assert received is not None, "the worker has ended"
-        return received
+        poll.register(self.channel.fileno(), events)
+        found = poll.poll(WAIT_S * 1000)
+        assert found, "the worker sends or reads nothing"
+        if found[0][1] & select.POLLIN:
+            received = self.channel.receive_shared()
+            assert received is not None, "the worker has ended"
+            self._received.append(received)
+        return found[0][1]
 
     def expect(self, kind: type[P]) -> tuple[P, Body]:
-        """The next packet, which is of this kind."""
+        """The next packet, which has this type."""
         packet, body = self.receive()
         assert isinstance(packet, kind), packet
         return packet, body
@@ -74,23 +93,25 @@ class WorkerUnderTest:
         options: TaskOptions | None = None,
         data_only: bool = False,
         kwargs: Mapping[str, object] | None = None,
+        also: Sequence[str] = (),
+        included: Included | None = None,
     ) -> None:
-        """Send a call; without a function it collects its inputs."""
+        """Send a call; without a function it collects its inputs. ``also``: tasks with the same function behind it."""
         body: list[Frame] = []
         functions: list[tuple[str, int]] = []
         function_hash = ""
         if function is not None:
-            code = _serializer.pack_function(function)
-            function_hash = hashlib.sha256(code).hexdigest()
+            packed = FunctionTable(included).get(function)
+            code, function_hash = packed.body, packed.hash
             if function_hash not in self._known:
                 self._known.add(function_hash)
                 functions.append((function_hash, len(code)))
                 body.append(code)
         payload = _serializer.pack_call(args, kwargs) if payload is None else payload
         order = Order(task_id, 1, function_hash, len(payload), options or TaskOptions(), data_only=data_only, call=call)
-        self.channel.order(
-            Run((order,), tuple(functions)), [*body, payload, *[part for _, each in inputs for part in each]]
-        )
+        others = [msgspec.structs.replace(order, task_id=name) for name in also]
+        body += [payload, *[part for _, each in inputs for part in each], *[payload for _ in also]]
+        self.channel.order(Run((order, *others), tuple(functions)), body)
 
     def run(self, function: Callable[..., Any] | None, *args: object, **order: Any) -> Done:
         """The end of a call, without its value."""
@@ -105,9 +126,14 @@ class WorkerUnderTest:
         return values_of(done, body)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker, as a manager that ends does."""
         self.channel.close()
-        self.process.wait(WAIT_S)
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # its task waits for what never comes
+            self.process.kill()
+            self.process.wait()
+            raise
 
 
 def values_of(done: Done, body: Body) -> list[Any]:

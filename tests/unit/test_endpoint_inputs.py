@@ -15,7 +15,7 @@ from farcall_endpoint.worker.channel import CallOrder, InputOrder
 from farcall_endpoint.worker.inputs import Inputs, bound, collected, place_of
 from farcall_endpoint.worker.values import MOST_ELEMENTS, elements_of
 
-Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as users write them
+Pair = collections.namedtuple("Pair", "left right")
 
 
 def put(args: tuple[Any, ...], kwargs: dict[str, Any], *inputs: tuple[InputOrder, Any]) -> Any:
@@ -84,10 +84,10 @@ def test_parts_are_read_in_order_and_a_part_that_cannot_be_read_is_named() -> No
 
     def refuse(piece: object) -> None:
         if bytes(piece) == b"bb":  # type: ignore[call-overload]
-            raise DeserializationError("It is of another Python.", hint="Use one.")
+            raise DeserializationError("It belongs to another Python.", hint="Use one.")
 
     with pytest.raises(
-        DeserializationError, match=r"The value for argument 1, element 1 cannot be read: It is"
+        DeserializationError, match=r"The value for argument 1, element 1 cannot be read: It belongs"
     ) as info:
         inputs.read(refuse)
     assert info.value.hint == "Use one."

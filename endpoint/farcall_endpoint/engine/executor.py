@@ -14,13 +14,14 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack
 
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.payload.functions import FunctionTable
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, FunctionTable, Submission
+from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
 
 P = ParamSpec("P")
