@@ -37,6 +37,8 @@ from farcall_endpoint.worker.channel import InputOrder
 Call = tuple[int, int]
 """Number of a stage and of its element; 0 for the only call of a stage."""
 _SMALL_BYTES: Final = 4 * 1024
+_MOST_FULL_ERRORS: Final = 20
+"""When more stages have failed, their errors are shown without tracebacks."""
 _MOST_SMALL_BYTES: Final = 64 * 1024
 """Values of stages that have ended are in the details of a failed graph if they are not larger, and all together."""
 
@@ -267,7 +269,9 @@ class GraphRun:
             first = itertools.islice((each for each in range(count) if each not in self._active), MAX_STATES)
             told = [*sorted(each for each in self._active if each < count), *first][:MAX_STATES]
             chosen = sorted(told)
-        return [self.stages[number].state(node=node, end=end) for number in chosen]
+        failed = sum(self.stages[number].failed > 0 for number in self._active)
+        is_brief = failed > _MOST_FULL_ERRORS
+        return [self.stages[number].state(node=node, end=end, is_brief=is_brief) for number in chosen]
 
     def small_values(self) -> dict[int, bytes]:
         """The small values of stages that have ended, by number."""

@@ -26,7 +26,7 @@ from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, RunningOutput, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
-from farcall_endpoint.worker.channel import ITSELF, CallOrder, Delivery
+from farcall_endpoint.worker.channel import CallOrder
 
 PROGRESS_PERIOD_S: Final = 0.25
 """Shortest time between two reports of how a graph is."""
@@ -193,10 +193,14 @@ class RunningGraph:
             self,
         )
 
-    def with_follower(self, job: Job) -> tuple[Job, Job] | None:
-        """A call whose value stays with its worker, and the call behind it that gets that and waits for nothing else;
-        None if there is no such call, or if it cannot run in the same worker."""
-        assert job.call is not None
+    @property
+    def is_spread(self) -> bool:
+        """Whether its calls go to different workers, though one could make them one after the other."""
+        return self.run.graph.spread
+
+    def follower(self, job: Job) -> tuple[Job, int] | None:
+        """The call that gets the value of this one, with which of its inputs, and waits for nothing else; None if there
+        is no such call, or if it may need another worker. It counts as made."""
         found = self.run.follower(self._call_of(job))
         if found is None:
             return None
@@ -206,8 +210,7 @@ class RunningGraph:
         if follower.refusal is not None or options.environment != before.environment or options.wants_ranks:
             return None
         self.run.begin_ahead(call)
-        delivery = Delivery(ITSELF, follower.order.task_id, number)
-        return msgspec.structs.replace(job, call=msgspec.structs.replace(job.call, deliver=(delivery,))), follower
+        return follower, number
 
     def taken_back(self, job: Job) -> None:
         """A call that was made ahead was not started."""
@@ -314,15 +317,12 @@ class Graphs:
         self._node = settings.node
         self._reports = reports
         self._jitter = jitter
-        self._running: dict[str, RunningGraph] = {}
+        self.running: dict[str, RunningGraph] = {}  # by the task's id
         self._touched: dict[RunningGraph, None] = {}
         self.spread = 0
         """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     @property
     def due_at(self) -> float:
@@ -331,7 +331,7 @@ class Graphs:
 
     def get(self, task_id: str) -> RunningGraph | None:
         """A graph that runs."""
-        return self._running.get(task_id)
+        return self.running.get(task_id)
 
     def add(self, job: Job, callees: Callees, now: Instant) -> list[Job]:
         """Start a graph; its first calls."""
@@ -339,7 +339,7 @@ class Graphs:
         assert isinstance(graph, Graph)
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
         run = GraphRun(graph, options=options, memory=self.memory, jitter=self._jitter)
-        running = self._running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
+        running = self.running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
         self.spread += graph.spread
         run.start()
         if run.end is not None:
@@ -349,7 +349,7 @@ class Graphs:
     def cancel(self, task_ids: Iterable[str]) -> None:
         """End graphs that are among these tasks."""
         for task_id in task_ids:
-            if (running := self._running.get(task_id)) is not None:
+            if (running := self.running.get(task_id)) is not None:
                 record = outcomes.cancelled(running=running.started_at is not None)
                 running.run.stop(TaskState.CANCELLED, record.to_json())
                 running.touch()
@@ -361,7 +361,7 @@ class Graphs:
         dropped: set[str] = set()
         if now.mono >= self._due_at:
             self._due_at = math.inf
-            self._touched.update(dict.fromkeys(self._running.values()))
+            self._touched.update(dict.fromkeys(self.running.values()))
         touched = list(self._touched)
         self._touched.clear()
         for running in touched:
@@ -396,7 +396,7 @@ class Graphs:
 
     def _finish(self, running: RunningGraph, now: Instant) -> None:
         run, job = running.run, running.job
-        del self._running[job.order.task_id]
+        del self.running[job.order.task_id]
         self.spread -= run.graph.spread
         assert run.end is not None
         walltime_s = job.order.options.walltime_s
