@@ -272,7 +272,8 @@ class ManagerCore:
                 ended = jobs_before - len(worker.jobs)
                 if worker.environment is not None and ended and worker.pair.key in self._environments:
                     self._environments[worker.pair.key].tasks_ended(ended, now - since)
-            case TasksReceived(jobs=jobs):
+            case TasksReceived(jobs=jobs, limits=limits):
+                self._nested.limits = limits
                 if self._stop_at is None:
                     self._tasks_received(jobs, instant)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):

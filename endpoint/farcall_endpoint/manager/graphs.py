@@ -24,7 +24,7 @@ from farcall_endpoint.manager.orders import limited_options
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import Died, GraphProgress, RunningOutput, TaskOrder, WantedOutput
+from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
@@ -420,21 +420,27 @@ def _take_ready(running: RunningGraph) -> Iterator[Job]:
     return (running.job_of(call) for call in ready if run.is_out(call))
 
 
-def opened(payload: Frame, options: TaskOptions, *, memory_bytes: int | None) -> Graph | None:
+def opened(
+    payload: Frame, options: TaskOptions, *, memory_bytes: int | None, limits: Limits | None = None
+) -> Graph | None:
     """The graph that is the payload of a task with these options, which may be hostile; None if it is none.
 
     :param memory_bytes: the most that a call may use.
+    :param limits: of the endpoint, for each call.
     :raises DeserializationError: if it cannot run.
     """
     if not is_graph(piece_of(payload, 0, len(PREFIX)) if payload else b""):
         return None
     graph = unpack_graph(bytes_of(payload), callees=len(options.callees))
-    if memory_bytes is None:
+    if memory_bytes is None and limits is None:
         return graph
+
+    def limited(own: TaskOptions) -> TaskOptions:
+        own = own if limits is None else limits.applied_to(own)
+        return own if memory_bytes is None else limited_options(own, memory_bytes)
+
     stages = tuple(
-        stage
-        if stage.options is None
-        else msgspec.structs.replace(stage, options=limited_options(stage.options, memory_bytes))
+        stage if stage.options is None else msgspec.structs.replace(stage, options=limited(stage.options))
         for stage in graph.stages
     )
     return msgspec.structs.replace(graph, stages=stages)

@@ -131,6 +131,7 @@ class Manager:
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
+        self._limits: protocol.Limits | None = None
         # What goes on when a location was looked up: tasks that came, by environment, and workers to be started.
         self._arrived: dict[Environment, list[Job]] = {}
         self._launches: dict[int, Launch] = {}
@@ -326,6 +327,7 @@ class Manager:
 
     def _tasks_received(self, message: protocol.RunTasks, bodies: list[Frame]) -> TasksReceived:
         functions = self._functions
+        self._limits = message.limits
         if message.forget:
             functions.clear()
         for function_hash, body in message.functions:
@@ -344,7 +346,7 @@ class Manager:
         options = job.order.options
         graph, refusal = None, None
         try:
-            graph = opened(job.payload, options, memory_bytes=self._memory_per_worker_bytes)
+            graph = opened(job.payload, options, memory_bytes=self._memory_per_worker_bytes, limits=self._limits)
         except DeserializationError as error:
             refusal = error.record
         callees = Callees({each.function_hash: self._functions[each.function_hash] for each in options.callees}, graph)
@@ -362,7 +364,7 @@ class Manager:
                 received.append(checked)
             else:
                 self._arrived.setdefault(checked, []).append(job)
-        return TasksReceived(received)
+        return TasksReceived(received, self._limits)
 
     def _with_refusals(self, job: Job) -> Job | Environment:
         """A task with the refusals of its environments; or the one of them that is still looked up."""
@@ -606,9 +608,9 @@ class Manager:
         try:
             while (received := worker.process.channel.receive_shared()) is not None:
                 _check_files(*received)
-                if type(received[0]) is Done and received[0].lent is not None and worker.worker_id in self._returns:
-                    done, body = received
-                    received = done, self._returns[worker.worker_id].body(body, *done.lent)
+                packet, body = received
+                if isinstance(packet, Done) and packet.lent is not None and worker.worker_id in self._returns:
+                    received = packet, self._returns[worker.worker_id].body(body, *packet.lent)
                 if type(received[0]) is NewModules:
                     self._count_report(worker.worker_id)
                     self._launcher.learn(worker.process.imports_key, received[0].names)
