@@ -321,8 +321,11 @@ class Runner:
         return self._strategies.get(names)
 
     def _exception_data(self, order: Order, error: BaseException) -> str | None:
-        """What a function raised, written as its submitter wants results; None if it asks for none of ours."""
+        """What a function raised, written as its submitter wants results; None if it asks for none of ours. A call that
+        gives its value to others gives them this, too."""
         names = order.options.result_serializers
+        if not names and order.call is not None and order.call.is_edge:
+            names = _BINARY
         if not names or self._is_native(order):
             return None
         if names == _BINARY:
