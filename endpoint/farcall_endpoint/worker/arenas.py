@@ -403,7 +403,7 @@ class Borrowed:
 
     def keep(self) -> None:
         """Before a fork: the child will refer to the values that are here. So they are never returned."""
-        for loan in self._loans.values():
+        for loan in list(self._loans.values()):  # another thread may drop one
             mapped = loan.mapped
             mapped.is_kept = True
             if self._mapped.get(mapped.slot) is mapped:
