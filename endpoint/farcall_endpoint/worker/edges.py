@@ -131,6 +131,8 @@ class Edges:
 
     def __init__(self, manager: int) -> None:
         self.arenas = Arenas()
+        self.has_buffers = False
+        """Whether the running task has asked for one."""
         self._manager = manager
         self._manager_ledger: Ledger | None = None
         self._for_manager: Placed | None = None
@@ -175,6 +177,7 @@ class Edges:
             raise ValueError(f"a buffer of {size} bytes")
         if size <= INLINE_BYTES:
             return memoryview(bytearray(size))
+        self.has_buffers = True
         try:
             return self.arenas.buffer(size)
         except (OSError, OverflowError, ValueError) as error:
@@ -217,6 +220,7 @@ class Edges:
     def end_task(self) -> None:
         """The task has ended, and its values were sent."""
         self._for_manager = None
+        self.has_buffers = False
         self.arenas.end_task()
 
     def wait(self, keys: Collection[Key]) -> list[Incoming] | None:
