@@ -225,7 +225,7 @@ def test_what_cannot_be_submitted_names_its_stage(executor: Executor, submits: S
         (
             graph.call(functools.partial(count, _unsendable())),
             SerializationError,
-            r"stage 6 \(partial\): The function",
+            r"stage 6 \(count\): The function",
         ),
         (Graph().call(read, "a"), ValueError, "a stage of another graph"),
         ("text", TypeError, "the target has a str"),
