@@ -33,7 +33,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from farcall_common.payload import PickleOutOfBand, Piece, Serializer, load_user_data
+from farcall_common.payload import Piece, Serializer, load_user_data
 from farcall_common.payload import task_error as error_of_record
 from farcall_common.payload.include import hint_for_missing
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
@@ -46,8 +46,6 @@ _CLASSES: Final[Mapping[TaskState, type[TaskError]]] = {
     TaskState.LOST: TaskLost,
     TaskState.DEAD_LETTERED: TaskDeadLettered,
 }
-#: Prefixes of what workers write for each other. It may be read where binary pickles may be.
-_OF_WORKERS: Final = (b"p5\n", b"a1\n")
 _PARALLEL_DOWNLOADS: Final = 4
 #: The stream may still push the result of a task that is younger than this.
 _SAMPLE_AGE_S: Final = 1.0
@@ -178,8 +176,7 @@ class ResultReader:
         :raises DeserializationError: if it cannot be read here.
         :raises FarcallError: if the API cannot be asked whose the endpoint is.
         """
-        prefix = PickleOutOfBand.prefix
-        serializer = self._serializer_for(prefix if bytes(data[: len(prefix)]) in _OF_WORKERS else data, origin, what)
+        serializer = self._serializer_for(data, origin, what)
         return load_user_data(lambda: serializer.deserialize(data))
 
     def _serializer_for(self, found: Piece, origin: Origin, what: str) -> Serializer:
