@@ -203,6 +203,16 @@ def test_elements_that_do_not_exist_or_cannot_be_sent(worker: WorkerUnderTest) -
     assert errors[2].is_retried
 
 
+def test_what_a_call_raised_goes_where_its_value_would_go(worker: WorkerUnderTest) -> None:
+    def refuse() -> None:
+        raise KeyError("no such key")
+
+    data = error_of(worker.run(refuse, call=EDGE)).exception_data
+    assert data is not None
+    assert repr(Serializer().deserialize(data.encode())) == "KeyError('no such key')"
+    assert error_of(worker.run(refuse)).exception_data is None
+
+
 def test_an_input_of_another_python_is_a_clear_error(worker: WorkerUnderTest) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec("class Point:\n    def __init__(self): self.x = 1", namespace)
