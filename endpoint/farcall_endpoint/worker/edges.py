@@ -8,7 +8,7 @@ A sender never waits. What cannot be sent (the other worker is gone, or does not
 which has the value anyway, and sends it as it sends all others. A receiver waits for its values and for the manager at
 once: the manager may want the call back.
 
-What arrives was written by a task's process, as everything else in a socket of a worker; it is of the same submitter.
+What arrives was written by a task's process, as everything else in a socket of a worker; it has the same submitter.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Edges:
         self._poll.register(edge.fileno(), select.POLLIN)
 
     def remove(self, number: int) -> None:
-        """The other worker is gone, or its connection is of no use any more."""
+        """The other worker is gone, or its connection cannot be used any more."""
         edge = self._edges.pop(number, None)
         if edge is None:
             return
