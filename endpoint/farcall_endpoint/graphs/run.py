@@ -37,6 +37,8 @@ from farcall_endpoint.worker.channel import InputOrder
 Call = tuple[int, int]
 """Number of a stage and of its element; 0 for the only call of a stage."""
 _SMALL_BYTES: Final = 4 * 1024
+_MOST_FULL_ERRORS: Final = 20
+"""When more stages have failed, their errors are shown without tracebacks."""
 _MOST_SMALL_BYTES: Final = 64 * 1024
 """Values of stages that have ended are in the details of a failed graph if they are not larger, and all together."""
 
@@ -129,7 +131,7 @@ class GraphRun:
         reasons.append(reason)
         if options.idempotent and len(reasons) < options.max_attempts:
             self.stages[call[0]].retries += 1
-            self.ready.append(call)
+            self._begin_again(call)
             return
         record = outcomes.worker_died(
             reason,
@@ -158,7 +160,52 @@ class GraphRun:
         while self._due and self._due[0][0] <= now:
             _, call = heapq.heappop(self._due)
             if self.is_out(call):
-                self.ready.append(call)
+                self._begin_again(call)
+
+    def _begin_again(self, call: Call) -> None:
+        stage, element = self.stages[call[0]], call[1]
+        if all(source.has_value_for(spec, element) for source, spec in stage.sources) or stage.taken:
+            self.ready.append(call)
+        else:  # it was made ahead, and what its worker had got the manager has not
+            self.take_back(call)
+
+    # -- calls that are made ahead -------------------------------------------------------------------------------------
+
+    def follower(self, call: Call) -> tuple[Call, int] | None:
+        """The only call that reads the value of this one, and with which of its inputs, if it waits for nothing
+        else."""
+        stage, element = self.stages[call[0]], call[1]
+        if len(stage.readers) != 1 or stage.is_spread or stage.number == self._output:
+            return None
+        reader, number, each = stage.readers[0]
+        if reader.needs or reader.collects or reader.is_over or each != stage.is_map or reader.is_map != each:
+            return None
+        got, total, lost = reader.whole_got, reader.whole_total, reader.whole_lost
+        if not each:
+            element = 0
+        elif element >= reader.size:
+            return None
+        else:
+            got, total, lost = got + reader.got[element], total + reader.each_total, lost + reader.lost[element]
+        if lost or got + 1 != total or reader.calls[element] != WAITING:
+            return None
+        return (reader.number, element), number
+
+    def begin_ahead(self, call: Call) -> None:
+        """A call is made that only waits for one that runs."""
+        stage, element = self.stages[call[0]], call[1]
+        stage.calls[element] = STARTED
+        stage.running += 1
+        self._active.add(stage.number)
+
+    def take_back(self, call: Call) -> None:
+        """A call that was made ahead has not started: it is made when its inputs are there."""
+        if self.is_out(call):
+            stage, element = self.stages[call[0]], call[1]
+            stage.calls[element] = WAITING
+            stage.running -= 1
+            self._check_call(stage, element)
+            self._settle()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -174,14 +221,20 @@ class GraphRun:
         """How often a call was made before and its worker died, and how often it raised and was retried."""
         return len(self._deaths.get(call, ())), self._retries.get(call, 0)
 
-    def inputs(self, call: Call) -> tuple[tuple[InputOrder, ...], tuple[Frame, ...]]:
-        """What a call gets, and the buffers of that, in order."""
+    def inputs(self, call: Call, *, awaited: int = -1) -> tuple[tuple[InputOrder, ...], tuple[Frame, ...]]:
+        """What a call gets, and the buffers of that, in order.
+
+        :param awaited: number of the input that comes from another worker.
+        """
         stage, element = self.stages[call[0]], call[1]
         taken = None if stage.taken is None else stage.taken.get(element)
         orders: list[InputOrder] = []
         frames: list[Frame] = []
+        parts: list[Frame]
         for number, (source, spec) in enumerate(stage.sources):
-            if taken is not None and (chosen := taken[number]) is not None:
+            if number == awaited:
+                order, parts = InputOrder(spec.path, awaited=True), []
+            elif taken is not None and (chosen := taken[number]) is not None:
                 order, parts = _order(source, spec, chosen)
             elif taken is not None:
                 order, parts = InputOrder(spec.path, missing=True), []
@@ -216,7 +269,9 @@ class GraphRun:
             first = itertools.islice((each for each in range(count) if each not in self._active), MAX_STATES)
             told = [*sorted(each for each in self._active if each < count), *first][:MAX_STATES]
             chosen = sorted(told)
-        return [self.stages[number].state(node=node, end=end) for number in chosen]
+        failed = sum(self.stages[number].failed > 0 for number in self._active)
+        is_brief = failed > _MOST_FULL_ERRORS
+        return [self.stages[number].state(node=node, end=end, is_brief=is_brief) for number in chosen]
 
     def small_values(self) -> dict[int, bytes]:
         """The small values of stages that have ended, by number."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from farcall_common.graphs import COLLECT, Input, Stage, StageState
@@ -21,6 +21,10 @@ _NO_UNITS: Final[list[int]] = []
 _MAX_WORKERS: Final = 8
 """So many workers of a stage are shown."""
 _MAX_NAME_CHARACTERS: Final = 200
+_MAX_TEXT_CHARACTERS: Final = 4000
+_MAX_BRIEF_CHARACTERS: Final = 200
+_BRIEF: Final = ("code", "message", "fault", "exception_type")
+_SHOWN: Final = (*_BRIEF, "hint", "retryable", "traceback", "attempt", "retries_used", "reasons")
 
 
 class Failure(NamedTuple):
@@ -134,6 +138,12 @@ class RunningStage:
         """Whether a part of its value is there."""
         return self.calls[number if self.is_map else 0] == DONE
 
+    def has_value_for(self, spec: Input, element: int) -> bool:
+        """Whether the part that a call reads is there; of a whole value, all parts."""
+        if self.parts is None:
+            return False
+        return self.has_part(element) if spec.each else not self.is_map or self.done == self.size
+
     def is_lost(self, number: int) -> bool:
         """Whether a part of its value, whose number is known, will never be there."""
         return self.calls[number if self.is_map else 0] > DONE
@@ -147,10 +157,11 @@ class RunningStage:
         if pid and pid not in self.workers and len(self.workers) < _MAX_WORKERS:
             self.workers = (*self.workers, pid)
 
-    def state(self, *, node: str, end: str) -> StageState:
+    def state(self, *, node: str, end: str, is_brief: bool = False) -> StageState:
         """For people.
 
         :param end: the state of a stage that is not over, if the graph is; else empty.
+        :param is_brief: whether its error is shown without the traceback.
         """
         if self.is_over:
             if self.failed:
@@ -178,5 +189,21 @@ class RunningStage:
             value_bytes=self.value_bytes,
             workers=self.workers,
             node=node if self.workers else "",
-            error=failure.record if failure is not None and failure.stage == self.number else None,
+            error=_shown(failure.record, is_brief=is_brief)
+            if failure is not None and failure.stage == self.number
+            else None,
         )
+
+
+def _shown(record: Mapping[str, Any], *, is_brief: bool) -> dict[str, Any]:
+    """The part of an error record that is shown with a stage: there may be many, and the exception is in one only."""
+    most = _MAX_BRIEF_CHARACTERS if is_brief else _MAX_TEXT_CHARACTERS
+    names = _BRIEF if is_brief else _SHOWN
+    shown: dict[str, Any] = {}
+    for name in names:
+        value = record.get(name)
+        if isinstance(value, str):
+            value = value[-most:] if name == "traceback" else value[:most]
+        if value is not None:
+            shown[name] = value
+    return shown
