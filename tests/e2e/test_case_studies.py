@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import farcall
-from examples import correlation, digits, latency, metadata, stills, tomography
+from examples import alexa, correlation, digits, images, latency, metadata, steering, stills, tomography, word_count
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from tests.waiting import WAIT_S
@@ -55,6 +55,28 @@ def test_latency(client: farcall.Client, endpoint: LocalEndpoint) -> None:
     measured = latency.measure(client, endpoint.endpoint_id, calls=20, warm_up=3)
     assert len(measured) == 20
     assert all(each.total > each.service > 0 for each in measured)
+
+
+def test_alexa(executor: farcall.Executor) -> None:
+    assert tuple(alexa.run(executor)) == alexa.ANSWERS
+
+
+def test_word_count(executor: farcall.Executor) -> None:
+    words = word_count.run(executor, parts=5)
+    assert dict(words.most_frequent)["self"] > 1_000
+    assert [each.calls for each in words.stages if each.name == "count_words"] == [5]
+
+
+def test_images(executor: farcall.Executor, tmp_path: Path) -> None:
+    counts = images.run(executor, tmp_path / "sheet.png", ("coins.png", "moon.png", "rocket.jpg"))
+    assert counts["coins.png"] > counts["moon.png"]
+    assert iio.imread(tmp_path / "sheet.png").shape == (128, 512)
+
+
+def test_steering(executor: farcall.Executor) -> None:
+    found = steering.run(executor, tasks=60)
+    assert found.moved_bytes == 2 * 60 * 2**20
+    assert found.energy < found.first / 10
 
 
 def test_an_example_is_a_program(cloud: Deployment, endpoint: LocalEndpoint) -> None:

@@ -84,7 +84,7 @@ def note(value: Any, path: str) -> Any:
 def wait_for_file(value: Any, path: str) -> Any:
     """Return ``value`` when the file is there."""
     note(value, path + ".started")
-    while not os.path.exists(path):
+    while not Path(path).exists():
         time.sleep(0.01)
     return value
 
@@ -92,15 +92,6 @@ def wait_for_file(value: Any, path: str) -> Any:
 def refuse(image: Any) -> None:
     print("looking at", image)
     raise LookupError(f"nothing in {image}")
-
-
-def die_once(value: Any, path: str) -> Any:
-    """Kill this worker, the first time."""
-    first = not os.path.exists(path)
-    note(value, path)
-    if first:
-        os.kill(os.getpid(), 9)
-    return value
 
 
 def sum_of_squares(count: int) -> int:
@@ -240,7 +231,8 @@ def test_a_restricted_endpoint_checks_each_function(
 ) -> None:
     endpoint = own_endpoint("restricted")
     endpoint.stop()
-    registered = map(client.register_function, (load, resize, sum_of_squares, square))
+    functions: list[Callable[..., Any]] = [load, resize, sum_of_squares, square]
+    registered = [client.register_function(each) for each in functions]
     listed = [client.get_function_versions(each)[0]["function_hash"] for each in registered]
     with (endpoint.directory / "config.yaml").open("a") as config:
         config.write(f"\nallowed_functions: {json.dumps(listed)}\n")
@@ -250,7 +242,7 @@ def test_a_restricted_endpoint_checks_each_function(
         with pytest.raises(TaskFailed, match="FUNCTION_NOT_PERMITTED"):
             executor.submit(chain(load, resize, detect), "ada").result(WAIT_S)
         assert executor.options(callees=[square]).submit(sum_of_squares, 4).result(WAIT_S) == 14
-        with pytest.raises(TaskFailed, match="FUNCTION_NOT_PERMITTED.* has not named"):
+        with pytest.raises(TaskFailed, match=r"FUNCTION_NOT_PERMITTED.* has not named"):
             executor.submit(sum_of_squares, 4).result(WAIT_S)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import SerializationError
 from farcall_common.limits import MAX_INLINE_BYTES
-from farcall_common.payload import BINARY_DATA, Serializer
+from farcall_common.payload import BINARY_DATA, DATA_ONLY, DATA_STRATEGIES, Serializer, refused_strategy
 from farcall_common.payload.arrays import ARRAY_PREFIX, array_pieces, load_array
 from farcall_common.payload.native import NATIVE_PREFIX
 
@@ -120,3 +120,11 @@ def test_arrays_of_the_size_at_which_they_leave_the_pickle(size: int) -> None:
     assert bytes(SERIALIZER.pieces(array, strategies=BINARY_DATA)[0]) != b"00\n"  # dill's, for what pickle refuses
     buffer = b"".join(SERIALIZER.pieces(array, strategies=BINARY_DATA))
     np.testing.assert_array_equal(SERIALIZER.deserialize(buffer), array)
+
+
+@pytest.mark.parametrize("value", [1, np.arange(5)])
+def test_readers_of_data_only_refuse_values_of_workers_by_name(value: object) -> None:
+    """A client reads small values of stages, if it trusts their endpoint."""
+    buffer = b"".join(SERIALIZER.edge_pieces(value))
+    assert refused_strategy(buffer, DATA_ONLY) == "PickleOutOfBand"
+    assert refused_strategy(buffer, DATA_STRATEGIES) is None

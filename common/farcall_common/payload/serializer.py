@@ -365,7 +365,8 @@ def ids_written(strategies: Iterable[Strategy]) -> frozenset[str]:
 def refused_strategy(buffer: Piece, allowed: frozenset[str]) -> str | None:
     """The name of the strategy of a buffer if a reader with this allow-list would read no part of it. None if it may
     read it, and for an unknown strategy, which no reader reads."""
-    strategy = _BY_PREFIX.get(bytes(buffer[:_PREFIX_LENGTH]))
+    prefix = bytes(buffer[:_PREFIX_LENGTH])
+    strategy = _BY_PREFIX[PickleOutOfBand.prefix] if prefix in _OF_WORKERS else _BY_PREFIX.get(prefix)
     if strategy is None:
         return None
     if strategy.id in allowed:

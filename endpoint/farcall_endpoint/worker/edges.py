@@ -150,7 +150,7 @@ class Edges:
         self._poll.register(edge.fileno(), select.POLLIN)
 
     def remove(self, number: int) -> None:
-        """The other worker is gone, or its connection of no use any more."""
+        """The other worker is gone, or its connection cannot be used any more."""
         edge = self._edges.pop(number, None)
         if edge is None:
             return
