@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from farcall_common.errors import DeserializationError
+from farcall_common.errors import DeserializationError, PayloadTooLarge
 from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
 from farcall_common.task_options import TaskOptions
 
@@ -112,8 +112,17 @@ def is_graph(payload: bytes | memoryview) -> bool:
 
 
 def pack_graph(graph: Graph) -> bytes:
-    """The payload of a graph."""
+    """The payload of a graph.
+
+    :raises PayloadTooLarge: if its stages, without the arguments of their calls, are more than can be read.
+    """
     head = _encode(_Head(graph.stages, tuple(map(len, graph.calls)), graph.output, graph.spread))
+    if len(head) > MAX_HEAD_BYTES:
+        raise PayloadTooLarge(
+            f"the graph's {len(graph.stages):,} stages take {len(head) / MIB:.1f} MiB without their arguments; the "
+            f"limit is {MAX_HEAD_BYTES // MIB} MiB",
+            hint="Give options to the executor instead of each stage, or submit several graphs.",
+        )
     return PREFIX + base64.b64encode(_compressed(b"".join((_LENGTH.pack(len(head)), head, *graph.calls))))
 
 

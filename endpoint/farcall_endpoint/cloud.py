@@ -85,6 +85,7 @@ class Cloud:
             "serializers": list(capabilities.serializers),
             "platform": capabilities.platform,
             "knows_retries": True,
+            "knows_graphs": True,
             "containers": list(capabilities.containers),
             "worker_share": msgspec.to_builtins(worker_share),
             **({} if sealing is None else {"sealing": sealing.to_json()}),

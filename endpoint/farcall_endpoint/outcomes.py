@@ -238,28 +238,28 @@ result_too_large = Outcome(
     ResultTooLarge.default_hint,
 )
 too_few_inputs = Outcome(
-    "GRAPH_INVALID",
+    "TOO_FEW_INPUTS",
     Fault.CALLER,
     "The stage needs {} inputs, and has {}.",
-    "Let it need fewer.",
+    "Let it need fewer (needs), or more elements be made before it.",
 )
 too_many_calls = Outcome(
     "GRAPH_TOO_LARGE",
     Fault.CALLER,
-    "The maps of the graph make more than {} calls.",
+    "The maps of the graph make more than {:,} calls.",
     "Let each call do more, or submit several graphs.",
+)
+value_too_large = Outcome(
+    "VALUE_TOO_LARGE",
+    Fault.USER_CODE,
+    "The value has {} bytes, and the node has room for {} more between calls, in memory and on disk.",
+    "Return less, or write the value to a file; the endpoint's owner can raise engine.graphs.",
 )
 _result_not_serializable = Outcome(
     "RESULT_NOT_SERIALIZABLE",
     Fault.USER_CODE,
     "The function returned, but its result cannot be sent: {}",
     "Return plain data, and keep open files, connections and locks inside the function.",
-)
-value_too_large = Outcome(
-    "VALUE_TOO_LARGE",
-    Fault.USER_CODE,
-    "The function returned a value of {} bytes for other calls, and the endpoint has room for {}.",
-    "Return less, or write large data to a file that the next function reads.",
 )
 value_not_stored = Outcome(
     "VALUE_NOT_STORED",

@@ -12,7 +12,6 @@ import itertools
 import mmap
 import os
 import socket
-import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -32,12 +31,10 @@ def open_unnamed(directory: str, flags: int) -> int:
     """
     with contextlib.suppress(OSError):  # not every file system has unnamed files
         return os.open(directory, os.O_TMPFILE | flags | os.O_CLOEXEC, 0o600)
-    descriptor, name = tempfile.mkstemp(prefix="farcall-", dir=directory)
-    os.close(descriptor)
-    try:
-        return os.open(name, flags | os.O_CLOEXEC)
-    finally:
-        os.unlink(name)  # noqa: PTH108 - the name never was a Path
+    name = f"{directory}/farcall-{os.urandom(8).hex()}"
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | flags | os.O_CLOEXEC, 0o600)
+    os.unlink(name)  # noqa: PTH108 - the name never was a Path
+    return descriptor
 
 
 class MemoryFile:

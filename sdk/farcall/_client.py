@@ -343,7 +343,7 @@ class Client(SourceCode, Sharing):
         :raises TaskFailed: if the task failed.
         :raises TaskUnknown: if you have no such task.
         """
-        info = self._info(self._api.get_task(self._connection.ids.task(task_id)))
+        info = info_of(self, task_id)
         if info.state == "failed" and info.exception is not None:
             raise info.exception
         return info
@@ -981,6 +981,14 @@ class Client(SourceCode, Sharing):
             exception=exception,
             stages=stages_of(result.details, lambda data, what: reader.read_other(data, origin, what)),
         )
+
+
+def info_of(client: Client, task_id: str | uuid.UUID) -> TaskInfo:
+    """A task as it is now, in any state, with its stages if it is a graph.
+
+    :raises TaskUnknown: if the caller has no such task.
+    """
+    return client._info(client._api.get_task(client._connection.ids.task(task_id)))
 
 
 def connection_of(client: Client) -> Connection:

@@ -56,6 +56,9 @@ _REFUSED_RETRY_S: Final = 30.0
 def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
     """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline."""
     ref, value, finished_at = task.get("result_ref"), task.get("result"), task.get("completion_t")
+    details: dict[str, Any] = task.get("details") or {}
+    if (stages := task.get("stages")) and "stages" not in details:  # of a task that runs
+        details = {**details, "stages": stages}
     result = StreamResult(
         task_id=task["task_id"],
         task_group_id=task.get("task_group_id") or "",
@@ -65,7 +68,7 @@ def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | Non
         error=task.get("error"),
         finished_at=None if finished_at is None else float(finished_at),
         timings=task.get("timings") or {},
-        details=task.get("details") or {},
+        details=details,
     )
     return result, None if value is None else value.encode()
 

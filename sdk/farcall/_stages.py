@@ -80,7 +80,7 @@ class StageInfo:
         more = "".join(
             f", {count} {what}" for count, what in ((self.failed, "failed"), (self.retries, "retries")) if count
         )
-        error = str(self.error).partition("\n")[0] if self.error else ""
+        error = self.error.record.message.partition("\n")[0] if self.error else ""
         seconds = f"{self.run_s:.3f}" if self.ended else ""
         cells = str(self.number), self.name, self.state, calls + more, seconds, " ".join(map(str, self.workers)), error
         return tuple(" ".join(plain(cell).split()) for cell in cells)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -336,6 +337,9 @@ def test_a_manager_gets_each_callee_once_and_the_limits_for_the_stages(is_restri
         assert [order.options.walltime_s for order in message.tasks] == [60.0, 60.0]
         assert {order.limits for order in message.tasks} == {protocol.Limits(60.0)}
         assert {order.restricted for order in message.tasks} == {is_restricted}
+        listed = calling("listed")
+        listed.spec = msgspec.structs.replace(listed.spec, data_only=True)
+        assert sent(listed)[0].tasks[0].restricted, "the service restricts functions"
         message, functions = sent(calling("c", "h", "f"), calling("d"))
         assert functions == {"h": b"h"}
         assert [order.limits for order in message.tasks] == [protocol.Limits(60.0), None]

@@ -35,12 +35,13 @@ from farcall_common.errors import (
     TaskFailed,
     TaskLost,
 )
+from farcall_common.payload.functions import Function
 from farcall_common.payload.native import NATIVE
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint import Engine
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.engine.loop import Function, Submission
+from farcall_endpoint.engine.loop import Submission
 from tests.waiting import WAIT_S, wait_until
 
 Make = Callable[..., concurrent.futures.Executor]

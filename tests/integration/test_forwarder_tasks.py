@@ -15,12 +15,13 @@ from urllib.parse import quote
 import pytest
 
 from farcall_common import wire
+from farcall_common.environments import Environment
 from farcall_common.errors import Fault
-from farcall_common.store.model import MAX_QUEUED_BYTES, BlobRef, QueuedTask, RunningLimit
+from farcall_common.store.model import MAX_QUEUED_BYTES, SIGNATURE, BlobRef, Function, QueuedTask, RunningLimit
 from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.registry_valkey import ValkeyWakeUps
 from farcall_common.store.settings import Stores
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
 from farcall_forwarder.adapters.zap import find_peers
 from farcall_lambdas.identity import Identity
@@ -103,6 +104,77 @@ def test_tasks_over_the_limit_of_a_submitter_follow_when_others_end(
         [third] = agent.take(1)
         assert [spec.task_id for spec in (*first, third)] == task_ids[:3]
         assert agent.hears_no(wire.RunTasks, for_s=0.5)
+
+
+def test_a_graph_brings_the_functions_that_it_calls(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    """To an agent that knows graphs. Its stages are in the record, the history and the usage."""
+    callees = []
+    for number, body in enumerate((b"resize", b"detect")):
+        digest = hashlib.sha256(body).hexdigest()
+        function = Function(wire.new_id(), cloud.owner_id, body.decode(), body, digest, metadata={SIGNATURE: "signed"})
+        cloud.stores.functions.add_function(function)
+        environment = Environment(type="uv", requirements=("polars",)) if number else None
+        callees.append(Callee(function.function_id, digest, 1, environment))
+    uv = wire.Capabilities(containers=("uv",))
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.open_session(credit=10, knows_graphs=True, capabilities=uv)
+        first, second = cloud.submit_new(endpoint_id, 2, callees=tuple(callees), payload=b"gr\nAAAA")
+        specs = agent.take(2)
+        assert {spec.task_id for spec in specs} == {first, second}
+        assert [spec.options.callees for spec in specs] == [tuple(callees)] * 2
+        assert set(agent.functions.values()) == {FUNCTION_BODY, b"resize", b"detect"}
+        assert {agent.functions[each.function_hash] for each in callees} == {b"resize", b"detect"}
+        stages = [{"number": 0, "name": "resize", "state": "done", "calls": 3, "ended": 3, "run_s": 4.5}]
+        for spec in specs:
+            details = {"stages": [*stages, "malformed"], "stage_run_s": -1.0}
+            ended = wire.ResultSpec(
+                task_id=spec.task_id, attempt=1, state=TaskState.SUCCESS, result=0, details=details, started_at=1.0
+            )
+            agent.say(wire.TaskResults(results=(ended,)), b"r")
+        agent.until_recorded([first, second])
+        report = wire.EndpointReport(managers=1, detail={"graphs": [{"task_id": first, "stages": stages}]})
+        agent.say(wire.Heartbeat(at=time.time(), report=report))
+
+        def reported() -> bool:
+            endpoint = cloud.stores.endpoints.get_endpoint(endpoint_id)
+            return endpoint is not None and bool(endpoint.status.graphs)
+
+        wait_until(reported, "the graph is in the status of the endpoint")
+    assert cloud.task(first).details == {"stages": stages, "stage_calls": 3, "stage_run_s": 4.5}
+    assert cloud.task(first).options.callees == tuple(callees)
+    assert cloud.stores.tasks.list_events(first)[-1].detail == {"stage_calls": 3}
+    day = dt.datetime.now(dt.UTC).date()
+    [usage] = cloud.stores.usage.read_usage(
+        (), since=day - dt.timedelta(days=1), until=day + dt.timedelta(days=2), owner_ids=[cloud.owner_id]
+    )
+    assert (usage.tasks, usage.stages) == (2, 6)
+    endpoint = cloud.stores.endpoints.get_endpoint(endpoint_id)
+    assert endpoint is not None
+    [graph] = endpoint.status.graphs
+    assert (graph.task_id, graph.stages[0].name, graph.stages[0].ended) == (first, "resize", 3)
+
+
+def test_a_graph_is_not_sent_to_an_older_agent_or_without_a_function(
+    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
+) -> None:
+    deleted = (Callee(wire.new_id(), "0" * 64, 1),)
+    with Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.open_session(credit=10)
+        [task_id] = cloud.submit_new(endpoint_id, 1, callees=deleted)
+        cloud.until_all([task_id], TaskState.FAILED)
+    error = cloud.task(task_id).error
+    assert error is not None
+    assert error.code == "ENDPOINT_INCOMPATIBLE"
+    newer_id = cloud.add_endpoint()
+    with Agent(cloud, newer_id, forwarder) as agent:
+        agent.open_session(credit=10, knows_graphs=True)
+        [task_id] = cloud.submit_new(newer_id, 1, callees=deleted)
+        cloud.until_all([task_id], TaskState.FAILED)
+    error = cloud.task(task_id).error
+    assert error is not None
+    assert (error.code, deleted[0].function_id in error.message) == ("FUNCTION_UNKNOWN", True)
 
 
 class LossyWakeUps(ValkeyWakeUps):

@@ -62,9 +62,9 @@ def test_inputs_are_put_into_the_arguments(worker: WorkerUnderTest) -> None:
 
 def test_without_a_function_inputs_are_collected(worker: WorkerUnderTest) -> None:
     frames = [edge(value) for value in (1, 2, 3)]
-    orders = (InputOrder((0,), (len(frames[0]),)), InputOrder((1,), missing=True))
-    orders += (InputOrder((2,), tuple(map(len, frames[1:])), is_list=True),)
-    inputs = [(orders[0], frames[:1]), (orders[2], frames[1:])]
+    several = InputOrder((2,), tuple(map(len, frames[1:])), is_list=True)
+    orders = (InputOrder((0,), (len(frames[0]),)), InputOrder((1,), missing=True), several)
+    inputs = [(orders[0], frames[:1]), (several, frames[1:])]
     assert worker.values(None, call=CallOrder(orders, is_edge=True), inputs=inputs) == [[1, [2, 3]]]
     done = worker.run(None, call=CallOrder(orders), inputs=inputs, options=TaskOptions(result_serializers=("11",)))
     assert (done.error, done.parts) == (None, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import os
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from farcall_common.payload import DATA_STRATEGIES, Serializer
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.shared_memory import Body, Frame, FrameList, bytes_of, cut
@@ -21,6 +24,7 @@ from tests.waiting import WAIT_S
 
 P = TypeVar("P")
 
+_END_S = 20.0
 _serializer = Serializer()
 _values = Serializer(allowed=DATA_STRATEGIES)
 
@@ -31,6 +35,7 @@ class WorkerUnderTest:
     def __init__(self, directory: Path, settings: WorkerSettings, variables: Mapping[str, str], python: str) -> None:
         self.channel, end, claims = channel_pair()
         self._known: set[str] = set()
+        self._received: collections.deque[tuple[Packet, Body]] = collections.deque()
         self.directory = directory
         directory.mkdir(exist_ok=True)
         with contextlib.ExitStack() as files:
@@ -50,12 +55,26 @@ class WorkerUnderTest:
 
     def receive(self) -> tuple[Packet, Body]:
         """The next packet of the worker."""
+        while not self._received:
+            self._poll(select.POLLIN)
+        return self._received.popleft()
+
+    def send(self, packet: Packet, body: Sequence[Frame] = ()) -> None:
+        """Send a packet as soon as there is room for it. As a manager, it reads what the worker sends meanwhile."""
+        while not self._poll(select.POLLIN | select.POLLOUT) & select.POLLOUT:
+            pass
+        self.channel.send(packet, body)
+
+    def _poll(self, events: int) -> int:
         poll = select.poll()
-        poll.register(self.channel.fileno(), select.POLLIN)
-        assert poll.poll(WAIT_S * 1000), "the worker sends nothing"
-        received = self.channel.receive_shared()
-        assert received is not None, "the worker has ended"
-        return received
+        poll.register(self.channel.fileno(), events)
+        found = poll.poll(WAIT_S * 1000)
+        assert found, "the worker sends or reads nothing"
+        if found[0][1] & select.POLLIN:
+            received = self.channel.receive_shared()
+            assert received is not None, "the worker has ended"
+            self._received.append(received)
+        return found[0][1]
 
     def expect(self, kind: type[P]) -> tuple[P, Body]:
         """The next packet, which is of this kind."""
@@ -74,8 +93,9 @@ class WorkerUnderTest:
         options: TaskOptions | None = None,
         data_only: bool = False,
         kwargs: Mapping[str, object] | None = None,
+        also: Sequence[str] = (),
     ) -> None:
-        """Send a call; without a function it collects its inputs."""
+        """Send a call; without a function it collects its inputs. ``also``: tasks with the same function behind it."""
         body: list[Frame] = []
         functions: list[tuple[str, int]] = []
         function_hash = ""
@@ -88,9 +108,9 @@ class WorkerUnderTest:
                 body.append(code)
         payload = _serializer.pack_call(args, kwargs) if payload is None else payload
         order = Order(task_id, 1, function_hash, len(payload), options or TaskOptions(), data_only=data_only, call=call)
-        self.channel.order(
-            Run((order,), tuple(functions)), [*body, payload, *[part for _, each in inputs for part in each]]
-        )
+        others = [msgspec.structs.replace(order, task_id=name) for name in also]
+        body += [payload, *[part for _, each in inputs for part in each], *[payload for _ in also]]
+        self.channel.order(Run((order, *others), tuple(functions)), body)
 
     def run(self, function: Callable[..., Any] | None, *args: object, **order: Any) -> Done:
         """The end of a call, without its value."""
@@ -105,9 +125,14 @@ class WorkerUnderTest:
         return values_of(done, body)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker, as a manager that ends does."""
         self.channel.close()
-        self.process.wait(WAIT_S)
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # its task waits for what never comes
+            self.process.kill()
+            self.process.wait()
+            raise
 
 
 def values_of(done: Done, body: Body) -> list[Any]:

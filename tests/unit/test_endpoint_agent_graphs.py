@@ -73,6 +73,7 @@ def wide(width: int) -> bytes:
 
 
 PLAIN = chain(None, None, None)
+ONCE = chain(None, TaskOptions(idempotent=False))
 
 
 def spec(task_id: str, callees: Sequence[Callee] = CALLEES, **options: Any) -> wire.TaskSpec:
@@ -405,6 +406,43 @@ def test_the_slots_of_a_graph_are_counted_back_at_its_end() -> None:
         assert (ahead, core.core._managers.members["m"].load.ahead) == (3, 0)
 
 
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["graph", "plain", "once", "end", "lose", "workers"]), st.integers(0, 9)), max_size=40
+)
+
+
+@given(_STEPS, st.sampled_from(sorted(POLICIES)))
+@settings(max_examples=100, deadline=None)
+def test_slots_are_counted_right_whatever_happens(steps: list[tuple[str, int]], policy: str) -> None:
+    core = make_core(policy=POLICIES[policy](random.Random(1)))
+    core.opened()
+    add_manager(core, "m0")
+    add_manager(core, "m1", slots=2)
+    members = core.core._managers.members
+    for number, (what, value) in enumerate(steps):
+        name = f"t{number}"
+        match what:
+            case "graph" | "plain":
+                payload = wide(value + 1) if what == "graph" else b"a call"
+                core.run_tasks(wire.RunTasks(tasks=(spec(name),), functions=FUNCTIONS), [*BODIES, payload])
+            case "once":
+                core.run_tasks(wire.RunTasks(tasks=(spec(name),), functions=FUNCTIONS), [*BODIES, ONCE])
+            case "end":
+                for manager_id, member in members.items():
+                    ended = [Finished(each, TaskState.SUCCESS, 0) for each in list(member.outstanding)[: value % 3]]
+                    core.progress(manager_id, Progress(workers=member.workers, finished=tuple(ended)), [b"r"])
+            case "lose" if value < len(members):
+                core.manager_lost(list(members)[value], "gone")
+                add_manager(core, f"n{number}")
+            case "workers" if value < len(members):
+                core.progress(list(members)[value], Progress(workers=value % 4 + 1))
+        core.decide(now=float(number))
+        for member in members.values():
+            assert member.load.free == member.workers - len(member.outstanding)
+            assert member.load.ahead == sum(member.ahead.values()) >= 0
+            assert member.ahead.keys() <= member.outstanding.keys()
+
+
 def test_a_graph_asks_for_the_slots_that_it_can_use() -> None:
     core = connected("m")
     send(core, spec("a"), spec("b"), payload=wide(3))
@@ -464,9 +502,6 @@ def test_a_graph_with_several_images_is_refused_where_each_node_runs_one() -> No
 
 
 # -- ends and restarts -------------------------------------------------------------------------------------------------
-
-
-ONCE = chain(None, TaskOptions(idempotent=False))
 
 
 def test_a_graph_with_a_stage_that_may_not_run_twice_is_lost_with_its_manager() -> None:

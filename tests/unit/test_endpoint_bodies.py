@@ -185,7 +185,7 @@ def test_forged_packets_with_descriptors_are_malformed(ends: tuple[Channel, Chan
     packet = bytearray(manager._buffer[:size])
     for _ in range(random_.randint(1, 4)):
         packet[random_.randrange(size)] = random_.choice([0, 1, 2, 255, random_.randrange(256)])
-    worker.socket.sendmsg([packet[: random_.choice([size, random_.randrange(1, size)])]], received)  # type: ignore[arg-type]
+    worker.socket.sendmsg([packet[: random_.choice([size, random_.randrange(1, size)])]], received)
     for _, _, data in received:
         for at in range(0, len(data), 4):
             os.close(int.from_bytes(data[at : at + 4], "little"))

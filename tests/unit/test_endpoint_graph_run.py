@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ def graph_of(*stages: Stage, output: int = -1) -> Graph:
     return graph
 
 
-def run_of(graph: Graph, **options: object) -> GraphRun:
+def run_of(graph: Graph, **options: Any) -> GraphRun:
     memory = Memory(GraphSettings(), writers=2)
     run = GraphRun(graph, options=TaskOptions.of(**options), memory=memory, jitter=lambda: 0.0)
     run.start()
@@ -372,7 +373,7 @@ def test_more_inputs_than_there_are_cannot_be_needed() -> None:
     run.succeeded(source, [b"a", b"b"])
     assert run.end is TaskState.FAILED
     assert run.failure is not None
-    assert run.failure.record["code"] == "GRAPH_INVALID"
+    assert run.failure.record["code"] == "TOO_FEW_INPUTS"
     assert run.where(run.failure) == "stage 2 (f)"
 
 

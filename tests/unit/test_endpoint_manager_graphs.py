@@ -12,6 +12,7 @@ from farcall_common.errors import DeserializationError, ErrorRecord, Fault
 from farcall_common.graphs import COLLECT, Graph, Input, Stage, pack_graph
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.graphs.tails import OutputTails, joined
 from farcall_endpoint.graphs.values import GraphSettings, Memory
 from farcall_endpoint.manager.actions import Action, ReadStreams, Send
 from farcall_endpoint.manager.events import (
@@ -24,7 +25,7 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.graphs import opened
-from farcall_endpoint.output import Printed
+from farcall_endpoint.output import Printed, Stream
 from farcall_endpoint.protocol import CancelTasks, Finished, ReadOutput, Stop, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
 from farcall_endpoint.worker.channel import Done, InputOrder, Order
@@ -316,15 +317,37 @@ def test_output_of_a_graph_is_that_of_its_calls() -> None:
     [read] = [
         each for each in rig.handle(ReadOutput("r", (WantedOutput("g", 1, 4, 0),), 10)) if isinstance(each, ReadStreams)
     ]
-    [output] = read.known
+    [graph] = read.graphs
+    output = graph.known
     assert (output.stdout, output.stdout_at, output.is_running) == (b"stage load", 4, True)
+    assert (graph.worker_id, graph.stdout_base) == (0, 58), "the second call, which runs"
     rig.read()
     end(rig, b"w", printed=b"two")
     progress, results = rig.take()
     [finished] = progress.finished
     assert finished.output is not None
-    assert results[finished.output] == b"--- stage load, attempt 1\none\n--- stage resize, attempt 1\ntwo"
-    assert finished.printed == Printed(61, 0, 61, 0)
+    stderr = b"--- stage resize, attempt 1\n"
+    assert results[finished.output] == b"--- stage load, attempt 1\none\n--- stage resize, attempt 1\ntwo" + stderr
+    assert finished.printed == Printed(61, 28, 61, 28)
+
+
+def test_what_a_running_call_prints_is_behind_what_others_have_printed() -> None:
+    tails = OutputTails(100)
+    tails.end("a", "A", Printed(2, 0, 2, 0), b"a\n")
+    tails.begin("b", "B")
+    known, _ = tails.streams()
+    assert known == Stream(0, b"--- A\na\n--- B\n")
+    assert joined(known, Stream(0, b"b"), tails.ends[0], most_bytes=100).data == known.data + b"b"
+    assert joined(Stream(14, b""), Stream(3, b"x"), 14, most_bytes=100) == Stream(17, b"x")
+    tails.end("c", "C", Printed(1, 0, 1, 0), b"c")
+    assert tails.streams()[0] == known, "bytes that were read stay where they were"
+    tails.end("b", "B", Printed(2, 0, 5, 0), b"2\n")
+    assert tails.streams(5)[0] == Stream(17, b"2\n--- C\nc")
+    tails.begin("d", "D")
+    tails.end("e", "E", Printed(1, 0, 1, 0), b"e")
+    printed = tails.printed()
+    assert printed is not None
+    assert printed[1].endswith(b"--- D\n--- E\ne--- B\n--- D\n")
 
 
 def test_output_of_a_graph_is_bounded() -> None:
@@ -395,6 +418,21 @@ def test_a_value_for_which_there_is_no_room_any_more_is_an_error() -> None:
     assert finished.error["code"] == "VALUE_TOO_LARGE"
     assert finished.error["message"].startswith("stage 1 (b): ")
     assert rig.core._graphs.memory.used_disk_bytes == 0
+
+
+def test_large_values_are_read_when_there_are_too_many_files() -> None:
+    rig = rig_of(files=1)
+    both = (Stage(0, "a"), Stage(0, "b"), Stage(0, "c", (Input(0, (0,)), Input(1, (1,)))))
+    start(rig, *both)
+    for number in range(2):
+        rig.read()
+        rig.workers[0].running = None
+        value = SharedBytes(MemoryFile.of([b"v" * 100_000]), 0, 100_000)
+        actions = rig.handle(PacketsReceived(0, [(Done(f"g/{number}", 1.0, 1.5, parts=(100_000,)), value)]))
+    [send] = [action for action in actions if isinstance(action, Send)]
+    first, second = send.body[-2:]
+    assert isinstance(first, SharedBytes)
+    assert second == b"v" * 100_000
 
 
 def test_small_values_go_to_the_disk_when_the_memory_is_used_up() -> None:

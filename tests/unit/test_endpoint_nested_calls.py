@@ -11,9 +11,9 @@ import pytest
 
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.graphs.nested import MOST_DEPTH, MOST_OPEN, options_of
-from farcall_endpoint.manager.actions import Action, Kill, Tell
+from farcall_endpoint.manager.actions import Action, Answer, Kill
 from farcall_endpoint.manager.events import Callees, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, options_of
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
 from tests.support.manager import Rig, ready
@@ -40,7 +40,7 @@ def driving(rig: Rig, task_id: str = "d", **given: Any) -> list[Action]:
 
 
 def told(actions: list[Action]) -> list[CallEnded]:
-    return [action.packet for action in actions if isinstance(action, Tell)]
+    return [action.packet for action in actions if isinstance(action, Answer)]
 
 
 def test_a_call_goes_to_another_worker_and_its_value_back() -> None:
@@ -53,7 +53,7 @@ def test_a_call_goes_to_another_worker_and_its_value_back() -> None:
     assert order.call is not None
     assert order.call.is_edge
     actions = sent(rig, 1, (Done("d/0", 0.0, 1.0, parts=(5,)), b"value"))
-    assert actions == [Tell(0, CallEnded(0), (b"value",))]
+    assert actions == [Answer(0, CallEnded(0), (b"value",))]
     assert not rig.progress().finished
     rig.done(0)
     [finished] = rig.progress().finished
@@ -65,7 +65,7 @@ def test_a_call_goes_to_another_worker_and_its_value_back() -> None:
 def test_a_driver_that_waits_gives_its_share_to_another_worker_which_ends_afterwards() -> None:
     rig = Rig(slots=1)
     rig.start_all()
-    assert not any(isinstance(action, Tell) for action in driving(rig))
+    assert not any(isinstance(action, Answer) for action in driving(rig))
     assert len(rig.workers) == 1
     sent(rig, 0, (Waits("d"), b""))
     assert len(rig.workers) == 2
@@ -313,7 +313,7 @@ class Simulation:
 
     def note(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Tell):
+            if isinstance(action, Answer):
                 assert action.packet.error is None
                 worker = self.rig.workers[action.worker_id].running
                 assert worker is not None

@@ -302,6 +302,13 @@ def test_a_graph_that_is_too_large_names_its_largest_stage(monkeypatch: pytest.M
         )
 
 
+def test_a_graph_with_too_many_options_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MAX_HEAD_BYTES", 100)
+    graph = Graph()
+    with pytest.raises(PayloadTooLarge, match=r"the graph's 20 stages take .* MiB without their arguments"):
+        packed(plan_of(graph, graph.options(walltime_s=5).map(load, "a" * 19)))
+
+
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 

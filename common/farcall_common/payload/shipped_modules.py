@@ -15,7 +15,7 @@ from typing import Any
 _MARK = "__farcall_included__"
 
 #: Instead of the package ``farcall``, where it is not installed: included modules may decorate functions.
-_STUB = """
+STUB = """
 def function(function=None, /, **options):
     return (lambda decorated: decorated) if function is None else function
 
@@ -49,7 +49,7 @@ class ShippedModules:
         self.digest = digest
         self.sources = dict(sources)
         if importlib.util.find_spec("farcall") is None:
-            self.sources["farcall"] = (False, _STUB)
+            self.sources["farcall"] = (False, STUB)
         self._top_level = frozenset(name for name in self.sources if "." not in name)
         self._given = frozenset(name for name in sources if "." not in name)
         self._loaded: dict[str, types.ModuleType] = {}

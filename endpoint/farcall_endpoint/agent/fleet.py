@@ -468,7 +468,7 @@ class Fleet:
                     "" if spec.submitter == self.owner_id else spec.submitter,
                     spec.data_only,
                     task.retries_used,
-                    self._is_restricted,
+                    self._is_restricted or spec.data_only,  # the service has a list of functions, too
                     limits if options.callees else None,
                 )
             )

@@ -19,6 +19,7 @@ from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.graph_builder import Graph, plan_of
 from farcall_common.graph_handles import StageHandle, StageList
+from farcall_common.payload.functions import Function, FunctionTable
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
@@ -26,7 +27,7 @@ from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.graphs import pack_for_engine
-from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Function, FunctionTable, Submission
+from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
 
 P = ParamSpec("P")

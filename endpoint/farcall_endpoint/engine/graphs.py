@@ -8,9 +8,9 @@ from farcall_common.errors import SerializationError
 from farcall_common.graph_builder import Plan, Stage
 from farcall_common.graph_packing import check_callees, pack_plan
 from farcall_common.graphs import MAX_OPENED_BYTES
+from farcall_common.payload.functions import Function, FunctionTable
 from farcall_common.payload.native import dump_call
 from farcall_common.task_options import AttemptOptionsDict, Callee, TaskOptions, unknown_option
-from farcall_endpoint.engine.loop import Function, FunctionTable
 
 
 class EngineGraph(NamedTuple):

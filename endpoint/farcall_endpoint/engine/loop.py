@@ -6,7 +6,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import os
 import random
@@ -14,7 +13,6 @@ import shutil
 import sys
 import threading
 import time
-import types
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -26,7 +24,6 @@ import zmq
 from farcall_common.errors import (
     DeserializationError,
     ErrorRecord,
-    SerializationError,
     TaskError,
     TaskFailed,
     TaskLost,
@@ -34,7 +31,8 @@ from farcall_common.errors import (
 )
 from farcall_common.event_log import UserBytes
 from farcall_common.graphs import StageState
-from farcall_common.payload import Serializer, load_user_data, task_error
+from farcall_common.payload import load_user_data, task_error
+from farcall_common.payload.functions import Function
 from farcall_common.payload.native import load_native
 from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
@@ -57,9 +55,6 @@ _logger = logging.getLogger(__name__)
 _MANAGER_HORIZON_S: Final = 0.1
 _MOST_PER_TURN: Final = 2000
 _LAST_REPORTS_S: Final = 5.0
-_MAX_KNOWN_FUNCTIONS: Final = 1024
-
-_serializer: Final = Serializer()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,46 +87,6 @@ class EngineStats:
     pending_tasks: int = 0
     unfinished_tasks: int = 0
     problem: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Function:
-    """A serialised function."""
-
-    name: str
-    body: bytes
-    hash: str
-
-
-class FunctionTable:
-    """Functions of an engine: serialised once, sent once to each manager, called by their hash.
-
-    A plain function is known by its identity: what it closes over is taken at its first use. Anything that carries
-    state (a partial, a bound method, an instance) is serialised at each use."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Callable[..., Any], Function]] = {}
-
-    def get(self, function: Callable[..., Any]) -> Function:
-        """What travels for a function.
-
-        :raises SerializationError: if it cannot.
-        """
-        known = self._known.get(id(function))
-        if known is not None and known[0] is function:
-            return known[1]
-        if not callable(function):
-            raise SerializationError(f"A {type(function).__name__} cannot be called.", hint="Pass the function itself.")
-        body = _serializer.pack_function(function)
-        name = getattr(function, "__name__", None)
-        made = Function(
-            name if isinstance(name, str) else type(function).__name__, body, hashlib.sha256(body).hexdigest()
-        )
-        if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
-            while len(self._known) >= _MAX_KNOWN_FUNCTIONS:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[id(function)] = (function, made)  # holding the function keeps its identity its own
-        return made
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -36,10 +36,12 @@ LIBRARY: Final = "lib"
 RUN: Final = "run"
 
 MODULES: Final = (
-    *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.limits"),
+    *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.futures"),
+    *("farcall_common.limits", "farcall_common.running"),
     *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.task_options"),
     *("farcall_common.payload", "farcall_common.payload.by_value", "farcall_common.payload.code"),
-    *("farcall_common.payload.data", "farcall_common.payload.framing", "farcall_common.payload.native"),
+    *("farcall_common.payload.data", "farcall_common.payload.framing"),
+    *("farcall_common.payload.functions", "farcall_common.payload.native"),
     *("farcall_common.payload.pickling", "farcall_common.payload.report", "farcall_common.payload.serializer"),
     *("farcall_common.payload.shipped_modules", "farcall_common.payload.source", "farcall_common.payload.strategy"),
     *("farcall_endpoint", "farcall_endpoint.isolation", "farcall_endpoint.isolation.landlock"),
@@ -48,10 +50,11 @@ MODULES: Final = (
     *("farcall_endpoint.worker.__main__", "farcall_endpoint.worker.bodies", "farcall_endpoint.worker.boot"),
     *("farcall_endpoint.worker.capture", "farcall_endpoint.worker.channel", "farcall_endpoint.worker.directories"),
     *("farcall_endpoint.worker.environment", "farcall_endpoint.worker.fork_hazards"),
-    *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.inputs"),
-    *("farcall_endpoint.worker.namespaces", "farcall_endpoint.worker.values"),
+    *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.inbox"),
+    *("farcall_endpoint.worker.inputs", "farcall_endpoint.worker.namespaces", "farcall_endpoint.worker.nested"),
     *("farcall_endpoint.worker.template", "farcall_endpoint.worker.mpi", "farcall_endpoint.worker.runner"),
     *("farcall_endpoint.worker.settings", "farcall_endpoint.worker.trusted_places", "farcall_endpoint.worker.usage"),
+    "farcall_endpoint.worker.values",
 )
 """Our own modules that a worker imports."""
 PACKAGES: Final = ("cloudpickle", "dill", "landlockpy", "typing_extensions")

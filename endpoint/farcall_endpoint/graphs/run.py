@@ -44,8 +44,8 @@ _MOST_SMALL_BYTES: Final = 64 * 1024
 class GraphRun:
     """One graph.
 
-    ``ready``: calls to make now, and ``dropped``: calls that were made and are not needed; whoever takes them clears
-    the lists. ``end``: how the task has ended.
+    ``ready``: calls to make now, and ``dropped``: calls that were made and are not needed; their taker clears the
+    lists. ``end``: how the task has ended.
 
     :param options: of the task. Its limit of time is not one of the calls.
     :param memory: where values are counted.
@@ -177,7 +177,7 @@ class GraphRun:
     def inputs(self, call: Call) -> tuple[tuple[InputOrder, ...], tuple[Frame, ...]]:
         """What a call gets, and the buffers of that, in order."""
         stage, element = self.stages[call[0]], call[1]
-        taken = stage.taken.get(element)
+        taken = None if stage.taken is None else stage.taken.get(element)
         orders: list[InputOrder] = []
         frames: list[Frame] = []
         for number, (source, spec) in enumerate(stage.sources):
@@ -193,7 +193,7 @@ class GraphRun:
                     orders.append(order)
                     frames += parts
                 break
-            elif stage.is_map:
+            elif stage.whole_orders is not None:
                 found = stage.whole_orders.get(number)
                 if found is None:
                     found = stage.whole_orders[number] = _order(source, spec, range(len(source.uses)))
@@ -252,6 +252,7 @@ class GraphRun:
                 if each.each:
                     stage.each_total += 1
                     stage.pending += 1
+                    source.is_spread = not source.is_map
                 elif stage.by_element:
                     stage.unsized += 1
                 else:
@@ -447,6 +448,7 @@ class GraphRun:
                 for part in range(len(source.uses)):
                     if not source.has_part(part):
                         self._release(source, part)
+        assert stage.taken is not None
         stage.taken[element] = taken
 
     def _release(self, source: RunningStage, part: int) -> None:
@@ -485,7 +487,7 @@ class GraphRun:
             stage.running -= 1
         stage.calls[element] = state
         stage.ended += 1
-        taken = stage.taken.pop(element, None)
+        taken = None if stage.taken is None else stage.taken.pop(element, None)
         for number, (source, spec) in enumerate(stage.sources):
             if spec.each:
                 if source.parts is not None and (taken is None or taken[number] is not None):
@@ -508,7 +510,7 @@ class GraphRun:
             for number, (_, spec) in enumerate(stage.sources):
                 if not spec.each:
                     self._release_input(stage, number)
-        stage.whole_orders.clear()
+            stage.whole_orders = {}
 
     def _fail(self, stage: RunningStage, element: int, record: dict[str, Any]) -> None:
         failure = Failure(stage.number, element, record)
@@ -619,8 +621,7 @@ class GraphRun:
                     if part is not None:
                         self.memory.remove(part)
                 stage.parts = None
-            stage.taken.clear()
-            stage.whole_orders.clear()
+            stage.whole_orders = None
 
 
 def _order(

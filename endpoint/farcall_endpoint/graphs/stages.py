@@ -16,8 +16,11 @@ FAILED: Final = 3
 DROPPED: Final = 4
 """It is not made, or its value is not needed: an input is missing for good, or no call reads it any more."""
 
+_NO_UNITS: Final[list[int]] = []
+"""Of a stage that has no units yet; nothing is put in."""
 _MAX_WORKERS: Final = 8
-"""So many workers of a stage are told."""
+"""So many workers of a stage are shown."""
+_MAX_NAME_CHARACTERS: Final = 200
 
 
 class Failure(NamedTuple):
@@ -62,6 +65,7 @@ class RunningStage:
         "is_map",
         "is_over",
         "is_skipped",
+        "is_spread",
         "lost",
         "needs",
         "number",
@@ -100,17 +104,19 @@ class RunningStage:
         self.held = 0
         self.parts: list[Frame | None] | None = None
         self.is_list = self.is_map
-        self.uses: list[int] = []
+        self.uses: list[int] = _NO_UNITS
         self.pending = 0  # inputs that a map reads by element, and whose elements are not counted
         self.unsized = 0  # inputs whose units are not counted
         self.each_total = 0
         self.whole_total = self.whole_got = self.whole_lost = 0
-        self.got: list[int] = []
-        self.lost: list[int] = []
-        self.taken: dict[int, list[Sequence[int] | None]] = {}  # by call, if it needs not all: parts of each input
-        self.whole_orders: dict[int, Any] = {}
+        self.got: list[int] = _NO_UNITS
+        self.lost: list[int] = _NO_UNITS
+        #: By call, if it needs not all: parts of each input.
+        self.taken: dict[int, list[Sequence[int] | None]] | None = {} if spec.needs else None
+        self.whole_orders: dict[int, Any] | None = {} if self.is_map else None
         self.is_over = False
         self.is_skipped = False
+        self.is_spread = False  # whether the elements of its value go to calls one by one, though it is no map
         self.cause: Failure | None = None
         self.retries = 0
         self.started_at: float | None = None
@@ -123,11 +129,6 @@ class RunningStage:
     def collects(self) -> bool:
         """Whether its value is the list of its inputs."""
         return self.spec.function == COLLECT
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether the elements of its value go to calls one by one."""
-        return not self.is_map and any(edge.each for edge in self.readers)
 
     def has_part(self, number: int) -> bool:
         """Whether a part of its value is there."""
@@ -165,7 +166,7 @@ class RunningStage:
         failure = self.cause
         return StageState(
             number=self.number,
-            name=self.spec.name,
+            name=self.spec.name[:_MAX_NAME_CHARACTERS],
             state=state,
             calls=max(0, self.size),
             ended=self.done + self.failed,

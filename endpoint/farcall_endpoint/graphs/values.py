@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_endpoint.shared_memory import Frame, SharedBytes
+from farcall_endpoint.shared_memory import Bytes, Frame, SharedBytes
 
 INLINE_BYTES: Final = 64 * 1024
 """Values up to this size are in packets, and in memory whatever the budget."""
@@ -18,11 +18,13 @@ class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     :param memory_bytes: what values of all graphs may occupy of its memory.
     :param disk_bytes: what those beyond that may occupy of its disk.
+    :param files: how many files with values may be open at a time: each large value is in one.
     :param node: its host name.
     """
 
     memory_bytes: int = 2**30
     disk_bytes: int = 16 * 2**30
+    files: int = 400
     node: str = ""
 
 
@@ -31,8 +33,8 @@ class Memory:
 
     A worker writes a value to a file on disk if it is larger than its room in memory.
 
-    :param writers: how many calls may write a value at a time. Each is told of an equal part of the memory that is
-        left, so that together they do not exceed it.
+    :param writers: how many calls may write a value at a time. Each has an equal part of the memory that is left, so
+        that together they do not exceed it.
     """
 
     def __init__(self, settings: GraphSettings, *, writers: int) -> None:
@@ -41,7 +43,9 @@ class Memory:
         self._writers = max(1, writers)
         self.used_bytes = 0
         self.used_disk_bytes = 0
-        self._on_disk: dict[int, int] = {}  # bytes of values in each of these files
+        self._most_files = settings.files
+        self._in_files: dict[int, int] = {}  # bytes of values in each file
+        self._on_disk: set[int] = set()  # which of these are on disk
 
     @property
     def room_bytes(self) -> int:
@@ -57,34 +61,61 @@ class Memory:
         """How large the next value may be."""
         return max(self.room_bytes, self._disk_bytes - self.used_disk_bytes)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether one more value may stay in the file that its worker has written."""
+        return len(self._in_files) < self._most_files
+
     def accepts(self, size_bytes: int, *, on_disk: bool) -> bool:
-        """Whether there is still room for a value whose call was told so when it was sent. In memory, those of calls
-        that were sent ahead may exceed the budget."""
+        """Whether there is still room for a value, as there was when its call was sent. In memory, values of calls that
+        were sent ahead may exceed the budget."""
         if on_disk:
-            return self.used_disk_bytes + size_bytes <= self._disk_bytes
+            return self.used_disk_bytes + size_bytes <= self._disk_bytes and self.has_files
         return self.used_bytes + size_bytes <= 2 * self._memory_bytes
 
     def add(self, parts: Sequence[Frame], *, on_disk: bool = False) -> None:
         """A value is kept; or once more, in another value."""
-        known = self._on_disk
-        if not (on_disk or known):
-            self.used_bytes += sum(map(len, parts))
-            return
         for part in parts:
-            if isinstance(part, SharedBytes) and (on_disk or id(part.memory) in known):
-                known[id(part.memory)] = known.get(id(part.memory), 0) + len(part)
-                self.used_disk_bytes += len(part)
-            else:
-                self.used_bytes += len(part)
+            size = len(part)
+            if isinstance(part, SharedBytes):
+                file = id(part.memory)
+                if on_disk:
+                    self._on_disk.add(file)
+                self._in_files[file] = self._in_files.get(file, 0) + size
+                if file in self._on_disk:
+                    self.used_disk_bytes += size
+                    continue
+            self.used_bytes += size
 
     def remove(self, part: Frame) -> None:
         """A part of a value is not kept any more."""
         size = len(part)
-        if self._on_disk and isinstance(part, SharedBytes) and (left := self._on_disk.get(id(part.memory))):
-            self.used_disk_bytes -= size
-            if left == size:
-                del self._on_disk[id(part.memory)]
-            else:
-                self._on_disk[id(part.memory)] = left - size
-        else:
-            self.used_bytes -= size
+        if isinstance(part, SharedBytes):
+            file = id(part.memory)
+            is_on_disk = file in self._on_disk
+            self._in_files[file] -= size
+            if not self._in_files[file]:
+                del self._in_files[file]
+                self._on_disk.discard(file)
+            if is_on_disk:
+                self.used_disk_bytes -= size
+                return
+        self.used_bytes -= size
+
+
+def read(frame: Frame) -> Bytes:
+    """A copy of a frame in this process. Nothing is mapped: a worker could let its file shrink.
+
+    :raises ValueError: if it cannot be read.
+    """
+    if not isinstance(frame, SharedBytes):
+        return frame
+    pieces: list[bytes] = []
+    at = 0
+    try:
+        while at < frame.size:
+            pieces.append(frame.read(at, frame.size - at))
+            at += len(pieces[-1])
+    except OSError as error:
+        raise ValueError(f"a value that cannot be read: {error}") from error
+    return b"".join(pieces)

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import shutil
 import socket
 import sys
@@ -225,6 +226,7 @@ def _graph_settings(options: argparse.Namespace, memory_bytes: int) -> GraphSett
     return GraphSettings(
         memory_bytes=memory_bytes // 4 if options.graph_memory is None else options.graph_memory,
         disk_bytes=disk_bytes,
+        files=resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2,
         node=socket.gethostname(),
     )
 

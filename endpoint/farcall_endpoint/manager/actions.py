@@ -46,8 +46,8 @@ class Send(_Action, frozen=True):
     body: tuple[Frame, ...]
 
 
-class Tell(_Action, frozen=True):
-    """Tell a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
+class Answer(_Action, frozen=True):
+    """Send a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
     hear of it."""
 
     worker_id: int
@@ -76,15 +76,25 @@ class Report(_Action, frozen=True):
     results: Sequence[Frame]
 
 
+class ReadGraph(msgspec.Struct, frozen=True):
+    """What is known of the output of a graph, without that of the call that the worker runs (None: none is read), which
+    begins at these offsets of both streams."""
+
+    known: RunningOutput
+    worker_id: int | None = None
+    stdout_base: int = 0
+    stderr_base: int = 0
+
+
 class ReadStreams(_Action, frozen=True):
     """Read output, and send the agent an OutputRead: for each task, the worker that runs it (None: it does not run),
     and whether its output may be read. A worker that has sent packets meanwhile may run another task by now.
-    ``known``: what is known already."""
+    ``graphs``: the same for those."""
 
     request_id: str
     max_bytes: int
     tasks: Sequence[tuple[WantedOutput, int | None, bool]]
-    known: Sequence[RunningOutput] = ()
+    graphs: Sequence[ReadGraph] = ()
 
 
 class Leave(_Action, frozen=True):
@@ -94,4 +104,4 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Prepare | Release | Send | Tell | Recall | Kill | Report | ReadStreams | Leave
+Action = Launch | Prepare | Release | Send | Answer | Recall | Kill | Report | ReadStreams | Leave

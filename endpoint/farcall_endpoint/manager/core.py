@@ -28,8 +28,6 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
-from farcall_endpoint.graphs.extras import Extras
-from farcall_endpoint.graphs.nested import NestedCalls
 from farcall_endpoint.graphs.values import GraphSettings
 from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import (
@@ -37,6 +35,7 @@ from farcall_endpoint.manager.actions import (
     Kill,
     Launch,
     Leave,
+    ReadGraph,
     ReadStreams,
     Recall,
 )
@@ -58,7 +57,9 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.extra_workers import Extras
 from farcall_endpoint.manager.graphs import Graphs
+from farcall_endpoint.manager.nested_calls import NestedCalls
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
@@ -73,7 +74,6 @@ from farcall_endpoint.protocol import (
     Prewarm,
     ReadOutput,
     ResultsTaken,
-    RunningOutput,
     Stop,
     TaskOrder,
     WantedOutput,
@@ -336,13 +336,12 @@ class ManagerCore:
     def _advance_graphs(self, now: Instant) -> None:
         """Make the calls of graphs that are ready, before other tasks of their submitters: what has begun is finished
         first, so that values do not pile up."""
-        while True:
+        while self._graphs.due_at <= now.mono:
             jobs, dropped = self._graphs.advance(now)
             if dropped:
                 self._cancel(dropped)
-            if not jobs or self._stop_at is not None:
-                return
-            self._tasks_received(jobs, now, first=True)
+            if jobs and self._stop_at is None:
+                self._tasks_received(jobs, now, first=True)
 
     def _cancel(self, task_ids: Collection[str]) -> None:
         """Stop tasks; results of unknown ones were sent already."""
@@ -367,10 +366,10 @@ class ManagerCore:
             if worker.jobs and worker.is_ready and not worker.killed
         }
         found: list[tuple[WantedOutput, int | None, bool]] = []
-        graphs: list[RunningOutput] = []
+        graphs: list[ReadGraph] = []
         for wanted in request.tasks:
             if (graph := self._graphs.get(wanted.task_id)) is not None:
-                graphs.append(graph.read_output(wanted, request.max_bytes))
+                graphs.append(graph.read_output(wanted, running, request.max_bytes))
                 continue
             worker = running.get(wanted.task_id)
             is_kept = worker is None or worker.jobs[0].order.options.output_bytes > 0

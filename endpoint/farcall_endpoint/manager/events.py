@@ -77,7 +77,8 @@ class Job(msgspec.Struct, frozen=True):
 
     :param refusal: why its submitter may not use the environment that it names.
     :param callees: what a task has that calls other functions.
-    :param call: of a graph, or of a task that runs; with its ``inputs``, as they follow the payload.
+    :param call: of a graph, or of a task that runs; with its ``inputs``, as they follow the payload, and how many bytes
+        they add to its packet.
     :param depth: how many tasks wait for this one, each for the next: 0, or more for a call of a task that runs.
     :param owner: gets the outcome of a call; None for a task, whose outcome the agent gets.
     """
@@ -89,6 +90,7 @@ class Job(msgspec.Struct, frozen=True):
     callees: Callees | None = None
     call: CallOrder | None = None
     inputs: tuple[Frame, ...] = ()
+    input_bytes: int = 0
     depth: int = 0
     owner: Owner | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,16 +17,21 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.run import Call, GraphRun
 from farcall_endpoint.graphs.stages import RunningStage
 from farcall_endpoint.graphs.tails import OutputTails
-from farcall_endpoint.graphs.values import GraphSettings, Memory
+from farcall_endpoint.graphs.values import GraphSettings, Memory, read
+from farcall_endpoint.manager.actions import ReadGraph
 from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
 from farcall_endpoint.manager.orders import limited_options
 from farcall_endpoint.manager.reports import Reports
+from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, RunningOutput, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
 PROGRESS_PERIOD_S: Final = 0.25
 """Shortest time between two reports of how a graph is."""
+_INPUT_BYTES: Final = 64
+"""Upper limit of what an input adds to an order, without its bytes."""
 _STARTED_AFTER_S: Final = 0.05
 """As for a task: a graph that is over sooner is reported only by its result."""
 
@@ -67,31 +72,41 @@ class RunningGraph:
         """A call has ended; unless it was dropped, that counts."""
         run, call = self.run, self._call_of(job)
         if not run.is_out(call):
+            self._keep_output(job, call, outcome.output)  # of one that was dropped
             return
         stage = run.stages[call[0]]
         if outcome.started_at is not None:
             self._note_start(outcome.started_at)
         stage.note_run(outcome.started_at, outcome.ended_at, outcome.pid)
-        self._keep_output(stage, job, call, outcome.output)
+        self._keep_output(job, call, outcome.output)
         self.touch()
         if outcome.state is TaskState.SUCCESS:
             assert job.call is not None
-            size = sum(map(len, outcome.parts))
-            on_disk = size > job.call.room_bytes
-            if job.call.is_edge and not run.memory.accepts(size, on_disk=on_disk):
-                run.failed(call, outcomes.value_too_large(size, run.memory.most_bytes).to_json())
-            else:
-                run.succeeded(call, outcome.parts, on_disk=on_disk)
+            self._succeeded(call, job.call, outcome.parts)
         else:
             run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
+
+    def _succeeded(self, call: Call, order: CallOrder, parts: Sequence[Frame]) -> None:
+        run, memory = self.run, self.run.memory
+        size = sum(map(len, parts))
+        on_disk = size > order.room_bytes
+        if order.is_edge and not memory.accepts(size, on_disk=on_disk):
+            run.failed(call, outcomes.value_too_large(size, memory.most_bytes).to_json())
+            return
+        if not (memory.has_files or on_disk):
+            try:
+                parts = [read(part) for part in parts]
+            except ValueError as error:
+                run.failed(call, outcomes.value_not_stored(size, error).to_json())
+                return
+        run.succeeded(call, parts, on_disk=on_disk)
 
     def died(self, job: Job, died: Died) -> None:
         """The worker of a call is gone."""
         run, call = self.run, self._call_of(job)
+        self._keep_output(job, call, None if died.printed is None else (died.printed, died.output))
         if run.is_out(call):
             self.touch()
-            output = None if died.printed is None else (died.printed, died.output)
-            self._keep_output(run.stages[call[0]], job, call, output)
             run.died(call, died.reason, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail)
 
     def touch(self) -> None:
@@ -116,10 +131,16 @@ class RunningGraph:
         stage, _, element = job.order.task_id[len(self._prefix) :].partition(".")
         return int(stage), int(element or 0)
 
-    def _keep_output(self, stage: RunningStage, job: Job, call: Call, output: Any) -> None:
+    def _keep_output(self, job: Job, call: Call, output: tuple[Printed, bytes] | None) -> None:
         if output is not None:
-            element = f"[{call[1]}]" if stage.is_map else ""
-            self.output.add(f"stage {stage.spec.name}{element}, attempt {job.order.attempt}", *output)
+            self.output.end(job.order.task_id, self._title(job, call), *output)
+        elif self.output.open == job.order.task_id:
+            self.output.end(job.order.task_id, "", None)
+
+    def _title(self, job: Job, call: Call) -> str:
+        stage = self.run.stages[call[0]]
+        element = f"[{call[1]}]" if stage.is_map else ""
+        return f"stage {stage.spec.name}{element}, attempt {job.order.attempt}"
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -161,6 +182,7 @@ class RunningGraph:
             self._callees,
             CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.most_bytes),
             frames,
+            sum(map(len, frames)) + _INPUT_BYTES * len(frames),
             self.job.depth,
             self,
         )
@@ -194,12 +216,25 @@ class RunningGraph:
 
     # -- the agent's side ----------------------------------------------------------------------------------------------
 
-    def read_output(self, wanted: WantedOutput, max_bytes: int) -> RunningOutput:
-        """What its calls have printed that have ended."""
-        if not self.output.most_bytes:
-            return RunningOutput(wanted, is_running=True, is_kept=False)
-        stdout, stderr = self.output.streams(wanted.stdout_from, wanted.stderr_from, most_bytes=max_bytes)
-        return RunningOutput(
+    def read_output(self, wanted: WantedOutput, running: Mapping[str, Worker], max_bytes: int) -> ReadGraph:
+        """What its calls have printed, and the worker of one that runs, if that is to be read, too.
+
+        :param running: the workers, by the task that runs there.
+        """
+        output = self.output
+        if not output.most_bytes:
+            return ReadGraph(RunningOutput(wanted, is_running=True, is_kept=False))
+        worker = running.get(output.open)
+        if not output.open:
+            for worker in running.values():
+                job = worker.jobs[0]
+                if job.owner is self and self.run.is_out(call := self._call_of(job)):
+                    output.begin(job.order.task_id, self._title(job, call))
+                    break
+            else:
+                worker = None
+        stdout, stderr = output.streams(wanted.stdout_from, wanted.stderr_from, most_bytes=max_bytes)
+        known = RunningOutput(
             wanted,
             is_running=True,
             stdout=stdout.data,
@@ -207,6 +242,7 @@ class RunningGraph:
             stdout_at=stdout.start,
             stderr_at=stderr.start,
         )
+        return ReadGraph(known, None if worker is None else worker.worker_id, *output.ends)
 
     def details(self, node: str) -> dict[str, Any]:
         """What the details of the result have of the stages."""

@@ -9,10 +9,11 @@ import msgspec
 
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
+from farcall_endpoint.graphs.values import read
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.workers import Worker
-from farcall_endpoint.shared_memory import Body, Bytes, Frame, FrameList, SharedBytes, cut
+from farcall_endpoint.shared_memory import Body, Frame, FrameList, cut
 from farcall_endpoint.worker.channel import CallOrder, Done, Order, Run
 
 _MAX_KNOWN_FUNCTIONS: Final = 256
@@ -26,8 +27,6 @@ _PACKET_BYTES: Final = 1024
 _READ_PART_BYTES: Final = 16 * 1024
 _MAX_READ_BYTES: Final = 16 * 1024 * 1024
 """Parts of a value in shared memory are read into the manager if they are smaller than this, and all together."""
-_INPUT_BYTES: Final = 64
-"""Upper limit of what an input adds to an order, without its bytes."""
 
 
 def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
@@ -37,7 +36,7 @@ def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
     start, size = 0, 0
     for index, job in enumerate(jobs):
         worker.unread_bytes += unread_bytes(job)
-        job_bytes = len(job.payload) if job.call is None else body_bytes(job)
+        job_bytes = len(job.payload) + job.input_bytes
         size += job_bytes
         if index > start and (index - start >= most_tasks or size > _MAX_PACKET_BYTES):
             sends.append(_packet(worker, jobs[start:index]))
@@ -48,14 +47,7 @@ def send(worker: Worker, jobs: Sequence[Job], *, most_tasks: int) -> list[Send]:
 
 def unread_bytes(job: Job) -> int:
     """Upper limit of a task's bytes in its worker's socket; large bodies travel in shared memory."""
-    if job.call is None:
-        return _PACKET_BYTES + min(len(job.payload), _MAX_PACKET_BYTES)
-    return _PACKET_BYTES + _INPUT_BYTES * len(job.inputs) + min(body_bytes(job), _MAX_PACKET_BYTES)
-
-
-def body_bytes(job: Job) -> int:
-    """The length of a task's user bytes, without its function."""
-    return len(job.payload) if job.call is None else len(job.payload) + sum(map(len, job.inputs))
+    return _PACKET_BYTES + min(len(job.payload) + job.input_bytes, _MAX_PACKET_BYTES)
 
 
 def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int) -> Sequence[Frame]:
@@ -77,20 +69,8 @@ def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int) -> Seque
         raise ValueError("a value in parts that cannot be")
     if len(sizes) > 1 and value_bytes <= _MAX_READ_BYTES and value_bytes <= _READ_PART_BYTES * len(sizes):
         # To pass on a descriptor with each of them would take longer.
-        body = b"".join([_read(frame) for frame in (body.frames if isinstance(body, FrameList) else (body,))])
+        body = b"".join([read(frame) for frame in (body.frames if isinstance(body, FrameList) else (body,))])
     return cut(body, sizes)
-
-
-def _read(frame: Frame) -> Bytes:
-    if not isinstance(frame, SharedBytes):
-        return frame
-    try:
-        data = frame.read(0, len(frame))
-    except OSError as error:
-        raise ValueError(f"a value that cannot be read: {error}") from error
-    if len(data) != len(frame):
-        raise ValueError("a value that is incomplete")
-    return data
 
 
 def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:

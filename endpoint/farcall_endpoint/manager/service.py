@@ -24,9 +24,11 @@ from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
+from farcall_endpoint.graphs.tails import joined
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
+    Answer,
     Kill,
     Launch,
     Leave,
@@ -36,7 +38,6 @@ from farcall_endpoint.manager.actions import (
     Release,
     Report,
     Send,
-    Tell,
 )
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
@@ -59,11 +60,11 @@ from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import WorkerProcess
-from farcall_endpoint.output import NOTHING
+from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import MALFORMED, Done, NewModules, Packet, Sync
+from farcall_endpoint.worker.channel import MALFORMED, Channel, Done, NewModules, Packet, Sync
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
-        self._untold: dict[int, collections.deque[Tell]] = {}  # by worker, while its socket is full
+        self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
@@ -183,7 +184,7 @@ class Manager:
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
                 if mask & select.EPOLLOUT:
-                    self._tell_rest(worker.worker_id)
+                    self._answer_rest(worker.worker_id)
                 events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
             elif descriptor == self._launcher.fileno():
                 events += self._serve_launcher()
@@ -424,8 +425,8 @@ class Manager:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
                         worker.kill()
-                case Tell():
-                    self._tell(action)
+                case Answer():
+                    self._answer(action)
                 case Report(progress=progress, results=results):
                     self._send(progress, results)
                 case Launch():
@@ -456,28 +457,28 @@ class Manager:
         process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
         return events
 
-    def _tell(self, action: Tell) -> None:
-        """Tell a worker about a call. Its task may compute and read nothing for hours: then the rest waits here."""
-        untold = self._untold.get(action.worker_id)
-        if untold is not None:
-            untold.append(action)
-        elif action.worker_id in self._workers and not self._told(action):
-            self._untold[action.worker_id] = collections.deque([action])
+    def _answer(self, action: Answer) -> None:
+        """Send a worker how a call has ended. Its task may compute and read nothing for hours: then it waits here."""
+        unsent = self._unsent.get(action.worker_id)
+        if unsent is not None:
+            unsent.append(action)
+        elif action.worker_id in self._workers and not self._answered(action):
+            self._unsent[action.worker_id] = collections.deque([action])
             self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def _tell_rest(self, worker_id: int) -> None:
-        untold = self._untold[worker_id]
-        while untold and self._told(untold[0]):
-            untold.popleft()
-        if not untold:
-            del self._untold[worker_id]
+    def _answer_rest(self, worker_id: int) -> None:
+        unsent = self._unsent[worker_id]
+        while unsent and self._answered(unsent[0]):
+            unsent.popleft()
+        if not unsent:
+            del self._unsent[worker_id]
             self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
 
-    def _told(self, action: Tell) -> bool:
-        """Tell a worker about a call; False if its socket has no room."""
+    def _answered(self, action: Answer) -> bool:
+        """Send a worker how a call has ended; False if its socket has no room."""
         channel = self._workers[action.worker_id].channel
         try:
-            if not channel.has_room():
+            if not _has_room(channel):
                 return False
             channel.send(action.packet, action.body)
         except BlockingIOError:
@@ -504,29 +505,47 @@ class Manager:
         sent nothing since the core decided, what was read belongs to the task that the core sees there.
         """
         events: list[Event] = []
-        read = list(action.known)
+        read: list[protocol.RunningOutput] = []
         for wanted, worker_id, is_kept in action.tasks:
             if worker_id is None or not is_kept:
                 read.append(protocol.RunningOutput(wanted, is_running=worker_id is not None, is_kept=is_kept))
                 continue
-            process = self._workers[worker_id]
-            stdout, stderr = process.read_output(wanted.stdout_from, wanted.stderr_from, most_bytes=action.max_bytes)
-            received = self._receive(_Worker(worker_id, process))
-            if received != [PacketsReceived(worker_id, [])]:
-                events += received
-                stdout = stderr = NOTHING
-            read.append(
-                protocol.RunningOutput(
-                    wanted,
-                    stdout=stdout.data,
-                    stderr=stderr.data,
-                    stdout_at=stdout.start,
-                    stderr_at=stderr.start,
-                    is_running=True,
-                )
+            stdout, stderr, received = self._read_worker(
+                worker_id, wanted.stdout_from, wanted.stderr_from, action.max_bytes
             )
+            events += received
+            read.append(_running(wanted, stdout, stderr))
+        for graph in action.graphs:
+            known, wanted = graph.known, graph.known.wanted
+            if graph.worker_id is not None:
+                stdout, stderr, received = self._read_worker(
+                    graph.worker_id,
+                    max(0, wanted.stdout_from - graph.stdout_base),
+                    max(0, wanted.stderr_from - graph.stderr_base),
+                    action.max_bytes,
+                )
+                events += received
+                before = Stream(known.stdout_at, known.stdout), Stream(known.stderr_at, known.stderr)
+                known = _running(
+                    wanted,
+                    joined(before[0], stdout, graph.stdout_base, most_bytes=action.max_bytes),
+                    joined(before[1], stderr, graph.stderr_base, most_bytes=action.max_bytes),
+                )
+            read.append(known)
         self._send(protocol.OutputRead(action.request_id, action.max_bytes, tuple(read)))
         return events
+
+    def _read_worker(
+        self, worker_id: int, stdout_from: int, stderr_from: int, most_bytes: int
+    ) -> tuple[Stream, Stream, list[Event]]:
+        """The streams of the task that a worker ran when it was decided to read them; nothing if it has sent packets
+        since, and these."""
+        process = self._workers[worker_id]
+        stdout, stderr = process.read_output(stdout_from, stderr_from, most_bytes=most_bytes)
+        received = self._receive(_Worker(worker_id, process))
+        if received != [PacketsReceived(worker_id, [])]:
+            return NOTHING, NOTHING, received
+        return stdout, stderr, []
 
     def _launch(self, action: Launch) -> list[Event]:
         worker_id = action.worker_id
@@ -594,7 +613,7 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
-        self._untold.pop(worker.worker_id, None)
+        self._unsent.pop(worker.worker_id, None)
         self._groups.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
@@ -643,6 +662,24 @@ def _check_files(packet: Packet, body: Body) -> None:
         return
     if not all(part.memory.is_sealed for part in ranges_of(body)):
         raise ValueError("a body in a file that can shrink")
+
+
+def _has_room(channel: Channel) -> bool:
+    """Whether a worker's socket is at most a quarter full, so that tasks have room, too."""
+    poll = select.poll()
+    poll.register(channel, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+def _running(wanted: protocol.WantedOutput, stdout: Stream, stderr: Stream) -> protocol.RunningOutput:
+    return protocol.RunningOutput(
+        wanted,
+        stdout=stdout.data,
+        stderr=stderr.data,
+        stdout_at=stdout.start,
+        stderr_at=stderr.start,
+        is_running=True,
+    )
 
 
 def _terminated(reason: str) -> Terminated:

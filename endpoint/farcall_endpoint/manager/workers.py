@@ -43,7 +43,7 @@ class Worker:
     """A worker process, from its launch to its death.
 
     It occupies a slot, unless it is ``parked``: warm without a place; or ``extra``: there for the calls of tasks that
-    wait, and of this number, from 1 (see :mod:`farcall_endpoint.graphs.extras`). ``tasks_left``: it may be sent so many
+    wait, and of this number, from 1 (see :mod:`.extra_workers`). ``tasks_left``: it may be sent so many
     tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``: functions
     that its tasks have sent, by hash.
     """

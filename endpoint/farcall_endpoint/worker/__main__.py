@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 
 from farcall_endpoint import process_reaper
-from farcall_endpoint.shared_memory import Bytes, FrameList
 from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Synced
+from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Sync
 from farcall_endpoint.worker.imports import ImportReporter
+from farcall_endpoint.worker.inbox import Inbox, Received
 from farcall_endpoint.worker.inputs import Inputs
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
@@ -68,35 +68,39 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
     channel = Channel(socket.socket(fileno=descriptor), socket.socket(fileno=claims))
+    inbox = Inbox(channel)
     settings = WorkerSettings.of(os.environ)
-    runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings)
+    runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings, inbox=inbox)
     if settings.writable:
         from farcall_endpoint.isolation.landlock import confine  # not needed by the owner's workers
 
         confine(readable=settings.readable, writable=settings.writable)
     if find_packages is not None:
         find_packages()
+    inbox.offer()
     imports = ImportReporter() if settings.reports_imports else None
     zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
-    while (received := channel.receive()) is not None:
-        packet, body = received
-        if isinstance(packet, Run):
-            work(channel, runner, packet, body)
+    while (received := inbox.next()) is not None:
+        if type(received.packet) is Run:
+            work(inbox, runner, received)
             if imports is not None and (names := imports.new()):
                 channel.send(NewModules(names))
-        else:
-            channel.send(Synced())
-        del received, packet, body  # free their memory before the next task
+        elif type(received.packet) is Sync:
+            inbox.sync()
+        del received  # free its memory before the next task
         zombies.reap(now=time.monotonic())
 
 
-def work(channel: Channel, runner: Runner, packet: Run, body: Bytes | FrameList) -> None:
+def work(inbox: Inbox, runner: Runner, received: Received) -> None:
     """Run the tasks of a packet."""
+    packet, body, syncs = received
+    assert isinstance(packet, Run)
+    channel = inbox.channel
     at = runner.learn(packet, body)
     for order in packet.orders:
         end = at + order.payload_bytes
-        if channel.claim():
+        if inbox.syncs == syncs and channel.claim():
             begun = runner.begin(order)
             if begun is not None:
                 channel.send(begun)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -277,12 +276,6 @@ class Channel:
             while claims := self._unclaimed.recv(_MOST_CLAIMS, _DONTWAIT):
                 count += len(claims)
         return count
-
-    def has_room(self) -> bool:
-        """Whether the socket is at most a quarter full, so that orders have room, too."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLOUT)
-        return bool(poll.poll(0))
 
     # -- the worker's end ----------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Begun, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
 from farcall_endpoint.worker.environment import Variables, trace_context
+from farcall_endpoint.worker.inbox import Inbox
 from farcall_endpoint.worker.inputs import Inputs, bound, collected
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.usage import Usage
@@ -62,7 +63,10 @@ _values: Final = Serializer(allowed=DATA_STRATEGIES)
 class Runner:
     """Runs tasks. It caches functions by hash, and restores the process state that user code changes."""
 
-    def __init__(self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings) -> None:
+    def __init__(
+        self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings, inbox: Inbox | None = None
+    ) -> None:
+        self._inbox = inbox
         self._capture = capture
         self._endpoint_id = endpoint_id
         allowed = frozenset(settings.allowed_serializers) or None
@@ -111,6 +115,9 @@ class Runner:
             self._directories.leave()
             now = time.time()
             return self._failed(order, outcomes.working_directory_unavailable(error), now, now)
+        inbox = self._inbox
+        if inbox is not None:
+            inbox.order = order
         if self._sandboxed:
             set_variable("GC_TASK_SANDBOX_DIR", directory)
         if order.options.retries:
@@ -125,6 +132,10 @@ class Runner:
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
+            if inbox is not None:
+                inbox.order = None
+                if inbox.calls is not None:
+                    inbox.end_calls()
             if order.options.retries:
                 os.environ.pop(_RETRY, None)
             printed = self._restore(keep_bytes=0 if self._native else order.options.output_bytes)

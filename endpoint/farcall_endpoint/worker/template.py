@@ -59,6 +59,7 @@ from farcall_endpoint.worker.fork_protocol import (
     decode_from_manager,
     encode,
 )
+from farcall_endpoint.worker.inbox import Inbox
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.trusted_places import TrustedPlaces
@@ -438,9 +439,10 @@ class Rehearsal:
             runner = Runner(Capture(), endpoint_id="", settings=WorkerSettings.of({}))
             order = Order("rehearsal", 1, "", len(self._payload))
             manager.order(Run((order,), (("", len(self._function)),)), [self._function, self._payload])
-            packet = channel.receive()
-            if packet is not None and isinstance(packet[0], Run):
-                worker.work(channel, runner, packet[0], packet[1])
+            inbox = Inbox(channel)
+            packet = inbox.next()
+            if packet is not None:
+                worker.work(inbox, runner, packet)
                 manager.receive()
         finally:
             for each in (ours, theirs, manager, channel):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from farcall._client import connection_of
+from farcall._client import connection_of, info_of
 from farcall._task_output import STREAMS, OutputCursor
 from farcall.cli._arguments import all_last_of, completes, last_of, remember
 from farcall.cli._connect import connected
@@ -122,9 +122,7 @@ def list_(
 def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
     """Show a task, and its result or error; of a graph its stages, too, also while it runs."""
     with connected(context) as client:
-        [task] = client.get_batch_result([last_of("tasks", task_id)]).values()
-    if task.state is None:
-        raise TaskUnknown(f"there is no task {task_id}")
+        task = info_of(client, last_of("tasks", task_id))
     error = None if task.pending or task.exception is None else task.exception
     details = {name: value for name, value in task.details.items() if name not in _NOT_FIELDS}
     times = task.timings

@@ -185,7 +185,7 @@ class FakeCloud:
         """Set how the stages of a running task are, as if its endpoint had reported this. Of those that run here, the
         state is known when the task ends."""
         with self._lock:
-            self._task(task_id).details["stages"] = msgspec.to_builtins(stages)
+            self._task(task_id).stages = msgspec.to_builtins(stages)
 
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
@@ -349,7 +349,9 @@ class FakeCloud:
         return data
 
     def _get_task(self, _: Json, task_id: str) -> Json:
-        return self._shown(self._task(task_id))
+        task = self._task(task_id)
+        stages = task.details.get("stages") or task.stages
+        return self._shown(task) | ({"stages": stages} if stages else {})
 
     def _batch_status(self, body: Json) -> Json:
         shown = {id_: self._shown(self._tasks[id_]) for id_ in body["task_ids"] if id_ in self._tasks}

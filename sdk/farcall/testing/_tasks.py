@@ -62,6 +62,8 @@ class Task:
     discarded: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
+    #: Of a graph that runs, in the form of the API.
+    stages: Sequence[Json] = ()
     #: References of the functions that it may call.
     callees: Sequence[str] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -14,14 +15,26 @@ from typing import Any, Final
 import psutil
 import zmq
 
+from farcall_common.graphs import COLLECT, Graph, Input, Stage, pack_graph
 from farcall_common.payload import Serializer
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_endpoint import protocol
 from farcall_endpoint.transport import fleet_socket, send_frames
 from tests.support.endpoint.endpoint_process import wait_gone
 from tests.waiting import WAIT_S
 
 _STEP_MS: Final = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class StageCall:
+    """A stage of a graph. ``args`` have None in the places of ``inputs``; without a function it collects these."""
+
+    function: Callable[..., Any] | None
+    args: tuple[object, ...] = ()
+    inputs: tuple[Input, ...] = ()
+    needs: int = 0
+    options: TaskOptions | None = None
 
 
 class FakeAgent:
@@ -37,6 +50,7 @@ class FakeAgent:
         self.outputs: list[protocol.OutputRead] = []
         self.finished: dict[str, protocol.Finished] = {}
         self.tails: dict[str, bytes] = {}
+        self.results: dict[str, bytes] = {}
         self.leaving = ""
         self._serializer = Serializer()
         self._identity = b""
@@ -94,6 +108,32 @@ class FakeAgent:
         order = protocol.TaskOrder(task_id, 1, function_hash, 1, TaskOptions(**options))
         self.say(protocol.RunTasks((order,), ((function_hash, 0),)), [body, self._serializer.pack_call(args)])
 
+    def run_graph(self, task_id: str, *calls: StageCall, output: int = -1, **options: Any) -> None:
+        """Order a graph; its result is the value of the last call, or of another one."""
+        bodies: dict[str, bytes] = {}
+        stages: list[Stage] = []
+        for call in calls:
+            function_hash = ""
+            if call.function is not None:
+                body = self._serializer.pack_function(call.function)
+                function_hash = hashlib.sha256(body).hexdigest()
+                bodies.setdefault(function_hash, body)
+            function = COLLECT if call.function is None else list(bodies).index(function_hash)
+            name = "" if call.function is None else call.function.__name__
+            stages.append(Stage(function, name, call.inputs, call.needs, call.options))
+        packed = tuple(b"" if each.function is None else self._serializer.pack_call(each.args) for each in calls)
+        payload = pack_graph(Graph(tuple(stages), packed, output % len(stages)))
+        callees = tuple(Callee(function_id=each[:8], function_hash=each) for each in bodies)
+        order = protocol.TaskOrder(task_id, 1, next(iter(bodies)), len(bodies), TaskOptions(callees=callees, **options))
+        functions = tuple((function_hash, number) for number, function_hash in enumerate(bodies))
+        self.say(protocol.RunTasks((order,), functions), [*bodies.values(), payload])
+
+    def value(self, task_id: str) -> Any:
+        """The result of a task, when it has ended well."""
+        self.listen(lambda: task_id in self.finished)
+        assert self.finished[task_id].error is None, self.finished[task_id].error
+        return self._serializer.deserialize(self.results[task_id])
+
     def read_output(self, *task_ids: str, at: int = 0, max_bytes: int = 65_536) -> dict[str, protocol.RunningOutput]:
         """What the manager reads of tasks."""
         request_id, count = str(len(self.outputs)), len(self.outputs)
@@ -110,6 +150,9 @@ class FakeAgent:
         elif isinstance(message, protocol.Progress):
             self.progress.append(message)
             self.finished.update({finished.task_id: finished for finished in message.finished})
+            self.results |= {
+                each.task_id: bytes(bodies[each.result]) for each in message.finished if each.result is not None
+            }
             self.tails |= {
                 each.task_id: bytes(bodies[each.output]) for each in message.finished if each.output is not None
             }

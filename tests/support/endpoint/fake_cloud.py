@@ -243,14 +243,15 @@ class FakeCloud(ScriptedRouter):
             specs: list[wire.TaskSpec] = []
             for _ in range(min(session.credit, len(self._waiting), 500)):
                 task = self._tasks[self._waiting.popleft()]
-                name = task.spec.function_hash
-                signature = self._signatures[name]
-                if (name, signature) not in self._sent_functions:
-                    self._sent_functions.add((name, signature))
-                    functions.append(
-                        wire.FunctionSpec(function_hash=name, name="f", body=len(frames), signature=signature)
-                    )
-                    frames.append(self._bodies[name])
+                callees = [each.function_hash for each in task.spec.options.callees]
+                for name in (task.spec.function_hash, *(each for each in callees if each in self._bodies)):
+                    signature = self._signatures[name]
+                    if (name, signature) not in self._sent_functions:
+                        self._sent_functions.add((name, signature))
+                        functions.append(
+                            wire.FunctionSpec(function_hash=name, name="f", body=len(frames), signature=signature)
+                        )
+                        frames.append(self._bodies[name])
                 changes: dict[str, Any] = {"attempt": task.spec.attempt + 1}
                 if task.spec.payload_blob is None:
                     changes["payload"] = len(frames)

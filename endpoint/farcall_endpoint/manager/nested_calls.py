@@ -1,7 +1,7 @@
 """Nested calls: what a task calls while it runs. Pure: no I/O, no clock.
 
 A call is a job of its own, one level deeper than the task that makes it, the *driver*. Its outcome goes back to the
-driver's worker. A driver that waits gives its share of the node to another worker; see :mod:`.extras`.
+driver's worker. A driver that waits gives its share of the node to another worker; see :mod:`.extra_workers`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.attempts import Attempts
 from farcall_endpoint.graphs.values import Memory
-from farcall_endpoint.manager.actions import Action, Tell
+from farcall_endpoint.manager.actions import Action, Answer
 from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
@@ -39,7 +39,7 @@ _MOST_FUNCTIONS: Final = 1_000
 _MOST_FUNCTION_BYTES: Final = 64 * 2**20
 """What one worker may send of functions of its own."""
 _MOST_NAMES: Final = 100
-"""So many functions are told apart in the states of a driver's calls."""
+"""So many functions are distinguished in the states of a driver's calls."""
 _MOST_WORKERS: Final = 4
 _MOST_NAME_CHARACTERS: Final = 200
 
@@ -265,8 +265,8 @@ class NestedCalls:
     # -- answers and retries -------------------------------------------------------------------------------------------
 
     def answer(self, worker_id: int, packet: CallEnded, value: Frame) -> None:
-        """Tell a driver how a call has ended."""
-        self._actions.append(Tell(worker_id, packet, (value,)))
+        """Send a driver how a call has ended."""
+        self._actions.append(Answer(worker_id, packet, (value,)))
 
     def make_again(self, job: Job, wait_s: float) -> None:
         """A call is made again after so many seconds."""

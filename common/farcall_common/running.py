@@ -1,0 +1,195 @@
+"""Running task: what a function knows about the task that it runs in, and the calls that it makes from there.
+
+::
+
+    def driver(n):
+        from farcall import current
+        return sum(current().map(work, range(n)))
+
+The calls run on the endpoint of the task, beside it: nothing of them goes through the cloud. While a task waits for its
+calls, another one may use its worker's slot.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, Unpack
+
+from farcall_common.errors import ConfigurationError
+from farcall_common.task_options import AttemptOptionsDict, TaskOptions, unknown_option
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future  # which a worker needs in tasks with calls only
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_CALLS: Final = 1000
+"""Calls of a task that have not ended. One more waits until there is room."""
+_STEP: Final = 64
+"""Calls of a map that are sent together."""
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+class Caller(Protocol):
+    """What makes the calls of a task, in its worker. May be used from any thread."""
+
+    task_id: str
+    attempt: int
+
+    def submit(
+        self, function: Callable[..., Any] | str, calls: Sequence[Arguments], options: TaskOptions | None
+    ) -> Sequence[Future[Any]]:
+        """Call a function, once for each of these arguments."""
+
+
+class RunningTask:
+    """The task that runs in this process; see :func:`current`. May be used from any thread of the task.
+
+    :ivar task_id: of the task: as its submitter knows it, or of the call if it is one of another task.
+    :ivar attempt: counted from 1.
+    """
+
+    def __init__(self, caller: Caller, options: TaskOptions | None = None) -> None:
+        self._caller = caller
+        self._options = options
+        self.task_id = caller.task_id
+        self.attempt = caller.attempt
+
+    def submit(self, fn: Callable[P, T] | str, /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call ``fn(*args, **kwargs)`` in another worker.
+
+        The future is one of :mod:`concurrent.futures`; ``asyncio.wrap_future`` makes it one that can be awaited. It
+        raises what the future of a task raises: :class:`~farcall_common.errors.TaskFailed`, as an instance of the
+        nearest built-in class of what the function raised, too. It can be cancelled until the call has ended. What has
+        not ended with the task is cancelled. Callbacks run in a thread that receives results, and must not wait for
+        others.
+
+        :param fn: a function; or, of those that the task was submitted with (``callees``), the id or the hash.
+        :raises SerializationError: if the function or an argument cannot travel.
+        :raises ConfigurationError: if the task has ended, or has no such callee.
+        """
+        [future] = self._caller.submit(fn, [(args, kwargs)], self._options)
+        return future
+
+    def call(self, fn: Callable[P, T] | str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As :meth:`submit`, and wait for the value."""
+        return self.submit(fn, *args, **kwargs).result()
+
+    def map(self, fn: Callable[..., T] | str, /, *iterables: Iterable[Any]) -> Iterator[T]:
+        """As the built-in ``map``, in parallel: values in the order of the arguments.
+
+        Up to :data:`MOST_CALLS` calls are under way; the next are made while values are taken. Those that are left are
+        cancelled when the iterator is closed, or when a call fails.
+        """
+        calls: Iterator[Arguments] = ((args, {}) for args in zip(*iterables, strict=False))
+        pending: collections.deque[Future[T]] = collections.deque()
+        self._fill(fn, calls, pending)
+        return self._values(fn, calls, pending)
+
+    def options(self, **changes: Unpack[AttemptOptionsDict]) -> RunningTask:
+        """The same task, whose calls have other options than it has itself.
+
+        :param changes: ``walltime_s``, ``memory_bytes``, ``max_output_bytes``, ``idempotent``, ``max_attempts``,
+            ``retries``, ``retry_on``, ``retry_delay_s``.
+        :raises TypeError: for another option.
+        :raises ValueError: for a value that an option cannot have.
+        """
+        if unknown := changes.keys() - AttemptOptionsDict.__optional_keys__:
+            raise TypeError(unknown_option(sorted(unknown)[0], AttemptOptionsDict.__optional_keys__))
+        return RunningTask(self._caller, (self._options or TaskOptions()).changed(**changes))
+
+    def _fill(
+        self, fn: Callable[..., T] | str, calls: Iterator[Arguments], pending: collections.deque[Future[T]]
+    ) -> None:
+        while len(pending) <= MOST_CALLS - _STEP and (step := list(itertools.islice(calls, _STEP))):
+            pending += self._caller.submit(fn, step, self._options)
+
+    def _values(
+        self, fn: Callable[..., T] | str, calls: Iterator[Arguments], pending: collections.deque[Future[T]]
+    ) -> Iterator[T]:
+        try:
+            while pending:
+                yield pending.popleft().result()
+                self._fill(fn, calls, pending)
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+_callers: Callable[[], Caller] | None = None
+
+
+def current() -> RunningTask:
+    """The task that runs in this process, for functions that call other functions.
+
+    :raises ConfigurationError: outside of a task, and in processes that a task starts.
+    """
+    if _callers is not None:
+        return RunningTask(_callers())
+    if "FARCALL_TASK_ID" in os.environ:
+        raise not_in_this_process()
+    raise ConfigurationError(
+        "current() is for functions that run as a task, and no task runs here.",
+        hint="Submit the function that calls it.",
+    )
+
+
+def not_in_this_process() -> ConfigurationError:
+    """The error of :func:`current` in a process that a task has started."""
+    return ConfigurationError(
+        "current() works in the process of the task only, and the task has started this one.",
+        hint="Make the calls in the function that was submitted, or in threads of it.",
+    )
+
+
+def has_ended() -> ConfigurationError:
+    """The error of what a task has left running, when it makes calls."""
+    return ConfigurationError(
+        "The task has ended: what it left running cannot make calls.",
+        hint="Wait for threads before the function returns.",
+    )
+
+
+# -- in a worker -------------------------------------------------------------------------------------------------------
+
+
+def offer(callers: Callable[[], Caller]) -> None:
+    """Let :func:`current` find the running task, also as ``farcall.current`` where the SDK is not installed.
+
+    :param callers: the caller of the task that runs now; raises ConfigurationError if there is none.
+    """
+    global _callers
+    if _callers is None:
+        sys.meta_path.append(_StandIn())
+    _callers = callers
+
+
+class _StandIn:
+    """Finds a module ``farcall`` with :func:`current`, if no other finder finds the SDK."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name != _SDK:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self)  # type: ignore[arg-type]  # all of a loader that imports need
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:  # noqa: ARG002
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        from farcall_common.payload.shipped_modules import STUB
+
+        exec(compile(STUB, "<in place of farcall>", "exec"), module.__dict__)  # noqa: S102 - our own text
+        module.current = current  # type: ignore[attr-defined]
+
+
+_SDK: Final = "farcall"
