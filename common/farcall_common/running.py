@@ -49,6 +49,9 @@ class Caller(Protocol):
     ) -> Sequence[Future[Any]]:
         """Call a function, once for each of these arguments."""
 
+    def buffer(self, size: int) -> memoryview:
+        """Memory for a value."""
+
 
 class RunningTask:
     """The task that runs in this process; see :func:`current`. May be used from any thread of the task.
@@ -93,6 +96,19 @@ class RunningTask:
         pending: collections.deque[Future[T]] = collections.deque()
         self._fill(fn, calls, pending)
         return self._values(fn, calls, pending)
+
+    def buffer(self, size: int) -> memoryview:
+        """Memory of ``size`` bytes for a large value, in which other workers read it where the function writes it: what
+        the function returns is not copied then, if it contains the whole buffer, and nothing else refers to that. The
+        bytes are arbitrary at first.
+
+        For a program with NumPy, ``numpy.frombuffer(current().buffer(size), dtype)`` is an array there. Return
+        ``pickle.PickleBuffer(buffer)`` for a value of bytes: the call that gets it has a ``memoryview``.
+
+        :raises ValueError: if there is no room of that size.
+        :raises ConfigurationError: if the task has ended.
+        """
+        return self._caller.buffer(size)
 
     def options(self, **changes: Unpack[AttemptOptionsDict]) -> RunningTask:
         """The same task, whose calls have other options than it has itself.

@@ -12,7 +12,7 @@ import itertools
 import mmap
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 _MAX_DESCRIPTORS: Final = 64
@@ -72,6 +72,9 @@ class MemoryFile:
             while view:
                 view = view[os.write(self.descriptor, view) :]
 
+    def shared(self) -> None:
+        """Its descriptor is about to go to another process, or it is mapped."""
+
     @property
     def is_sealed(self) -> bool:
         """Whether it is a memory file that cannot shrink: a reader of one that does is killed (SIGBUS)."""
@@ -82,7 +85,30 @@ class MemoryFile:
 
     def view(self) -> memoryview:
         """Its bytes, mapped for as long as the view lives. The mapping is private: writes change a copy."""
+        self.shared()
         return memoryview(mmap.mmap(self.descriptor, 0, flags=mmap.MAP_PRIVATE))
+
+
+class LentFile(MemoryFile):
+    """One whose writer uses it again, when it is gone here.
+
+    :param returned: called at its end; with True if others may have it still, because it was passed on or mapped.
+    """
+
+    __slots__ = ("_is_shared", "_returned")
+
+    def __init__(self, descriptor: int, returned: Callable[[bool], object]) -> None:
+        super().__init__(descriptor)
+        self._returned = returned
+        self._is_shared = False
+
+    def __del__(self) -> None:
+        super().__del__()
+        self._returned(self._is_shared)
+
+    def shared(self) -> None:
+        """It cannot be returned any more."""
+        self._is_shared = True
 
 
 class SharedBytes:
@@ -207,6 +233,8 @@ def ancillary(memories: Sequence[MemoryFile]) -> list[tuple[int, int, Any]]:
     """The ancillary data with which ``sendmsg`` passes memory files to the other end."""
     if not memories:
         return []
+    for memory in memories:
+        memory.shared()
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory.descriptor for memory in memories]))]
 
 

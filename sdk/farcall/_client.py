@@ -518,7 +518,8 @@ class Client(SourceCode, Sharing):
         endpoint_id: str | uuid.UUID | None = None,
     ) -> Iterator[Json]:
         """What tasks that have ended used: ``tasks``, ``failed``, ``wall_s``, ``core_s`` and ``gpu_s`` (seconds of the
-        last attempt of each task, and those times its cores and accelerators), for each ``day`` (like ``2026-11-01``,
+        last attempt of each task, and those times its cores and accelerators; of a graph those of its calls) and
+        ``stages`` (how many calls of graphs ran), for each ``day`` (like ``2026-11-01``,
         UTC), ``identity_id``, ``endpoint_id``, ``function_id`` and ``account`` of a scheduler.
 
         :param by: some of ``day``, ``identity``, ``endpoint``, ``function``, ``account``.

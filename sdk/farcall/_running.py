@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from farcall_common.errors import ConfigurationError
+if TYPE_CHECKING:
+    from farcall_common.running import RunningTask
 
 
-def current() -> Any:
-    """The running task, for calls on its own endpoint::
+def current() -> RunningTask:
+    """The running task, for functions that call other functions on their own endpoint::
 
         def driver(n):
             from farcall import current
@@ -17,8 +17,6 @@ def current() -> Any:
 
     :raises ConfigurationError: where no task runs: in the program that submits, for instance.
     """
-    try:
-        running = importlib.import_module("farcall_common.running")  # here: only workers need it
-    except ModuleNotFoundError:
-        raise ConfigurationError("current() is for functions that run as a task, and no task runs here") from None
-    return running.current()
+    from farcall_common.running import current as running  # here: only workers need it
+
+    return running()

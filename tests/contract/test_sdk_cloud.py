@@ -362,9 +362,10 @@ def test_usage_is_summed(cloud: Cloud) -> None:
     cloud.run_what_waits()
     [entry] = cloud.client.iter_usage(["day", "function", "endpoint"], endpoint_id=cloud.endpoint_id, **days)
     assert (entry["day"], entry["function_id"], entry["endpoint_id"]) == (str(today), function_id, cloud.endpoint_id)
-    assert (entry["tasks"], entry["failed"], entry["gpu_s"]) == (3, 1, 0.0)
+    assert (entry["tasks"], entry["failed"], entry["gpu_s"], entry["stages"]) == (3, 1, 0.0, 0)
     assert entry["core_s"] == entry["wall_s"] >= 0.0
-    assert entry.keys() == {"day", "function_id", "endpoint_id", "tasks", "failed", "wall_s", "core_s", "gpu_s"}
+    sums = ("tasks", "failed", "wall_s", "core_s", "gpu_s", "stages")
+    assert entry.keys() == {"day", "function_id", "endpoint_id", *sums}
     [account] = cloud.client.iter_usage(["account"], **days)
     assert account["account"] == ""
     assert [each["tasks"] for each in cloud.client.iter_usage(["identity"], of="endpoints", **days)] == [3]

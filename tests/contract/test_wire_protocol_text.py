@@ -9,12 +9,18 @@ import msgspec
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import Message, TaskState
 from farcall_common.wire import messages as m
 
 TEXT = (Path(__file__).parents[2] / "PROTOCOL.md").read_text()
-STRUCTS: list[type[msgspec.Struct]] = [*Message.__subclasses__(), *m.Part.__subclasses__(), TaskOptions, Environment]
+STRUCTS: list[type[msgspec.Struct]] = [
+    *Message.__subclasses__(),
+    *m.Part.__subclasses__(),
+    TaskOptions,
+    Callee,
+    Environment,
+]
 
 
 def _row(name: str) -> str:

@@ -113,3 +113,17 @@ def test_a_graph_is_shown_while_it_runs_and_cancelled_as_a_whole(endpoint: Endpo
     endpoint.cloud.cancel(task_id)
     assert endpoint.cloud.end(task_id).state is TaskState.CANCELLED
     endpoint.cloud.wait_for(lambda: not stages())
+
+
+def chatter(count: int) -> None:
+    """Print so many bytes."""
+    print("x" * count)
+
+
+def test_no_stage_exceeds_the_limits_of_the_endpoint(tmp_path: Path) -> None:
+    with running_endpoint(tmp_path, workers=1, engine={"limits": {"output": 4096}}) as endpoint:
+        stage = Stage(0, "chatter", options=TaskOptions(max_output_bytes=2**40))
+        call = endpoint.cloud.serializer.pack_call([100_000])
+        ended = endpoint.cloud.end(submit(endpoint, [chatter], pack_graph(Graph((stage,), (call,), 0))))
+        assert ended.error["code"] == "OUTPUT_EXCEEDED"
+        assert "stage 0 (chatter)" in ended.error["message"]

@@ -203,6 +203,16 @@ def test_elements_that_do_not_exist_or_cannot_be_sent(worker: WorkerUnderTest) -
     assert errors[2].is_retried
 
 
+def test_what_a_call_raised_goes_where_its_value_would_go(worker: WorkerUnderTest) -> None:
+    def refuse() -> None:
+        raise KeyError("no such key")
+
+    data = error_of(worker.run(refuse, call=EDGE)).exception_data
+    assert data is not None
+    assert repr(Serializer().deserialize(data.encode())) == "KeyError('no such key')"
+    assert error_of(worker.run(refuse)).exception_data is None
+
+
 def test_an_input_of_another_python_is_a_clear_error(worker: WorkerUnderTest) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec("class Point:\n    def __init__(self): self.x = 1", namespace)
@@ -255,6 +265,8 @@ def test_where_arguments_must_be_data_values_of_other_calls_may_be_pickles(tmp_p
             assert worker.values(told, None, **given(((0,), {(1, 2)})), data_only=data_only) == [[[{(1, 2)}], {}]]
             done = worker.run(told, payload=pickled, data_only=data_only)
             assert "may not be read here" in error_of(done).message
+            nested = CallOrder(is_edge=True, is_nested=True)
+            assert worker.values(told, call=nested, payload=pickled, data_only=data_only) == [[[(1, 2)], {}]]
 
 
 def test_an_engine_gets_its_own_form_of_the_last_value(tmp_path: Path) -> None:

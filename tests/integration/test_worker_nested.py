@@ -16,6 +16,7 @@ import farcall_common
 import farcall_endpoint
 from farcall_common.errors import ErrorRecord
 from farcall_common.payload import Serializer, describe_exception, pack_exception
+from farcall_common.payload.functions import Included
 from farcall_common.payload.serializer import BINARY_DATA
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes, bytes_of, cut
@@ -550,6 +551,36 @@ def test_large_arguments_and_values_are_not_copied_by_their_readers(worker: Work
     assert not made.args[0].flags.owndata
     manager.answer(made)
     assert manager.serve() == [200_000.0, False]
+
+
+def test_modules_that_travel_with_a_task_travel_on_with_its_calls(worker: WorkerUnderTest) -> None:
+    def driver() -> Any:
+        import travelling  # type: ignore[import-not-found]
+
+        from farcall_common.running import current
+
+        point = current().call(travelling.shifted, travelling.Point(1))
+        return [type(point) is travelling.Point, point.x]
+
+    text = """
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def shifted(point):
+    return Point(point.x + 1)
+"""
+    included = Included({"travelling": (False, text)}, "d" * 32)
+    worker.order(driver, call=EDGE, included=included)
+    packet, body = worker.expect(Calls)
+    [code, payload] = cut(body, [size for _, size in packet.functions] + [call.payload_bytes for call in packet.calls])
+    called: Any = Serializer().unpack_function(bytes(bytes_of(code)))
+    assert packet.calls[0].name == "shifted"
+    with called.farcall_modules:
+        args, _ = Serializer().unpack_call(bytes_of(payload))
+        value = edge(called.farcall_function(*args))
+    worker.send(CallEnded(packet.calls[0].number), [value])
+    assert Manager(worker).serve() == [True, 2]
 
 
 def test_without_its_manager_a_task_loses_its_calls(tmp_path: Path) -> None:

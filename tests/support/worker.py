@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
 import os
 import select
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from farcall_common.payload import DATA_STRATEGIES, Serializer
+from farcall_common.payload.functions import FunctionTable, Included
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.shared_memory import Body, Frame, FrameList, bytes_of, cut
 from farcall_endpoint.worker.channel import CallOrder, Done, InputOrder, Order, Packet, Ready, Run, channel_pair
@@ -77,7 +77,7 @@ class WorkerUnderTest:
         return found[0][1]
 
     def expect(self, kind: type[P]) -> tuple[P, Body]:
-        """The next packet, which is of this kind."""
+        """The next packet, which has this type."""
         packet, body = self.receive()
         assert isinstance(packet, kind), packet
         return packet, body
@@ -94,14 +94,15 @@ class WorkerUnderTest:
         data_only: bool = False,
         kwargs: Mapping[str, object] | None = None,
         also: Sequence[str] = (),
+        included: Included | None = None,
     ) -> None:
         """Send a call; without a function it collects its inputs. ``also``: tasks with the same function behind it."""
         body: list[Frame] = []
         functions: list[tuple[str, int]] = []
         function_hash = ""
         if function is not None:
-            code = _serializer.pack_function(function)
-            function_hash = hashlib.sha256(code).hexdigest()
+            packed = FunctionTable(included).get(function)
+            code, function_hash = packed.body, packed.hash
             if function_hash not in self._known:
                 self._known.add(function_hash)
                 functions.append((function_hash, len(code)))

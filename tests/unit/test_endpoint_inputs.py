@@ -84,10 +84,10 @@ def test_parts_are_read_in_order_and_a_part_that_cannot_be_read_is_named() -> No
 
     def refuse(piece: object) -> None:
         if bytes(piece) == b"bb":  # type: ignore[call-overload]
-            raise DeserializationError("It is of another Python.", hint="Use one.")
+            raise DeserializationError("It belongs to another Python.", hint="Use one.")
 
     with pytest.raises(
-        DeserializationError, match=r"The value for argument 1, element 1 cannot be read: It is"
+        DeserializationError, match=r"The value for argument 1, element 1 cannot be read: It belongs"
     ) as info:
         inputs.read(refuse)
     assert info.value.hint == "Use one."

@@ -41,11 +41,12 @@ def graph_job(
     *,
     submitter: str = "",
     refusals: dict[str, ErrorRecord] | None = None,
+    spread: bool = False,
     **options: Any,
 ) -> Job:
     callees = tuple(Callee(function_id=f"id-{each}", function_hash=f"h{each}") for each in range(2))
     order = TaskOrder(name, 1, "h0", 0, TaskOptions(callees=callees, **options), submitter=submitter)
-    graph = Graph(stages, tuple(f"call {number}".encode() for number in range(len(stages))), len(stages) - 1)
+    graph = Graph(stages, tuple(f"call {number}".encode() for number in range(len(stages))), len(stages) - 1, spread)
     functions = {"h0": b"body 0", "h1": b"body 1"}
     return Job(order, b"body 0", b"", callees=Callees(functions, graph, refusals or {}))
 
@@ -142,6 +143,20 @@ def test_a_fan_out_is_known_when_its_elements_are() -> None:
     assert states(only(rig)) == ["done", "done", "done"]
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_chain_stays_on_a_worker_unless_it_is_to_be_spread(spread: bool) -> None:
+    rig = rig_of(slots=2)
+    stages = (*CHAIN, Stage(0, "save", (Input(1, (0,)),)))
+    actions = start(rig, *stages, spread=spread)
+    workers: list[int] = []
+    for number in range(3):
+        [send] = [action for action in actions if isinstance(action, Send)]
+        workers.append(send.worker_id)
+        rig.now = number + 1.0
+        actions = end(rig, b"v", worker=send.worker_id)
+    assert workers == ([0, 1, 0] if spread else [0, 0, 0])
+
+
 def test_calls_of_what_has_begun_come_before_new_tasks() -> None:
     rig = rig_of()
     start(rig, *CHAIN)
@@ -193,6 +208,18 @@ def test_a_graph_fails_with_the_error_of_its_call_and_leaves_small_values() -> N
     assert states(finished) == ["done", "failed"]
     assert finished.details is not None
     assert finished.details["values"] == {"0": base64.b64encode(b"v").decode()}
+
+
+def test_what_a_call_raised_is_the_result_for_an_engine() -> None:
+    rig = rig_of()
+    start(rig, *CHAIN)
+    rig.read()
+    rig.workers[0].running = None
+    done = Done("g/0", 1.0, 1.5, {"message": "no"}, printed=Printed(3, 0, 3, 0))
+    rig.handle(PacketsReceived(0, [(done, b"pickledout")]))
+    progress, results = rig.take()
+    [finished] = progress.finished
+    assert (finished.state, finished.result, results[0]) == (TaskState.FAILED, 0, b"pickled")
 
 
 def test_a_call_that_may_not_run_twice_ends_its_graph() -> None:

@@ -187,3 +187,23 @@ def test_a_thousand_functions_go_ahead_in_messages_that_agents_accept() -> None:
         assert len(header) + sum(map(len, rest)) < MAX_ENVELOPE_BYTES
         assert all(frames[function.body] is not None for function in order.functions)
         assert wire.decode([header, *rest]).message == order
+
+
+def test_tasks_with_very_many_functions_are_leased_a_few_at_a_time() -> None:
+    world = serving()
+    callees = tuple(Callee(f"f{number}", "hash", 1) for number in range(1000))
+    found = {"function": {"hash": FunctionBody("name", b"body")}}
+    found |= {each.function_id: {"hash": FunctionBody("name", b"body")} for each in callees}
+
+    def next_limit(*tasks: LeasedTask) -> int:
+        actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, len(tasks), tasks))
+        leases = [each for each in actions if isinstance(each, do.LeaseTasks)]
+        for prepare in actions:
+            if isinstance(prepare, do.PrepareTasks):
+                prepared(world, prepare, found)
+        return leases[-1].limit
+
+    assert next_limit(leased(1)) == 499
+    assert next_limit(*[leased(number, callees=callees) for number in (2, 3)]) == 20
+    assert next_limit(leased(4), leased(5, callees=callees)) == 40
+    assert next_limit(leased(6)) == 494

@@ -136,6 +136,7 @@ def test_graphs_of_a_report_are_bounded_and_have_no_errors() -> None:
     plain = msgspec.structs.replace(RESIZE, error=None, workers=(), value_bytes=0)
     report = [{"task_id": TASK, "stages": builtins(LOAD, RESIZE)}]
     assert status(report).graphs == (GraphState(TASK, (LOAD, plain)),)
+    assert status([{"task_id": TASK, "calls": 40, "ended": 41}]).graphs == (GraphState(TASK, (), 40, 40),)
     waiting = [msgspec.structs.replace(LOAD, number=number, state="waiting") for number in range(2, 60)]
     [graph] = status(
         [{"task_id": TASK, "stages": builtins(LOAD, *waiting, msgspec.structs.replace(RESIZE, number=99))}]

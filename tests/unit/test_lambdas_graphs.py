@@ -408,6 +408,8 @@ def test_why_of_a_running_graph(lab: GraphLab) -> None:
     ):
         lab.seen(graphs=(GraphState(task.task_id, tuple(stages)),))
         assert lab.why(task.task_id)["text"].endswith(text)
+    lab.seen(graphs=(GraphState(task.task_id, (), 40, 12),))
+    assert lab.why(task.task_id)["text"].endswith(" (attempt 1); 12 of 40 calls of its stages have ended.")
     lab.seen(graphs=(GraphState(str(uuid.uuid4()), (RESIZE,)),))
     assert lab.why(task.task_id)["text"].endswith(" (attempt 1).")
 

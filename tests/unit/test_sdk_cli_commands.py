@@ -314,7 +314,7 @@ def test_usage_is_shown_and_exported(offline: FakeCloud, script: str) -> None:
     [line] = farcall("usage", "--by", "endpoint,account", "--from", "1d", "--json").stdout.splitlines()
     assert json.loads(line)["endpoint_id"] == offline.endpoint_id
     heading, row = csv.reader(farcall("usage", "--by", "account,identity", "--csv").stdout.splitlines())
-    assert heading == ["identity_id", "account", "tasks", "failed", "wall_s", "core_s", "gpu_s"]
+    assert heading == ["identity_id", "account", "tasks", "failed", "wall_s", "core_s", "gpu_s", "stages"]
     assert row[2:4] == ["3", "0"]
     assert farcall("usage", "--until", "2020-01-01").stdout == ""
     assert farcall("usage", "--from", "yesterday").exit_code == 65

@@ -287,6 +287,8 @@ def test_a_failed_graph_says_which_stage(executor: Executor, client: Client) -> 
     info = client.get_batch_result([future.task_id])[future.task_id]
     assert [each.state for each in info.stages] == [each.state for each in stages]
     assert info.stages[1].result() == ["text", "of", "a"]
+    [used] = client.iter_usage(["endpoint"])
+    assert (used["tasks"], used["stages"]) == (1, 3)
 
 
 def test_a_value_of_a_stage_is_read_as_a_result_is(executor: Executor, cloud: FakeCloud) -> None:
@@ -371,6 +373,18 @@ def test_a_value_that_is_damaged_is_an_error() -> None:
     with pytest.raises(farcall.DeserializationError, match=r"the value of stage 0 \(a\) cannot be read"):
         stages[0].result()
     assert stages[1].result() == (b"x", "the value of stage 1 (b)")
+
+
+def test_the_command_line_shows_stages_of_a_running_task(
+    offline: FakeCloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    with offline.client() as client, Executor(offline.endpoint_id, client) as executor:
+        future = executor.submit(chain(read, count), "a")
+        assert executor._engine.flush(WAIT_S)
+        offline.report_stages(future.task_id, [StageState(0, "read", "running", calls=1)])
+        assert ["0", "read", "running", "1", "", "", ""] in Farcall(offline).lines("tasks", "show", future.task_id)
+        future.cancel()
 
 
 def test_the_command_line_shows_stages(

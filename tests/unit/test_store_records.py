@@ -24,6 +24,7 @@ from farcall_common.errors import (
     QuotaExceeded,
     Unavailable,
 )
+from farcall_common.graphs import StageState
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.store import (
     AuditEntry,
@@ -47,6 +48,7 @@ from farcall_common.store.model import (
     EndpointKey,
     EnvironmentState,
     FunctionBody,
+    GraphState,
     ObjectKind,
     Presence,
     QueuedTask,
@@ -644,9 +646,10 @@ class RecordsSuite:
     def test_updating_an_endpoint_keeps_its_owner_its_age_and_its_presence(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("e1", "alice", "laptop", created_at=T0))
         status = EndpointStatus(managers=1, total_workers=8, idle_workers=7, pending_tasks=2, outstanding_tasks=3)
+        graph = GraphState("t1", (StageState(1, "resize \x00", "running", calls=40, ended=12, node="n1"),), 50, 12)
         environment = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1.5, "none \x00", 2.5)
         status = dataclasses.replace(
-            status, blocks=2, pending_blocks=1, environments=(environment,), reported_at=1234.5
+            status, blocks=2, pending_blocks=1, environments=(environment,), graphs=(graph,), reported_at=1234.5
         )
         records.endpoints.set_presence([Presence("e1", True, status)])
         records.endpoints.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))
@@ -1075,8 +1078,14 @@ class RecordsSuite:
         assert found(function_id="f2", endpoint_id="e2") == ["t6"]
         assert found(function_id="f1") == ["t1", "t2", "t6"]
         assert found(function_id="f") == []
-        [task] = records.tasks.find_open_tasks(function_id="f1", limit=1)
+        [task] = records.tasks.find_open_tasks(function_id="f1", limit=1, with_options=True)
         assert task.options == calls
+        lists = (
+            records.tasks.find_open_tasks(function_id="f1"),
+            records.tasks.list_tasks("alice"),
+            records.tasks.get_group("g1"),
+        )
+        assert {each.options for found in lists for each in found} == {TaskOptions()}  # they may be long
 
     def test_endpoints_with_certain_functions_only_are_found(self, records: Records) -> None:
         for name, allowed in (("e1", None), ("e2", []), ("e3", ["f1"])):

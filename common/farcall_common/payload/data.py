@@ -29,7 +29,9 @@ import msgspec
 
 from farcall_common.errors import DeserializationError
 from farcall_common.limits import MAX_INLINE_BYTES
+from farcall_common.payload.arrays import array_pieces
 from farcall_common.payload.framing import Piece, first_line, join_aligned, padding
+from farcall_common.payload.native import NATIVE_PREFIX, dump_native, is_plain
 from farcall_common.payload.pickling import (
     PROTOCOL,
     THIS_PYTHON,
@@ -301,6 +303,20 @@ class _Pieces(list[bytes]):
     write = list.append
 
 
+def edge_pieces(value: object) -> Sequence[Piece]:
+    """The buffer of a value for a worker of the same endpoint, in pieces: of an array (:mod:`.arrays`), plain pickle
+    (:mod:`.native`), or ``f3`` if it has large arrays, or code without which it cannot be read.
+
+    :raises Exception: what pickling raises.
+    """
+    if is_plain(value):
+        return (dump_native(value),)
+    if (array := array_pieces(value)) is not None:
+        return array
+    pickled, contents, by_value = _dumped(value)
+    return _joined(pickled, contents, by_value) if contents or by_value else (NATIVE_PREFIX, *pickled)
+
+
 def _dumped(value: object) -> tuple[Sequence[bytes], Sequence[memoryview], ByValue | None]:
     """A pickle in pieces, the contents outside of it, and its description if it has code."""
     pickled, contents = _Pieces(), list[memoryview]()
@@ -329,7 +345,7 @@ def _keeper(contents: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         content = buffer.raw()
-        if len(content) <= MAX_INLINE_BYTES:
+        if len(content) < MAX_INLINE_BYTES:  # pickle gives a file larger ones as they are, without a length
             return True
         contents.append(content)
         return False

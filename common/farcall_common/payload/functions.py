@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import inspect
 import types
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from farcall_common.errors import SerializationError
+from farcall_common.payload import shipped_modules
 from farcall_common.payload.serializer import Serializer
 
 _MAX_KNOWN_FUNCTIONS: Final = 1024
 
 _serializer: Final = Serializer()
+
+
+#: For each module, whether it is a package, and its text.
+Sources = Mapping[str, tuple[bool, str]]
+
+
+class Included(NamedTuple):
+    """The modules that travel with functions, and what identifies them."""
+
+    sources: Sources
+    digest: str
+
+    @property
+    def top_level(self) -> list[str]:
+        """The names of packages and of modules outside of packages."""
+        return [name for name in self.sources if "." not in name]
+
+    def with_function(self, buffer: bytes) -> bytes:
+        """The buffer of a function, with the modules: source text, which every worker reads."""
+        call = f"function = function_with_modules({buffer!r}, {self.sources!r}, {self.digest!r})"
+        return f"st\nfunction:{loader_text()}\n\n{call}\n".encode()
+
+
+@functools.cache
+def loader_text() -> str:
+    """The source text of the loader of modules."""
+    return inspect.getsource(shipped_modules)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,9 +59,13 @@ class FunctionTable:
     """Serialised functions of a process.
 
     A plain function is known by its identity: what it closes over is taken at its first use. Anything that carries
-    state (a partial, a bound method, an instance) is serialised at each use."""
+    state (a partial, a bound method, an instance) is serialised at each use.
 
-    def __init__(self) -> None:
+    :param included: modules that travel with each of them.
+    """
+
+    def __init__(self, included: Included | None = None) -> None:
+        self._included = included
         self._known: dict[int, tuple[Callable[..., Any], Function]] = {}
 
     def get(self, function: Callable[..., Any]) -> Function:
@@ -44,7 +78,8 @@ class FunctionTable:
             return known[1]
         if not callable(function):
             raise SerializationError(f"A {type(function).__name__} cannot be called.", hint="Pass the function itself.")
-        body = _serializer.pack_function(function)
+        buffer = _serializer.serialize_function(function)
+        body = _serializer.pack([buffer if self._included is None else self._included.with_function(buffer)])
         name = getattr(function, "__name__", None)
         made = Function(
             name if isinstance(name, str) else type(function).__name__, body, hashlib.sha256(body).hexdigest()

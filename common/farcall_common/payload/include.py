@@ -7,44 +7,27 @@ of Python. The worker makes the modules from their text, for the calls of that f
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Final
 
 from farcall_common.errors import PayloadTooLarge, SerializationError
 from farcall_common.payload import shipped_modules
+from farcall_common.payload.functions import Included, Sources, loader_text
 from farcall_common.payload.pickling import INCLUDED_MARK, is_installed, is_part_of_an_installation
 
 #: All included modules together: they are sent with every function.
 MAX_INCLUDED_BYTES: Final = 1024 * 1024
 
 _MISSING: Final = re.compile(r"No module named '(\w+)")
-
-#: For each module, whether it is a package, and its text.
-Sources = Mapping[str, tuple[bool, str]]
-
-
-class Included(NamedTuple):
-    """The modules that travel with functions, and what identifies them."""
-
-    sources: Sources
-    digest: str
-
-    @property
-    def top_level(self) -> list[str]:
-        """The names of packages and of modules outside of packages."""
-        return [name for name in self.sources if "." not in name]
-
 
 _NOTHING: Final = Included({}, "")
 _included = _NOTHING
@@ -84,7 +67,7 @@ def include(*modules: ModuleType | str) -> None:
             hint="Install a package of this size on the endpoint.",
         )
     in_order = {name: sources[name] for name in sorted(sources)}
-    digest = hashlib.sha256((_loader_text() + repr(in_order)).encode(errors="surrogatepass")).hexdigest()[:32]
+    digest = hashlib.sha256((loader_text() + repr(in_order)).encode(errors="surrogatepass")).hexdigest()[:32]
     if digest != _included.digest:
         _included = Included(in_order, digest)
         _mark()
@@ -95,8 +78,7 @@ def with_modules(buffer: bytes) -> bytes:
     if not _included.sources:
         return buffer
     _mark()
-    call = f"function = function_with_modules({buffer!r}, {_included.sources!r}, {_included.digest!r})"
-    return f"st\nfunction:{_loader_text()}\n\n{call}\n".encode()
+    return _included.with_function(buffer)
 
 
 def hint_for_missing(message: str) -> str:
@@ -130,11 +112,6 @@ def _mark() -> None:
     for name in _included.top_level:
         if (module := sys.modules.get(name)) is not None:
             setattr(module, INCLUDED_MARK, _included.digest)
-
-
-@functools.cache
-def _loader_text() -> str:
-    return inspect.getsource(shipped_modules)
 
 
 def _checked_name(module: ModuleType | str) -> str:

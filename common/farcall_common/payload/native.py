@@ -19,7 +19,8 @@ from farcall_common.payload.strategy import hint_for, message_of
 #: Requests a native buffer in a list of strategy names.
 NATIVE: Final = ("native",)
 
-_PREFIX: Final = b"p5\n"
+NATIVE_PREFIX: Final = b"p5\n"
+"""Of a native buffer; no other starts so."""
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 _LARGE: Final = 16 * 1024
 """Above this size pickle writes a value directly into a file, which is ten times as fast as ``pickle.dumps``."""
@@ -30,15 +31,15 @@ def dump_native(value: object) -> bytes:
 
     :raises SerializationError: if it cannot be pickled.
     """
-    if type(value) in _PLAIN and not (isinstance(value, bytes | str) and len(value) > _LARGE):
-        return _PREFIX + pickle.dumps(value, PROTOCOL)
+    if is_plain(value):
+        return NATIVE_PREFIX + pickle.dumps(value, PROTOCOL)
     file = io.BytesIO()
-    file.write(_PREFIX)
+    file.write(NATIVE_PREFIX)
     try:
         try:
             ReferencePickler(file, PROTOCOL).dump(value)
         except Exception:  # noqa: BLE001 - what pickle refuses may travel by value
-            file.seek(len(_PREFIX))
+            file.seek(len(NATIVE_PREFIX))
             file.truncate()
             import cloudpickle  # type: ignore[import-untyped]  # here, because it would slow down the start of every worker
 
@@ -52,17 +53,22 @@ def dump_native(value: object) -> bytes:
     return file.getvalue()
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value is small data of a type that everything reads: ``pickle.dumps`` is quickest then."""
+    return type(value) in _PLAIN and not (isinstance(value, bytes | str) and len(value) > _LARGE)
+
+
 def load_native(buffer: bytes | memoryview) -> Any:
     """The value in a buffer; runs code from it.
 
     :raises Exception: anything, if the value cannot be read here.
     """
-    return pickle.loads(memoryview(buffer)[len(_PREFIX) :])
+    return pickle.loads(memoryview(buffer)[len(NATIVE_PREFIX) :])
 
 
 def is_native(buffer: bytes | memoryview) -> bool:
     """Whether a buffer is native; no other starts so."""
-    return bytes(buffer[: len(_PREFIX)]) == _PREFIX
+    return bytes(buffer[: len(NATIVE_PREFIX)]) == NATIVE_PREFIX
 
 
 def dump_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:

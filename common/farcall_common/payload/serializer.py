@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from farcall_common.errors import ConfigurationError, DeserializationError, SerializationError
+from farcall_common.payload.arrays import ARRAY_PREFIX, load_array
 from farcall_common.payload.code import (
     AllCodeStrategies,
     CloudPickleCode,
@@ -26,9 +27,11 @@ from farcall_common.payload.data import (
     JSONData,
     PickleDataBase64,
     PickleOutOfBand,
+    edge_pieces,
 )
 from farcall_common.payload.framing import Piece, pack, pack_binary, unpack
-from farcall_common.payload.strategy import Combination, Strategy, explain, hint_for
+from farcall_common.payload.native import NATIVE_PREFIX, load_native
+from farcall_common.payload.strategy import Combination, Strategy, explain, hint_for, message_of
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
@@ -91,6 +94,9 @@ DATA_STRATEGIES = frozenset(strategy.id for strategy in STRATEGIES.values() if n
 """The ids for values. Those for functions run code when they are read, whatever was written with them."""
 
 _PREFIX_LENGTH = 3
+_BINARY = frozenset({ARRAY_PREFIX, PickleOutOfBand.prefix})
+_OF_WORKERS = frozenset({ARRAY_PREFIX, NATIVE_PREFIX})
+"""What workers write for one another (:meth:`Serializer.edge_pieces`), besides buffers of strategies."""
 _BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy in STRATEGIES.values()}
 _BY_NAME = {type(strategy).__name__: strategy for strategy in STRATEGIES.values()}
 _ALL_OF_A_KIND = {"*Code": True, "*Data": False}
@@ -134,12 +140,25 @@ class Serializer:
         subject = f"The function {name}" if isinstance(name, str) else "The function"
         return b"".join(_first_that_dumps(function, self.code if strategies is None else strategies, subject))
 
+    def edge_pieces(self, value: object) -> Sequence[Piece]:
+        """The buffer of a value for other workers of the endpoint, in pieces. Large contents are not
+        copied.
+
+        :raises SerializationError: if no strategy works; with the reason of each.
+        """
+        try:
+            return edge_pieces(value)
+        except Exception:  # noqa: BLE001 - pickling a value may raise anything; what dill writes is rare
+            return self.pieces(value, strategies=BINARY_DATA)
+
     def deserialize(self, buffer: Piece) -> object:
         """The value in a buffer of any writer. Arrays may keep using the memory of the buffer, if it is writable.
 
         :raises DeserializationError: if the strategy is unknown or not allowed, or if the value cannot be read here.
         """
         prefix = bytes(buffer[:_PREFIX_LENGTH])
+        if prefix in _OF_WORKERS and (self.allowed is None or PickleOutOfBand().id in self.allowed):
+            return self._load_of_worker(buffer, prefix)
         strategy = _BY_PREFIX.get(prefix)
         if strategy is None:
             raise DeserializationError(
@@ -168,6 +187,13 @@ class Serializer:
             raise DeserializationError(
                 f"Cannot be read here: {explain(strategy, error)}", hint=hint_for(error)
             ) from error
+
+    def _load_of_worker(self, buffer: Piece, prefix: bytes) -> object:
+        try:
+            return load_array(buffer) if prefix == ARRAY_PREFIX else load_native(buffer)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {message_of(error)}"
+            raise DeserializationError(f"Cannot be read here: {reason}", hint=hint_for(error)) from error
 
     def deserialize_function(self, buffer: Piece) -> Callable[..., Any]:
         """The function in a buffer.
@@ -288,8 +314,8 @@ def packed(buffers: Sequence[Sequence[Piece]]) -> bytes:
 
 
 def is_binary(pieces: Sequence[Piece]) -> bool:
-    """Whether a buffer in pieces is binary."""
-    return pieces[0] == PickleOutOfBand.prefix
+    """Whether a buffer in pieces has large contents as they lie in memory."""
+    return pieces[0][:_PREFIX_LENGTH] in _BINARY
 
 
 def _first_that_dumps(value: object, strategies: Iterable[Strategy], subject: str) -> Sequence[Piece]:

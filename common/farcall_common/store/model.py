@@ -233,10 +233,13 @@ class EnvironmentState:
 
 @dataclasses.dataclass(frozen=True)
 class GraphState:
-    """Stages of a task that runs on an endpoint, as its agent reports them; some at most."""
+    """Stages of a task that runs on an endpoint, as its agent reports them: some at most, and the ``calls`` of all,
+    with those that have ``ended``."""
 
     task_id: str
     stages: tuple[StageState, ...]
+    calls: int = 0
+    ended: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -339,7 +339,7 @@ class Tasks(Audited, Protocol):
         limit: int = 100,
     ) -> Sequence[Task]:
         """Tasks of an owner, or of an endpoint, submitted from ``since`` to before ``until``, newest first; with
-        ``before``, those before the task of that time and id. Without payloads and results.
+        ``before``, those before the task of that time and id. Without payloads, results, details and options.
 
         In the state DEAD_LETTERED, those that were not discarded. An endpoint's tasks are listed in that state only.
         """
@@ -359,7 +359,8 @@ class Tasks(Audited, Protocol):
     def get_group(
         self, task_group_id: str, *, owner_ids: Collection[str] | None = None, limit: int | None = None
     ) -> Sequence[Task]:
-        """Tasks of a group, of these owners only, in submission order; without payloads and results."""
+        """Tasks of a group, of these owners only, in submission order; without payloads, results, details, options and
+        errors."""
 
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         """Task groups of an owner, newest first; with ``before``, those older than the group with that id."""
@@ -400,9 +401,11 @@ class Tasks(Audited, Protocol):
         owner_id: str | None = None,
         after: str = "",
         limit: int = 1000,
+        with_options: bool = False,
     ) -> Sequence[Task]:
         """Open tasks of an endpoint, of a function (or that may call it), or of an owner there, by task id, after
-        ``after``; without payloads and details. An endpoint or a function must be given."""
+        ``after``; without payloads, details and, unless those are wanted, options. An endpoint or a function must be
+        given."""
 
     def list_open_ids_of(self, endpoint_id: str, *, limit: int) -> Sequence[str]:
         """Ids of open tasks of an endpoint, in order. Reads no payload."""

@@ -26,9 +26,12 @@ from farcall_common.wire.states import Reporter, TaskState
 _TASK_COLUMNS: Final = Task.__struct_fields__
 WHOLE_TASK: Final = f"SELECT {', '.join(_TASK_COLUMNS)} FROM task"
 LIGHT_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" result,", " NULL AS result,")
-#: Columns of a list of tasks, and of a long one: details and errors may be as large as a message.
-_LISTED_TASK: Final = LIGHT_TASK.replace(" details,", " '{}'::json AS details,")
+#: Columns of a list of tasks, and of a long one: details and errors may be as large as a message, and options may name
+#: a thousand functions.
+_WITH_OPTIONS: Final = LIGHT_TASK.replace(" details,", " '{}'::json AS details,")
+_LISTED_TASK: Final = _WITH_OPTIONS.replace(" options,", " '{}'::json AS options,")
 SHORT_TASK: Final = _LISTED_TASK.replace(" error,", " NULL AS error,")
+_SHORT_WITH_OPTIONS: Final = _WITH_OPTIONS.replace(" error,", " NULL AS error,")
 GROUP: Final = f"""
     {SHORT_TASK}
     WHERE task_group_id = %(id)s AND (%(owners)s::text[] IS NULL OR owner_id = ANY(%(owners)s))
@@ -270,9 +273,10 @@ CALLS_FUNCTION: Final = """strpos(options::text, '"callees":[[') > 0 AND functio
     AND strpos(options::text, '["' || %(function_id)s || '","') > 0"""
 
 
-def open_tasks(conditions: Sequence[str]) -> str:
+def open_tasks(conditions: Sequence[str], *, with_options: bool) -> str:
     """The statement that finds a page of the open tasks with all of these."""
-    return f"""{SHORT_TASK} WHERE {" AND ".join(conditions)} AND task_id > %(after)s AND finished_at IS NULL
+    columns = _SHORT_WITH_OPTIONS if with_options else SHORT_TASK
+    return f"""{columns} WHERE {" AND ".join(conditions)} AND task_id > %(after)s AND finished_at IS NULL
         ORDER BY task_id LIMIT %(limit)s
     """
 

@@ -253,13 +253,15 @@ class PostgresTasks(PostgresPort):
         owner_id: str | None = None,
         after: str = "",
         limit: int = 1000,
+        with_options: bool = False,
     ) -> Sequence[Task]:
         wanted = {"endpoint_id": endpoint_id, "owner_id": owner_id, "function_id": function_id}
         wanted = {name: value for name, value in wanted.items() if value is not None}
         conditions = [f"{name} = %({name})s" for name in wanted]
-        query = task_rows.open_tasks(conditions)
+        query = task_rows.open_tasks(conditions, with_options=with_options)
         if function_id is not None:
-            callers = task_rows.open_tasks([*conditions[:-1], task_rows.CALLS_FUNCTION])
+            others = [*conditions[:-1], task_rows.CALLS_FUNCTION]
+            callers = task_rows.open_tasks(others, with_options=with_options)
             query = f"SELECT * FROM (({query}) UNION ALL ({callers})) AS found ORDER BY task_id LIMIT %(limit)s"
         return self._tasks(query, {**wanted, "after": after, "limit": limit})
 

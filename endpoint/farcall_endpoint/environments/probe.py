@@ -24,6 +24,7 @@ STANDARD_MODULES: Final = (
         "ast",
         "atexit",
         "base64",
+        "concurrent",
         "contextlib",
         "copyreg",
         "ctypes",

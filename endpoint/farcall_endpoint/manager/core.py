@@ -374,7 +374,7 @@ class ManagerCore:
             worker = running.get(wanted.task_id)
             is_kept = worker is None or worker.jobs[0].order.options.output_bytes > 0
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
-        return ReadStreams(request.request_id, request.max_bytes, found, graphs)
+        return ReadStreams(request.request_id, request.max_bytes, found, tuple(graphs))
 
     def _task_done(self, worker: Worker, done: Done, result: Body, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
@@ -391,7 +391,7 @@ class ManagerCore:
         output, parts = None, None
         try:
             if call is not None:
-                parts = orders.parts_of(call, done, result, result_bytes)
+                parts = orders.parts_of(call, done, result, result_bytes, is_owner=not worker.pair.submitter)
             elif done.parts or isinstance(result, FrameList):
                 raise ValueError("a result in parts")
             elif worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
@@ -423,7 +423,7 @@ class ManagerCore:
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
-            result=b"" if isinstance(result, FrameList) else result,
+            result=b"" if isinstance(result, FrameList) else result,  # of a call, its parts count
             started_at=started_at,
             ended_at=ended_at,
             details=details,
@@ -711,7 +711,10 @@ class ManagerCore:
                 for worker in self._workers.values()
                 if len(worker.jobs) <= most_left and not worker.overdue and worker.accepts_tasks
             ]
-            workers.sort(key=lambda worker: len(worker.jobs))
+            if self._graphs.spread:  # the one that is idle longest comes first, not one that is still awake
+                workers.sort(key=lambda worker: (len(worker.jobs), worker.since))
+            else:
+                workers.sort(key=lambda worker: len(worker.jobs))
             is_starved = False  # whether a submitter before has no worker
             pairs = self._queue.in_turn()
             for pair in pairs:

@@ -26,7 +26,7 @@ class Instant(NamedTuple):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a call has ended.
 
-    :param result: what its worker sent; of a value, ``parts`` are the buffers.
+    :param parts: the buffers of its value; or what its function raised, for an engine.
     :param is_retried: whether the options of the call retry its error.
     :param output: the tails of what it printed.
     :param pid: process id of its worker; 0 if none ran it.
@@ -34,13 +34,17 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     state: TaskState
     error: dict[str, Any] | None = None
-    result: Frame = b""
     parts: Sequence[Frame] = ()
     started_at: float | None = None
     ended_at: float | None = None
     is_retried: bool = False
     output: tuple[Printed, bytes] | None = None
     pid: int = 0
+
+    @property
+    def result(self) -> Frame:
+        """The value, if it is in one buffer."""
+        return self.parts[0] if self.parts else b""
 
 
 class Owner(Protocol):

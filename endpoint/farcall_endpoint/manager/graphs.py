@@ -61,6 +61,7 @@ class RunningGraph:
         self._options = msgspec.structs.replace(job.order.options, walltime_s=None, callees=())
         self._prefix = f"{job.order.task_id}/"
         self._by_stage: dict[int, Any] = {}
+        self._raised: dict[Call, Frame] = {}
 
     # -- owner ---------------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,8 @@ class RunningGraph:
             assert job.call is not None
             self._succeeded(call, job.call, outcome.parts)
         else:
+            if len(outcome.result):
+                self._raised[call] = outcome.result
             run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
 
     def _succeeded(self, call: Call, order: CallOrder, parts: Sequence[Frame]) -> None:
@@ -251,6 +254,13 @@ class RunningGraph:
             details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
         return details
 
+    def result(self) -> Frame:
+        """The value of a graph that has succeeded, or what was raised."""
+        run, failure = self.run, self.run.failure
+        if run.end is TaskState.SUCCESS or failure is None:
+            return run.result
+        return self._raised.get((failure.stage, failure.element), b"")
+
     def error(self) -> dict[str, Any] | None:
         """The error record of a graph that did not succeed."""
         run, failure = self.run, self.run.failure
@@ -282,6 +292,8 @@ class Graphs:
         self._jitter = jitter
         self._running: dict[str, RunningGraph] = {}
         self._touched: dict[RunningGraph, None] = {}
+        self.spread = 0
+        """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
 
@@ -304,6 +316,7 @@ class Graphs:
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
         run = GraphRun(graph, options=options, memory=self.memory, jitter=self._jitter)
         running = self._running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
+        self.spread += graph.spread
         run.start()
         if run.end is not None:
             running.touch()
@@ -360,6 +373,7 @@ class Graphs:
     def _finish(self, running: RunningGraph, now: Instant) -> None:
         run, job = running.run, running.job
         del self._running[job.order.task_id]
+        self.spread -= run.graph.spread
         assert run.end is not None
         walltime_s = job.order.options.walltime_s
         is_too_long = running.ends_by is not None and now.mono >= running.ends_by and walltime_s is not None
@@ -367,7 +381,7 @@ class Graphs:
             job,
             run.end,
             running.error(),
-            result=run.result,
+            result=running.result(),
             started_at=running.started_at,
             ended_at=None if running.started_at is None else max(now.epoch, running.started_at),
             details=running.details(self._node),

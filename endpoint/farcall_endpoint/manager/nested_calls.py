@@ -335,7 +335,8 @@ class NestedCalls:
             parent.submitter,
             restricted=parent.restricted,
         )
-        edge = CallOrder(is_edge=True, room_bytes=self._memory.room_bytes, most_bytes=self._memory.most_bytes)
+        memory = self._memory
+        edge = CallOrder(is_edge=True, room_bytes=memory.room_bytes, most_bytes=memory.most_bytes, is_nested=True)
         return Job(
             order,
             function,

@@ -50,18 +50,18 @@ def unread_bytes(job: Job) -> int:
     return _PACKET_BYTES + min(len(job.payload) + job.input_bytes, _MAX_PACKET_BYTES)
 
 
-def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int) -> Sequence[Frame]:
-    """The buffers of the value of a call; none if it failed.
+def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int, *, is_owner: bool) -> Sequence[Frame]:
+    """The buffers of the value of a call, or what it raised.
 
     :param value_bytes: the length of all together.
+    :param is_owner: whether the endpoint's owner has submitted it.
     :raises ValueError: if a worker cannot have sent this; says why.
     """
-    if value_bytes > (call.most_bytes if call.is_edge else MAX_PAYLOAD_BYTES):
+    is_value = call.is_edge and done.error is None
+    if value_bytes > (call.most_bytes if is_value else value_bytes if is_owner else MAX_PAYLOAD_BYTES):
         raise ValueError(f"a value of {value_bytes} bytes")
-    if done.error is not None:
-        return ()
     sizes = done.parts
-    if not call.is_edge:
+    if not is_value:
         if sizes:
             raise ValueError("a result in parts")
         return cut(body, [value_bytes])

@@ -71,7 +71,6 @@ class Reports:
                 Outcome(
                     state=state,
                     error=None if error is None else dict(error),
-                    result=result,
                     parts=() if parts is None else parts,
                     started_at=started_at,
                     ended_at=ended_at,

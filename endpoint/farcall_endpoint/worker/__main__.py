@@ -19,7 +19,7 @@ from farcall_endpoint.worker.capture import Capture
 from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Sync
 from farcall_endpoint.worker.imports import ImportReporter
 from farcall_endpoint.worker.inbox import Inbox, Received
-from farcall_endpoint.worker.inputs import Inputs
+from farcall_endpoint.worker.inputs import Inputs, Recalled
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -100,14 +100,20 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
     at = runner.learn(packet, body)
     for order in packet.orders:
         end = at + order.payload_bytes
-        if inbox.syncs == syncs and channel.claim():
+        arrived = inbox.arrived(order)
+        if inbox.syncs == syncs and (arrived is not None or channel.claim()):
             begun = runner.begin(order)
             if begun is not None:
                 channel.send(begun)
-            inputs = None if order.call is None else Inputs(order.call, body, end)
-            done, result = runner.run(order, body[at:end], inputs)
-            channel.send(done, result)
-            del inputs, result  # free their memory before the next task
+            inputs = None if order.call is None else Inputs(order.call, body, end, arrived)
+            with contextlib.suppress(Recalled):
+                done, result = runner.run(order, body[at:end], inputs)
+                channel.send(done, result)
+                if done.lent is not None:
+                    inbox.edges.lent_to_manager()
+                del result
+            del inputs  # free their memory before the next task
+            inbox.edges.end_task()
         at = end if order.call is None else end + order.call.input_bytes
 
 

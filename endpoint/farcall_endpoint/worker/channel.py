@@ -22,7 +22,7 @@ import mmap
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -55,6 +55,12 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _MOST_CLAIMS: Final = 4096
+
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+MANAGER: Final = -1
+"""In place of the number of a connection."""
 
 
 class InputOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -92,6 +98,8 @@ class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     :param room_bytes: how much of its value may be in memory; what is more goes to a file on disk.
     :param most_bytes: a larger value is an error.
     :param deliver: which workers get its value from this one.
+    :param is_nested: whether a running task has packed its arguments, in another worker: they are read as values of
+        other calls are.
     """
 
     inputs: tuple[InputOrder, ...] = ()
@@ -100,6 +108,7 @@ class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     room_bytes: int = 2**62
     most_bytes: int = 2**62
     deliver: tuple[Delivery, ...] = ()
+    is_nested: bool = False
 
     @property
     def input_bytes(self) -> int:
@@ -157,6 +166,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     ``details`` are additional data of a success. ``is_retried``: its function raised an exception that its options
     retry. With ``printed``, the tails of its output are behind the result. ``parts``: sizes of the buffers in the
     result, if it is for other calls: one, or one for each element if it is spread; it may be in a file on a disk then.
+    ``undelivered``: which of the order's deliveries have failed, by their position. ``lent``: the number and the slot
+    of the arena that the result is in, which the manager returns by its ledger.
 
     A task can forge this. Nothing in it is nested deeply: the agent reads it as a part of a larger message, for which
     the limit of recursion could be too low."""
@@ -169,6 +180,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     printed: Printed | None = None
     is_retried: bool = False
     parts: tuple[int, ...] = ()
+    undelivered: tuple[int, ...] = ()
+    lent: tuple[_Number, _Number] | None = None
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -212,6 +225,15 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: dict[str, Any] | None = None
 
 
+class Peer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a worker: a direct edge to another one (:mod:`.edges`). The body is the descriptors of its socket and its
+    ledger, each as a range of a memory file. ``first``: which end of the ledger this is. With the number
+    :data:`MANAGER` it is the manager's ledger, without a socket."""
+
+    number: int
+    first: bool
+
+
 class Synced(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The answer to Sync."""
 
@@ -223,7 +245,7 @@ class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
     names: tuple[str, ...]
 
 
-Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded
+Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded | Peer
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""
@@ -330,6 +352,8 @@ class Channel:
         packet, body = received
         if isinstance(body, bytes):
             return packet, body
+        if type(packet) is Peer:  # a socket has no size
+            return packet, body if isinstance(body, FrameList) else FrameList([body])
         for part in bodies.ranges_of(body):
             if not part.is_complete:
                 raise ValueError(f"a body of {len(body)} bytes is incomplete")

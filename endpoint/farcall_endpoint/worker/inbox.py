@@ -9,11 +9,15 @@ from __future__ import annotations
 import _thread
 import collections
 import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from farcall_common import running
-from farcall_endpoint.shared_memory import Bytes, FrameList
-from farcall_endpoint.worker.channel import Channel, Order, Packet, Synced
+from farcall_common.payload.shipped_modules import ShippedModules
+from farcall_endpoint.shared_memory import Bytes, FrameList, SharedBytes
+from farcall_endpoint.worker.channel import Channel, Order, Packet, Peer, Sync, Synced
+from farcall_endpoint.worker.edges import Edges
+from farcall_endpoint.worker.inputs import Recalled
 
 if TYPE_CHECKING:
     from farcall_endpoint.worker.nested import CallsOfTask, Sent
@@ -32,12 +36,15 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.edges = Edges(channel.fileno())
         self.syncs = 0
         """Of orders that came before the last Sync, none may be started."""
         self.order: Order | None = None
         """The task that runs."""
         self.calls: CallsOfTask | None = None
         """Of the running task, if it has asked for them."""
+        self.modules: tuple[Order, ShippedModules] | None = None
+        """Of the last task that came with some."""
         self._kept: collections.deque[Received] = collections.deque()
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
@@ -45,10 +52,16 @@ class Inbox:
 
     def next(self) -> Received | None:
         """The next packet; None if the manager is gone."""
-        if self._kept:
-            return self._kept.popleft()
-        received = self.channel.receive()
-        return None if received is None else Received(*received, self.syncs)
+        while True:
+            if self._kept:
+                received = self._kept.popleft()
+            elif (packet := self.channel.receive()) is None:
+                return None
+            else:
+                received = Received(*packet, self.syncs)
+            if type(received.packet) is not Peer:
+                return received
+            self._connect(received.packet, received.body)
 
     def keep(self, packet: Packet, body: Bytes | FrameList) -> None:
         """Keep a packet that came while a task runs, for :meth:`next`."""
@@ -57,7 +70,42 @@ class Inbox:
     def sync(self) -> None:
         """Answer a Sync: orders that came before are not started any more."""
         self.syncs += 1
+        self.edges.forget()
         self.channel.send(Synced())
+
+    def buffer(self, size: int) -> memoryview:
+        """Memory for a value of the running task."""
+        return self.edges.buffer(size)
+
+    def arrived(self, order: Order) -> Callable[[], Sequence[Bytes]] | None:
+        """What waits for the values that other workers send for a call; None if they send none. It takes the call's
+        claim, or raises :class:`Recalled`."""
+        if order.call is None:
+            return None
+        keys = [(order.task_id, number) for number, each in enumerate(order.call.inputs) if each.awaited]
+        return (lambda: self._wait(keys)) if keys else None
+
+    def _wait(self, keys: Sequence[tuple[str, int]]) -> Sequence[Bytes]:
+        while (values := self.edges.wait(keys)) is None:
+            received = self.channel.receive()
+            if received is None:
+                raise Recalled
+            packet, body = received
+            if isinstance(packet, Peer):
+                self._connect(packet, body)
+            elif isinstance(packet, Sync):
+                self.sync()
+                raise Recalled
+            else:
+                self.keep(packet, body)
+        if not self.channel.claim():
+            raise Recalled
+        return values
+
+    def _connect(self, packet: Peer, body: Bytes | FrameList) -> None:
+        frames = body.frames if isinstance(body, FrameList) else ()
+        memories = [frame.memory for frame in frames if isinstance(frame, SharedBytes)]
+        self.edges.connect(packet.number, memories, first=packet.first)
 
     def end_calls(self) -> None:
         """The function of the task has ended. What it has called is not waited for."""
@@ -80,7 +128,8 @@ class Inbox:
                 # Here, not at the top: most tasks make no calls, and it takes a part of a worker's start.
                 from farcall_endpoint.worker.nested import CallsOfTask, Sent
 
+                modules = self.modules[1] if self.modules is not None and self.modules[0] is order else None
                 if self._sent is None:
                     self._sent = Sent()
-                calls = self.calls = CallsOfTask(self, order, self._sent)
+                calls = self.calls = CallsOfTask(self.channel, order, self._sent, self, modules)
             return calls

@@ -22,24 +22,31 @@ Load = Callable[[Piece], Any]
 """Reads the value in a buffer."""
 
 
+class Recalled(BaseException):
+    """The manager has taken a call back that waited for its inputs."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inputs:
-    """The inputs of an order, in the body of its packet from ``start`` on."""
+    """The inputs of an order, in the body of its packet from ``start`` on; those that other workers send are the
+    answer of ``arrived``, which waits for them."""
 
     call: CallOrder
     body: Bytes | FrameList
     start: int
+    arrived: Callable[[], Sequence[Bytes]] | None = None
 
     def read(self, load: Load) -> list[Any]:
         """Their values, in the order of the stage; one that is missing has a mark, for :func:`bound` and
         :func:`collected`.
 
         :raises DeserializationError: if one cannot be read here; says which.
+        :raises Recalled: while it waits.
         """
         values: list[Any] = []
         at = self.start
         for order in self.call.inputs:
-            if order.missing:
+            if order.missing or order.awaited:
                 values.append(_MISSING)
                 continue
             parts: list[Any] = []
@@ -50,6 +57,13 @@ class Inputs:
                     raise _unreadable(order, number, error) from error
                 at += size
             values.append(parts if order.is_list else parts[0])
+        if self.arrived is not None:  # last: as little as possible is left to do then
+            awaited = [number for number, order in enumerate(self.call.inputs) if order.awaited]
+            for number, buffer in zip(awaited, self.arrived(), strict=True):
+                try:
+                    values[number] = load(buffer)
+                except DeserializationError as error:
+                    raise _unreadable(self.call.inputs[number], 0, error) from error
         return values
 
 

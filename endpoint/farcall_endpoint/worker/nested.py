@@ -16,21 +16,19 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from farcall_common import running
 from farcall_common.errors import ConfigurationError, ErrorRecord, TaskCancelled, TaskError, TaskFailed, TaskLost
 from farcall_common.futures import GuardedFuture
 from farcall_common.payload import BINARY_DATA, DATA_STRATEGIES, Serializer, load_user_data, task_error
-from farcall_common.payload.functions import Function, FunctionTable
+from farcall_common.payload.functions import Function, FunctionTable, Included
 from farcall_common.payload.native import is_native, load_native
+from farcall_common.payload.shipped_modules import ShippedModules
 from farcall_common.running import MOST_CALLS, Arguments
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import Call, CallEnded, Calls, DropCalls, Order, Sync, Waits
-
-if TYPE_CHECKING:
-    from farcall_endpoint.worker.inbox import Inbox
+from farcall_endpoint.shared_memory import Bytes, Frame, FrameList, MemoryFile, SharedBytes
+from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Channel, DropCalls, Order, Packet, Sync, Waits
 
 T = TypeVar("T")
 
@@ -41,13 +39,33 @@ _PACKET_BYTES: Final = 32 * 1024
 _values: Final = Serializer(allowed=DATA_STRATEGIES)
 
 
+class OtherPackets(Protocol):
+    """What takes the packets that are not about calls."""
+
+    def keep(self, packet: Packet, body: Bytes | FrameList) -> None:
+        """Keep a packet until the task has ended."""
+
+    def sync(self) -> None:
+        """Answer a Sync."""
+
+    def buffer(self, size: int) -> memoryview:
+        """Memory for a value."""
+
+
 class Sent:
     """What is known for the life of a worker: the functions that its manager has, and the last number of a call."""
 
     def __init__(self) -> None:
-        self.functions = FunctionTable()
+        self._tables: dict[str, FunctionTable] = {}
         self.hashes: set[str] = set()
         self.numbers = itertools.count(1)
+
+    def functions(self, modules: ShippedModules | None) -> FunctionTable:
+        """The functions that are called with these modules: they travel on with each."""
+        digest = "" if modules is None else modules.digest
+        if digest not in self._tables:
+            self._tables[digest] = FunctionTable(None if modules is None else _included(modules))
+        return self._tables[digest]
 
 
 class CallFuture(GuardedFuture[T]):
@@ -145,13 +163,16 @@ class _WatchedEvent(threading.Event):
 class CallsOfTask:
     """The calls of a task. Its methods may be called from any thread of the task."""
 
-    def __init__(self, inbox: Inbox, order: Order, sent: Sent) -> None:
+    def __init__(
+        self, channel: Channel, order: Order, sent: Sent, others: OtherPackets, modules: ShippedModules | None
+    ) -> None:
         self.task_id = order.task_id
         self.attempt = order.attempt
         self.order = order
-        self._inbox = inbox
-        self._channel = inbox.channel
+        self._others = others
+        self._channel = channel
         self._sent = sent
+        self._functions = sent.functions(modules)
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._open: dict[int, CallFuture[Any]] = {}
@@ -168,12 +189,18 @@ class CallsOfTask:
     ) -> list[CallFuture[Any]]:
         """See :meth:`farcall_common.running.RunningTask.submit`."""
         self._check()
-        named = self._callee(function) if isinstance(function, str) else self._sent.functions.get(function)
+        named = self._callee(function) if isinstance(function, str) else self._functions.get(function)
         payloads = [_shared(_values.pack_call(args, kwargs, strategies=BINARY_DATA)) for args, kwargs in calls]
         futures: list[CallFuture[Any]] = []
         while len(futures) < len(payloads):
             futures += self._send(named, payloads[len(futures) :], options)
         return futures
+
+    def buffer(self, size: int) -> memoryview:
+        """See :meth:`farcall_common.running.RunningTask.buffer`."""
+        with self._changed:
+            self._check()
+            return self._others.buffer(size)
 
     def drop(self, number: int) -> None:
         """Tell the manager that a call is not needed."""
@@ -311,9 +338,9 @@ class CallsOfTask:
                 if isinstance(packet, CallEnded):
                     self._settle(packet, body[:])
                 elif isinstance(packet, Sync):
-                    self._inbox.sync()
+                    self._others.sync()
                 else:
-                    self._inbox.keep(packet, body)
+                    self._others.keep(packet, body)
                 del received, packet, body  # free their memory
         finally:
             if not self._ended:
@@ -344,6 +371,13 @@ class CallsOfTask:
             self._changed.notify_all()
         for future in left:
             future.settle(None, TaskLost("The worker has lost its manager."))
+
+
+def _included(modules: ShippedModules) -> Included:
+    own = {
+        name: source for name, source in modules.sources.items() if name != "farcall"
+    }  # which is in place of the SDK
+    return Included(own, modules.digest)
 
 
 def _shared(payload: bytes) -> Frame:

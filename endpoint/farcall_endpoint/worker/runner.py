@@ -37,14 +37,14 @@ from farcall_endpoint.output import Printed
 from farcall_endpoint.shared_memory import Bytes, Frame, FrameList
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Begun, Done, Order, Run
+from farcall_endpoint.worker.channel import Begun, CallOrder, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
 from farcall_endpoint.worker.environment import Variables, trace_context
 from farcall_endpoint.worker.inbox import Inbox
-from farcall_endpoint.worker.inputs import Inputs, bound, collected
+from farcall_endpoint.worker.inputs import Inputs, Recalled, bound, collected
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.usage import Usage
-from farcall_endpoint.worker.values import ValueRefused, elements_of, write
+from farcall_endpoint.worker.values import ValueRefused, elements_of, stored, write
 
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
 _get_handler: Final = _signal.getsignal
@@ -182,8 +182,12 @@ class Runner:
             return self._call(function, order, payload, inputs, started_at)
         try:
             called: FunctionWithModules = function  # type: ignore[assignment]
+            if self._inbox is not None:
+                self._inbox.modules = order, called.farcall_modules
             with called.farcall_modules:  # for arguments and results, too
                 return self._call(called.farcall_function, order, payload, inputs, started_at)
+        except Recalled:
+            raise
         except BaseException as error:  # noqa: BLE001 - it is text of the submitter
             return self._unreadable(order, error, started_at)
 
@@ -206,6 +210,8 @@ class Runner:
                 else:
                     args, kwargs = bound(args, kwargs, inputs.call.inputs, values)
                 del values
+        except Recalled:
+            raise
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             return self._unreadable(order, error, started_at)
         started_at = time.time()
@@ -221,11 +227,13 @@ class Runner:
                 done = msgspec.structs.replace(done, is_retried=True)
             return done, (_pickled(error),) if self._is_native(order) else ()
         ended_at = time.time()
-        parts: tuple[int, ...] = ()
+        given: Done | None = None
         result: Sequence[Frame]
         try:
             if order.call is not None and order.call.is_edge:
-                result, parts = write(value, order.call, _values, self._directory)
+                values = [value]
+                del value  # what is in place must not be referred to any more
+                given, result = self._given(values, Done(order.task_id, started_at, ended_at), order.call)
             else:
                 result = self._serialized(value, order)
         except ValueRefused as error:
@@ -234,11 +242,34 @@ class Runner:
             reason = error.record if isinstance(error, _CANNOT_SEND) else describe_exception(error)
             record = outcomes.result_not_serializable(reason)
             return self._failed(order, record, started_at, ended_at)
-        size = sum(map(len, result))
-        if size > MAX_PAYLOAD_BYTES and not parts and not self._is_native(order):
-            return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
         details = self._output() if order.options.keep_output else None
-        return Done(order.task_id, started_at, ended_at, None, details, parts=parts), result
+        if given is not None:
+            return given if details is None else msgspec.structs.replace(given, details=details), result
+        size = sum(map(len, result))
+        if size > MAX_PAYLOAD_BYTES and not self._is_native(order):
+            return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
+        return Done(order.task_id, started_at, ended_at, None, details), result
+
+    def _given(self, values: list[Any], done: Done, call: CallOrder) -> tuple[Done, Sequence[Frame]]:
+        """The end of a call and its body, for the manager; after the only value in a list, which is empty then, went to
+        other workers."""
+        everywhere = tuple(range(len(call.deliver)))
+        edges = None if self._inbox is None else self._inbox.edges
+        if call.spread or edges is None or not (call.deliver or edges.arenas.are_taken):
+            result, parts = write(values.pop(), call, _values, self._directory)
+            return msgspec.structs.replace(done, parts=parts, undelivered=everywhere), result
+        pieces = _values.edge_pieces(values.pop())
+        size = sum(map(len, pieces))
+        if size > min(call.most_bytes, call.room_bytes):
+            result, parts = stored([pieces], call, self._directory)
+            return msgspec.structs.replace(done, parts=parts, undelivered=everywhere), result
+        value = edges.outgoing(pieces)
+        del pieces
+        if not isinstance(value, bytes):
+            value = edges.arenas.settle(value)
+        undelivered = tuple(edges.deliver(value, call.deliver))
+        frame, lent = (value, None) if isinstance(value, bytes) else edges.for_manager(value)
+        return msgspec.structs.replace(done, parts=(size,), undelivered=undelivered, lent=lent), (frame,)
 
     def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
         record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
@@ -272,6 +303,8 @@ class Runner:
 
     def _reader(self, order: Order) -> Serializer:
         """What reads the arguments of a task."""
+        if order.call is not None and order.call.is_nested:
+            return _values
         return self._data_serializer if self._data_only or order.data_only else self._serializer
 
     def _is_native(self, order: Order) -> bool:
@@ -290,8 +323,11 @@ class Runner:
         return self._strategies.get(names)
 
     def _exception_data(self, order: Order, error: BaseException) -> str | None:
-        """What a function raised, written as its submitter wants results; None if it asks for none of ours."""
+        """What a function raised, written as its submitter wants results; None if it asks for none of ours. A call that
+        gives its value to others gives them this, too."""
         names = order.options.result_serializers
+        if not names and order.call is not None and order.call.is_edge:
+            names = _BINARY
         if not names or self._is_native(order):
             return None
         if names == _BINARY:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import ErrorRecord, SerializationError
-from farcall_common.payload import BINARY_DATA, Piece, Serializer, is_binary
+from farcall_common.payload import Piece, Serializer, is_binary
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import ALIGNMENT_BYTES, Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.channel import CallOrder
@@ -56,7 +56,13 @@ def write(
     :raises SerializationError: if it cannot be written.
     :raises ValueRefused: if it is too large.
     """
-    buffers = _buffers_of(value, serializer) if call.spread else [serializer.pieces(value, strategies=BINARY_DATA)]
+    return stored(_buffers_of(value, serializer) if call.spread else [serializer.edge_pieces(value)], call, directory)
+
+
+def stored(
+    buffers: Sequence[Sequence[Piece]], call: CallOrder, directory: str
+) -> tuple[Sequence[Frame], tuple[int, ...]]:
+    """The same for buffers in pieces."""
     sizes = tuple([sum(map(len, pieces)) for pieces in buffers])
     total = sum(sizes)
     if total > call.most_bytes:
@@ -75,7 +81,7 @@ def _buffers_of(elements: Sequence[Any], serializer: Serializer) -> list[Sequenc
     buffers: list[Sequence[Piece]] = []
     for number, element in enumerate(elements):
         try:
-            pieces = serializer.pieces(element, strategies=BINARY_DATA)
+            pieces = serializer.edge_pieces(element)
         except SerializationError as error:
             raise SerializationError(f"Element {number}: {error.record.message}", hint=error.hint) from error
         if is_binary(pieces) and (gap := -sum(map(len, pieces)) % ALIGNMENT_BYTES):

@@ -6,6 +6,7 @@ Without credit, tasks of new submitters are leased up to the agent's reserve. On
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.store.model import FunctionBody, LeasedTask, QueuedTask, TaskResult
@@ -20,6 +21,9 @@ from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.run_tasks import dispatches, orders, with_payload
 from farcall_forwarder.core.sessions import PeerSession
 
+#: Callees of the tasks of one lease step, about: reading them takes a tenth of a second.
+_CALLEES_AT_ONCE: Final = 20_000
+
 
 def lease_tasks(endpoint: Endpoint) -> list[Action]:
     """Lease tasks from the queue, if there may be some and the agent can take them."""
@@ -29,7 +33,7 @@ def lease_tasks(endpoint: Endpoint) -> list[Action]:
         return []
     policy = endpoint.policy
     credit = session.wire.credit - endpoint.preparing
-    limit = min(max(credit, 0), policy.max_lease_batch)
+    limit = min(max(credit, 0), endpoint.lease_batch)
     reserve = max(min(session.wire.reserve, policy.max_reserve) + min(credit, 0), 0)
     reserve = reserve if endpoint.may_have_new_submitters else 0
     if not limit and not reserve:
@@ -47,6 +51,11 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
         return endpoint.requeue([leased.task.task_id for leased in event.tasks])
     if event.limit and len(event.tasks) >= event.limit:
         endpoint.may_have_work = True
+    if callees := sum(len(leased.task.options.callees) for leased in event.tasks):
+        fitting = max(1, _CALLEES_AT_ONCE * len(event.tasks) // callees)
+        endpoint.lease_batch = min(fitting, endpoint.policy.max_lease_batch)
+    elif event.tasks:
+        endpoint.lease_batch = endpoint.policy.max_lease_batch
     if event.reserve and len(event.tasks) >= event.limit + event.reserve:
         endpoint.may_have_new_submitters = True
     ready: list[LeasedTask] = []

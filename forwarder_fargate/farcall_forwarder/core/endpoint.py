@@ -150,6 +150,8 @@ class Endpoint:
 
         # Dispatch
         self.may_have_work = True
+        #: Tasks in one lease step: fewer while they name very many functions to call.
+        self.lease_batch = self.policy.max_lease_batch
         #: New submitters have no tasks at the agent, or fewer than their weight.
         self.may_have_new_submitters = True
         #: Number of tasks in preparation for this session: they will use its credit.

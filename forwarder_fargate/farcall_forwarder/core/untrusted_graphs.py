@@ -77,11 +77,13 @@ def clean_graphs(value: Any, *, now: float) -> tuple[GraphState, ...]:
         ]
         rank = {"failed": 0, "running": 1, "waiting": 2}
         chosen = sorted(states, key=lambda state: (rank.get(state.state, 3), state.number))[:_MAX_SHOWN]
-        graph = GraphState(each["task_id"], tuple(sorted(chosen, key=lambda state: state.number)))
+        calls = _count(each.get("calls"), MAX_CALLS)
+        ended = min(_count(each.get("ended"), MAX_CALLS), calls)
+        graph = GraphState(each["task_id"], tuple(sorted(chosen, key=lambda state: state.number)), calls, ended)
         room -= len(msgspec.json.encode(graph))
         if room < 0:
             break
-        if states:
+        if states or calls:
             found.append(graph)
     return tuple(found)
 

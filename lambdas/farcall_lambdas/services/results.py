@@ -12,7 +12,7 @@ import msgspec
 
 from farcall_common.errors import BlobUnknown, ErrorRecord, InvalidRequest, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.graphs import STAGES, StageState
-from farcall_common.store.model import BlobRef, Endpoint, Task, TaskEvent, TaskGroup
+from farcall_common.store.model import BlobRef, Endpoint, GraphState, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Service
@@ -213,7 +213,8 @@ class ResultService(Service):
                 return ()
         if task.state is not TaskState.RUNNING:
             return ()
-        return stages_of(self._stores.endpoints.get_endpoint(task.endpoint_id), task.task_id)
+        graph = graph_of(self._stores.endpoints.get_endpoint(task.endpoint_id), task.task_id)
+        return graph.stages if graph is not None else ()
 
     def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
         ref = task.result_ref
@@ -235,10 +236,10 @@ class ResultService(Service):
         return TaskView(task, result_ref=ref, url=url, reason=reason)
 
 
-def stages_of(endpoint: Endpoint | None, task_id: str) -> Sequence[StageState]:
-    """The stages of a task that runs, as its endpoint last reported them; some at most, none if it is no graph."""
+def graph_of(endpoint: Endpoint | None, task_id: str) -> GraphState | None:
+    """What the endpoint of a task that runs last reported of its calls; None if it is no graph."""
     graphs = endpoint.status.graphs if endpoint is not None else ()
-    return next((graph.stages for graph in graphs if graph.task_id == task_id), ())
+    return next((graph for graph in graphs if graph.task_id == task_id), None)
 
 
 def _for_the_endpoint(task: Task) -> Task:

@@ -16,7 +16,7 @@ from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.endpoints import EndpointService, renamed
-from farcall_lambdas.services.results import ResultService, stages_of
+from farcall_lambdas.services.results import ResultService, graph_of
 
 
 class Reason(enum.StrEnum):
@@ -156,16 +156,21 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
 
 
 def _stages(situation: Situation) -> str:
-    """The stages of a graph that run, as a part of a sentence; empty if there are none."""
-    stages = stages_of(situation.endpoint, situation.task.task_id)
-    running = [each for each in stages if each.state == "running"]
-    if not running:
+    """What a graph does, as a part of a sentence; empty if that is not known."""
+    graph = graph_of(situation.endpoint, situation.task.task_id)
+    if graph is None:
         return ""
-    first = running[0]
-    doing = f"stage {first.name or first.number}"
-    doing += f": {first.ended} of {first.calls} calls have ended" if first.calls > 1 else " runs"
-    if others := len(running) - 1:
-        doing += f", and {others} more {'stage runs' if others == 1 else 'stages run'}"
+    running = [each for each in graph.stages if each.state == "running"]
+    if running:
+        first = running[0]
+        doing = f"stage {first.name or first.number}"
+        doing += f": {first.ended} of {first.calls} calls have ended" if first.calls > 1 else " runs"
+        if others := len(running) - 1:
+            doing += f", and {others} more {'stage runs' if others == 1 else 'stages run'}"
+    elif graph.calls:
+        doing = f"{graph.ended} of {graph.calls} calls of its stages have ended"
+    else:
+        return ""
     return f"; {doing}{_as_of(situation)}"
 
 

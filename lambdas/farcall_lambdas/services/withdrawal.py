@@ -28,7 +28,8 @@ _REQUEST_S: Final = 10.0
 #: The longest time between the checks of a submit and its commit, with a margin.
 _SUBMIT_S: Final = 60.0
 
-_PAGE: Final = 1000
+#: Of tasks with a thousand callees each, so many take 60 MB.
+_PAGE: Final = 200
 
 
 class WithdrawalService(Service):
@@ -115,7 +116,7 @@ class WithdrawalService(Service):
         may_use = functools.cache(functools.partial(self._may_use, object_id, shared.owner_id if shared else ""))
         check: Callable[[Task], str | None]
         if endpoint is not None:
-            find = functools.partial(self._stores.tasks.find_open_tasks, endpoint_id=object_id)
+            find = functools.partial(self._stores.tasks.find_open_tasks, endpoint_id=object_id, with_options=True)
             check = functools.partial(_refused_by_endpoint, endpoint, withdrawal.owner_ids, may_use)
         else:
             find = functools.partial(self._stores.tasks.find_open_tasks, function_id=object_id)

@@ -20,7 +20,7 @@ _KEYS: Final = {
     "function": "function_id",
     "account": "account",
 }
-_SUMS: Final = ("tasks", "failed", "wall_s", "core_s", "gpu_s")
+_SUMS: Final = ("tasks", "failed", "wall_s", "core_s", "gpu_s", "stages")
 _WHEN: Final = "A day like 2026-11-01 (UTC), or an age in days like 30d."
 
 
@@ -43,7 +43,8 @@ def usage(
 ) -> None:
     """Show what tasks have used: how many ended and failed, and seconds of time, cores and accelerators.
 
-    Seconds are those of the last attempt of each task. Tasks count on the day on which their end was recorded.
+    Seconds are those of the last attempt of each task, of a graph those of all its calls, and stages is how many calls
+    of graphs ran. Tasks count on the day on which their end was recorded.
     """
     keys = [name for name in _KEYS if name in by.split(",")]
     columns = (*(_KEYS[name] for name in keys), *_SUMS)

@@ -228,13 +228,14 @@ class Listings:
             chosen = {
                 name if name in ("day", "account") else f"{name}_id": keys[name] for name in keys if name in names
             }
-            none = {"tasks": 0, "failed": 0, "wall_s": 0.0, "core_s": 0.0, "gpu_s": 0.0}
+            none = {"tasks": 0, "failed": 0, "wall_s": 0.0, "core_s": 0.0, "gpu_s": 0.0, "stages": 0}
             entry = sums.setdefault(tuple(chosen.values()), chosen | none)
             wall_s = task.timings.get("ended_at", 0.0) - task.timings.get("started_at", 0.0)
             entry["tasks"] += 1
             entry["failed"] += task.state not in (TaskState.SUCCESS, TaskState.CANCELLED)
             entry["wall_s"] += wall_s
             entry["core_s"] += wall_s
+            entry["stages"] += sum(stage.get("ended", 0) for stage in task.details.get("stages", ()))
         first, limit = int(query.get("after", 0)), int(query.get("limit", 1000))
         page = [entry for _, entry in sorted(sums.items())][first : first + limit]
         return {"usage": page, **({"next": first + limit} if len(page) == limit else {})}

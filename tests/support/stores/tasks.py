@@ -23,6 +23,7 @@ from farcall_common.store.model import (
     TaskGroup,
     TaskResult,
 )
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores.reach import moment
 from tests.support.stores.shares import FakeShares
@@ -119,7 +120,8 @@ class FakeTasks(FakeShares, FakeUsage):
                 and (until is None or moment(task.submitted_at) < until)
                 and (before is None or _by_submission(task) < before)
             ]
-        return [_light(task) for task in sorted(found, key=_by_submission, reverse=True)[:limit]]
+        newest = sorted(found, key=_by_submission, reverse=True)[:limit]
+        return [msgspec.structs.replace(_light(task), options=TaskOptions(), details={}) for task in newest]
 
     def find_ids(
         self, kind: Literal["task", "group"], beginning: str, *, owner_ids: Collection[str], limit: int = 20
@@ -153,7 +155,7 @@ class FakeTasks(FakeShares, FakeUsage):
                 if task.task_group_id == task_group_id and (owner_ids is None or task.owner_id in owner_ids)
             ]
         by_submission = sorted(found, key=_by_submission)[:limit]
-        return [msgspec.structs.replace(_light(task), error=None, details={}) for task in by_submission]
+        return [_short(task) for task in by_submission]
 
     def list_groups(self, owner_id: str, *, before: str | None = None, limit: int = 100) -> Sequence[TaskGroup]:
         with self._call():
@@ -184,10 +186,11 @@ class FakeTasks(FakeShares, FakeUsage):
         owner_id: str | None = None,
         after: str = "",
         limit: int = 1000,
+        with_options: bool = False,
     ) -> Sequence[Task]:
         with self._call():
             found = (
-                msgspec.structs.replace(_light(task), details={}, error=None)
+                msgspec.structs.replace(_short(task), options=task.options) if with_options else _short(task)
                 for task in self._tasks.values()
                 if not task.state.is_terminal
                 and task.task_id > after
@@ -278,6 +281,10 @@ def _by_submission(task: Task) -> tuple[dt.datetime, str]:
 
 def _light(task: Task) -> Task:
     return msgspec.structs.replace(task, payload=None, result=None)
+
+
+def _short(task: Task) -> Task:
+    return msgspec.structs.replace(_light(task), options=TaskOptions(), details={}, error=None)
 
 
 def _as_ended(task: Task, result: TaskResult, at: dt.datetime) -> Task:
