@@ -26,7 +26,6 @@ from farcall_endpoint.graphs.stages import (
     FAILED,
     STARTED,
     WAITING,
-    Edge,
     Failure,
     RunningStage,
 )
@@ -36,6 +35,8 @@ from farcall_endpoint.worker.channel import InputOrder
 
 Call = tuple[int, int]
 """Number of a stage and of its element; 0 for the only call of a stage."""
+_NONE: Final[list[RunningStage]] = []
+"""In place of what a stage of a graph that is over was joined with; nothing is put in."""
 _SMALL_BYTES: Final = 4 * 1024
 _MOST_SMALL_BYTES: Final = 64 * 1024
 """Values of stages that have ended are in the details of a failed graph if they are not larger, and all together."""
@@ -180,7 +181,7 @@ class GraphRun:
         taken = None if stage.taken is None else stage.taken.get(element)
         orders: list[InputOrder] = []
         frames: list[Frame] = []
-        for number, (source, spec) in enumerate(stage.sources):
+        for number, (source, spec) in enumerate(zip(stage.sources, stage.spec.inputs, strict=False)):
             if taken is not None and (chosen := taken[number]) is not None:
                 order, parts = _order(source, spec, chosen)
             elif taken is not None:
@@ -244,16 +245,17 @@ class GraphRun:
             if not needed[stage.number]:
                 stage.is_over = stage.is_skipped = True
                 continue
-            for number, each in enumerate(stage.spec.inputs):
-                source = self.stages[each.stage]
-                stage.sources.append((source, each))
-                source.readers.append(Edge(stage, number, each.each))
+            stage.sources = [self.stages[each.stage] for each in stage.spec.inputs]
+            for source, each in zip(stage.sources, stage.spec.inputs, strict=True):
                 source.held += 1
                 if each.each:
+                    source.read_by_element = [*source.read_by_element, stage]
                     stage.each_total += 1
                     stage.pending += 1
                     source.is_spread = not source.is_map
-                elif stage.by_element:
+                    continue
+                source.read_whole.append(stage)
+                if stage.by_element:
                     stage.unsized += 1
                 else:
                     stage.whole_total += 1
@@ -313,7 +315,7 @@ class GraphRun:
 
     def _is_flat(self, stage: RunningStage) -> bool:
         """Whether a list of a stage's inputs needs no worker: each of them is one buffer."""
-        return all(not source.is_list for source, _ in stage.sources)
+        return not any(source.is_list for source in stage.sources)
 
     def _collect(self, stage: RunningStage, element: int) -> None:
         if stage.calls[element] == STARTED:
@@ -324,7 +326,7 @@ class GraphRun:
         """The elements of a map are counted: it gets its calls."""
         if stage.is_over or stage.size >= 0 or stage.pending or not stage.held:  # then it is dropped next
             return
-        each = [source for source, spec in stage.sources if spec.each]
+        each = [source for source, spec in zip(stage.sources, stage.spec.inputs, strict=True) if spec.each]
         sizes = [len(source.uses) for source in each if source.parts is not None]
         if not sizes:
             self._lose_stage(stage, 0)
@@ -375,32 +377,27 @@ class GraphRun:
             if not stage.is_list:
                 self._keep_small(stage.number, parts[0])
             units = len(parts) if stage.is_list else 1
-            for reader, _, each in stage.readers:
+            for reader in stage.read_by_element:
+                self._count_elements(reader)
+            for reader in stage.read_whole:
                 if reader.is_over:
                     continue
-                if each:
-                    reader.pending -= 1
-                    if not reader.pending:
-                        self._work.append((self._expand, reader, 0))
-                elif reader.by_element:
+                if reader.by_element:
                     reader.unsized -= 1
                     reader.whole_total += units
                     reader.whole_got += units
-                    self._check(reader)
                 else:
                     reader.whole_got += 1
-                    self._check(reader)
+                self._check(reader)
             return
         assert stage.parts is not None
         stage.parts[element] = parts[0]
-        for reader, _, each in stage.readers:
-            if reader.is_over:
-                continue
-            if each:
-                if element < reader.size:
-                    reader.got[element] += 1
-                    self._check_call(reader, element)
-            elif reader.by_element:
+        for reader in stage.read_by_element:
+            if element < reader.size and not reader.is_over:
+                reader.got[element] += 1
+                self._check_call(reader, element)
+        for reader in stage.read_whole:
+            if reader.by_element and not reader.is_over:
                 reader.whole_got += 1
                 self._check(reader)
         if stage.done == stage.size:
@@ -408,29 +405,32 @@ class GraphRun:
 
     def _sized(self, stage: RunningStage) -> None:
         """The number of the parts of a map's value is known."""
-        for reader, _, each in stage.readers:
-            if reader.is_over:
-                continue
-            if each:
-                reader.pending -= 1
-                if not reader.pending:
-                    self._work.append((self._expand, reader, 0))
-            elif reader.by_element:
+        for reader in stage.read_by_element:
+            self._count_elements(reader)
+        for reader in stage.read_whole:
+            if reader.by_element and not reader.is_over:
                 reader.unsized -= 1
                 reader.whole_total += stage.size
                 self._check(reader)
 
+    def _count_elements(self, reader: RunningStage) -> None:
+        """The number of elements of an input of a map is known."""
+        if not reader.is_over:
+            reader.pending -= 1
+            if not reader.pending:
+                self._work.append((self._expand, reader, 0))
+
     def _complete(self, stage: RunningStage) -> None:
         """The whole value of a map is there."""
-        for reader, _, each in stage.readers:
-            if not (each or reader.by_element or reader.is_over):
+        for reader in stage.read_whole:
+            if not (reader.by_element or reader.is_over):
                 reader.whole_got += 1
                 self._check(reader)
 
     def _take_what_is_there(self, stage: RunningStage, element: int) -> None:
         """A call starts without some of its inputs: it holds those that it gets, and no others."""
         taken: list[Sequence[int] | None] = []
-        for number, (source, spec) in enumerate(stage.sources):
+        for number, (source, spec) in enumerate(zip(stage.sources, stage.spec.inputs, strict=False)):
             if spec.each:
                 is_there = source.parts is not None and source.has_part(element)
                 taken.append([element] if is_there else None)
@@ -464,7 +464,7 @@ class GraphRun:
 
     def _release_input(self, stage: RunningStage, number: int) -> None:
         """A stage does not need an input any more, of which it has read no part."""
-        source, _ = stage.sources[number]
+        source = stage.sources[number]
         if source.parts is None:
             source.held -= 1
             if not source.held:
@@ -488,7 +488,7 @@ class GraphRun:
         stage.calls[element] = state
         stage.ended += 1
         taken = None if stage.taken is None else stage.taken.pop(element, None)
-        for number, (source, spec) in enumerate(stage.sources):
+        for number, (source, spec) in enumerate(zip(stage.sources, stage.spec.inputs, strict=False)):
             if spec.each:
                 if source.parts is not None and (taken is None or taken[number] is not None):
                     self._release(source, element)
@@ -507,7 +507,7 @@ class GraphRun:
         if not stage.failed:
             self._active.discard(stage.number)
         if stage.is_map:
-            for number, (_, spec) in enumerate(stage.sources):
+            for number, spec in enumerate(stage.spec.inputs):
                 if not spec.each:
                     self._release_input(stage, number)
             stage.whole_orders = {}
@@ -530,32 +530,33 @@ class GraphRun:
             self._lose_value(stage, failure)
         else:
             is_first = stage.ended - stage.done == 1
-            for reader, _, each in stage.readers:
-                if reader.is_over:
-                    continue
-                if each:
+            for reader in stage.read_by_element:
+                if not reader.is_over:
                     reader.cause = reader.cause or failure
                     if element < reader.size:
                         reader.lost[element] += 1
                         self._check_call(reader, element)
-                elif reader.by_element or is_first:
+            for reader in stage.read_whole:
+                if (reader.by_element or is_first) and not reader.is_over:
                     reader.cause = reader.cause or failure
                     reader.whole_lost += 1
                     self._check(reader)
 
     def _lose_value(self, stage: RunningStage, failure: Failure | None) -> None:
         """A stage whose parts are not known will have no value."""
-        for reader, _, each in stage.readers:
+        for reader in stage.read_by_element:
             if reader.is_over:
                 continue
             reader.cause = reader.cause or failure
-            if each:
-                reader.pending -= 1
-                if not reader.needs:
-                    self._work.append((self._lose_stage, reader, 0))
-                elif not reader.pending:
-                    self._work.append((self._expand, reader, 0))
+            reader.pending -= 1
+            if not reader.needs:
+                self._work.append((self._lose_stage, reader, 0))
+            elif not reader.pending:
+                self._work.append((self._expand, reader, 0))
+        for reader in stage.read_whole:
+            if reader.is_over:
                 continue
+            reader.cause = reader.cause or failure
             reader.whole_lost += 1
             if reader.by_element:
                 reader.whole_total += 1
@@ -622,6 +623,9 @@ class GraphRun:
                         self.memory.remove(part)
                 stage.parts = None
             stage.whole_orders = None
+            # Without them there is no cycle, and the memory is free at once: to look for cycles among so many objects
+            # takes longer than anything else here.
+            stage.sources = stage.read_whole = stage.read_by_element = _NONE
 
 
 def _order(

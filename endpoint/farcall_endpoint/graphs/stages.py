@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from farcall_common.graphs import COLLECT, Input, Stage, StageState
+from farcall_common.graphs import COLLECT, Stage, StageState
 from farcall_endpoint.shared_memory import Frame
 
 WAITING: Final = 0
@@ -31,19 +31,12 @@ class Failure(NamedTuple):
     record: dict[str, Any]
 
 
-class Edge(NamedTuple):
-    """That a stage reads the value of another one, as its input ``number``."""
-
-    reader: RunningStage
-    number: int
-    each: bool
-
-
 class RunningStage:
     """What is known of a stage.
 
     Units are what a call counts while it waits: an input, or an element of one where ``needs`` counts them.
 
+    ``sources``: whose values it reads, as its inputs; ``read_whole`` and ``read_by_element``: stages that read its own.
     ``size``: of its calls, -1 for a map that waits for the number of elements. ``calls``: the state of each. ``parts``:
     of its value; None until their number is known. ``uses``: how many calls read each part and have not ended;
     ``held``: the same of the whole value, until its parts are known. ``got`` and ``lost``: units by call, of inputs
@@ -71,7 +64,8 @@ class RunningStage:
         "number",
         "parts",
         "pending",
-        "readers",
+        "read_by_element",
+        "read_whole",
         "retries",
         "run_s",
         "running",
@@ -96,8 +90,9 @@ class RunningStage:
         self.needs = spec.needs
         self.is_map = spec.is_map
         self.by_element = spec.needs > 0 and not self.is_map
-        self.readers: list[Edge] = []
-        self.sources: list[tuple[RunningStage, Input]] = []
+        self.sources: Sequence[RunningStage] = ()
+        self.read_whole: list[RunningStage] = []
+        self.read_by_element: Sequence[RunningStage] = ()
         self.size = -1 if self.is_map else 1
         self.calls = bytearray(0 if self.is_map else 1)
         self.running = self.ended = self.done = self.failed = 0
