@@ -252,8 +252,8 @@ too_many_calls = Outcome(
 value_too_large = Outcome(
     "VALUE_TOO_LARGE",
     Fault.USER_CODE,
-    "The value has {} bytes, and the node has room for {} more between calls, in memory and on disk.",
-    "Return less, or write the value to a file; the endpoint's owner can raise engine.graphs.",
+    "The function returned a value of {} bytes for other calls, and the endpoint has room for {}.",
+    "Return less, or write large data to a file that the next function reads.",
 )
 _result_not_serializable = Outcome(
     "RESULT_NOT_SERIALIZABLE",

@@ -88,17 +88,17 @@ class TaskOrder(_Part, frozen=True):
     data_only: bool = False
     retry: int = 0
     restricted: bool = False
-    #: For the options that stages of a graph have of their own; None: there are none.
-    limits: Limits | None = None
 
 
 class RunTasks(_Message, frozen=True):
     """Run these, in order. ``functions`` are the bodies (hash, body) that this manager has not seen; before them it
-    forgets all others when ``forget`` is set, so that neither side grows for ever."""
+    forgets all others when ``forget`` is set, so that neither side grows for ever. ``limits``: of the endpoint, for the
+    options that calls of these tasks have of their own, as stages of a graph or while a task runs; always the same."""
 
     tasks: tuple[TaskOrder, ...]
     functions: tuple[tuple[str, Body], ...] = ()
     forget: bool = False
+    limits: Limits | None = None
 
 
 class CancelTasks(_Message, frozen=True):

@@ -394,6 +394,7 @@ def test_current_is_for_the_process_of_the_task(worker: WorkerUnderTest) -> None
         from farcall_common.running import current
 
         task = current()
+        future = task.submit(abs, 1)
 
         def refused(step: Any) -> str:
             try:
@@ -404,17 +405,24 @@ def test_current_is_for_the_process_of_the_task(worker: WorkerUnderTest) -> None
 
         reading, writing = os.pipe()
         if os.fork() == 0:
-            os.write(writing, f"{refused(current)}|{refused(lambda: task.submit(abs, 1))}".encode())
+            refusals = [refused(step) for step in (current, lambda: task.submit(abs, 1), future.result)]
+            future.cancel()
+            os.write(writing, "|".join(refusals).encode())
             os._exit(0)
         os.wait()
+        future.result()
         program = "from farcall_common.running import current; current()"
         other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         return [*os.read(reading, 10_000).decode().split("|"), other.stderr]
 
     manager = Manager(worker)
     worker.order(driver, call=EDGE)
+    [made] = manager.calls()
+    assert worker.expect(Waits)[0] == Waits("t")  # the only one: none of the other process
+    manager.answer(made)
     refusals = manager.serve()
-    assert len(refusals) == 3
+    assert manager.waits == [False]
+    assert len(refusals) == 4
     assert all("the task has started this one" in text for text in refusals)
 
 

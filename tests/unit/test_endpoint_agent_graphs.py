@@ -412,7 +412,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS, st.sampled_from(sorted(POLICIES)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_slots_are_counted_right_whatever_happens(steps: list[tuple[str, int]], policy: str) -> None:
     core = make_core(policy=POLICIES[policy](random.Random(1)))
     core.opened()

@@ -169,7 +169,7 @@ def reference(graph: Graph, elements: Sequence[int], failing: set[Call]) -> Valu
     return whole(graph.output)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs(with_needs=False), st.randoms(use_true_random=False))
 def test_the_result_is_that_of_the_calls_one_by_one(made: tuple[Graph, list[int]], chance: random.Random) -> None:
     graph, elements = made
@@ -180,7 +180,7 @@ def test_the_result_is_that_of_the_calls_one_by_one(made: tuple[Graph, list[int]
     assert len(player.made) == len(set(player.made)), "a call is made once"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs(with_needs=False), st.data(), st.randoms(use_true_random=False))
 def test_a_graph_fails_when_a_call_fails_that_its_result_needs(
     made: tuple[Graph, list[int]], data: st.DataObject, chance: random.Random
@@ -211,7 +211,7 @@ def test_a_graph_fails_when_a_call_fails_that_its_result_needs(
         assert unpacked(run.result) == expected
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(graphs(with_needs=True), st.booleans(), st.randoms(use_true_random=False))
 def test_a_graph_ends_once_whatever_happens_to_its_calls(
     made: tuple[Graph, list[int]], idempotent: bool, chance: random.Random
@@ -396,6 +396,26 @@ def test_a_failure_names_stage_and_element_and_leaves_small_values() -> None:
     assert run.small_values() == {0: b"v"}
     assert stages_of(run) == ["done", "done", "failed"]
     assert run.dropped == [(2, 0)]
+
+
+@pytest.mark.parametrize(("count", "is_brief"), [(20, False), (21, True)])
+def test_errors_of_many_stages_are_brief(count: int, is_brief: bool) -> None:
+    run = run_of(
+        graph_of(
+            *(Stage(0, f"s{number}") for number in range(count + 1)),
+            Stage(0, "f", tuple(Input(number, (number,)) for number in range(count + 1)), 1),
+        )
+    )
+    record = {"code": "TASK_FAILED", "message": "m" * 9000, "traceback": "t" * 9000 + "!", "exception_data": "x" * 9000}
+    for call in take(run)[:count]:
+        run.failed(call, record)
+    error = run.states()[0].error
+    assert error is not None
+    assert error["code"] == "TASK_FAILED"
+    assert "exception_data" not in error
+    assert ("traceback" in error) is not is_brief
+    assert len(error["message"]) == (200 if is_brief else 4000)
+    assert error.get("traceback", "!").endswith("!")
 
 
 def test_maps_make_a_bounded_number_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:

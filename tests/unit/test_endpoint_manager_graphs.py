@@ -121,7 +121,7 @@ def test_a_chain_is_one_task_to_the_agent() -> None:
     first = finished.details["stages"][0]
     assert (first["name"], first["run_s"], first["value_bytes"], first["workers"]) == ("load", 0.5, 5, (1,))
     assert first["node"] == "n1"
-    assert not rig.core._graphs
+    assert not rig.core._graphs.running
 
 
 def test_a_fan_out_is_known_when_its_elements_are() -> None:

@@ -469,11 +469,10 @@ class Fleet:
                     spec.data_only,
                     task.retries_used,
                     self._is_restricted or spec.data_only,  # the service has a list of functions, too
-                    limits if options.callees else None,
                 )
             )
             bodies.append(self._payload(task))
-        self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget), bodies)
+        self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits), bodies)
 
     def prewarm(self, manager_id: str, environment: Environment, count: int, *, retry: bool) -> None:
         """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""

@@ -26,6 +26,7 @@ from farcall_endpoint.graphs.stages import (
     FAILED,
     STARTED,
     WAITING,
+    Edge,
     Failure,
     RunningStage,
 )
@@ -35,9 +36,9 @@ from farcall_endpoint.worker.channel import InputOrder
 
 Call = tuple[int, int]
 """Number of a stage and of its element; 0 for the only call of a stage."""
-_NONE: Final[list[RunningStage]] = []
-"""In place of what a stage of a graph that is over was joined with; nothing is put in."""
 _SMALL_BYTES: Final = 4 * 1024
+_MOST_FULL_ERRORS: Final = 20
+"""When more stages have failed, their errors are shown without tracebacks."""
 _MOST_SMALL_BYTES: Final = 64 * 1024
 """Values of stages that have ended are in the details of a failed graph if they are not larger, and all together."""
 
@@ -130,7 +131,7 @@ class GraphRun:
         reasons.append(reason)
         if options.idempotent and len(reasons) < options.max_attempts:
             self.stages[call[0]].retries += 1
-            self.ready.append(call)
+            self._begin_again(call)
             return
         record = outcomes.worker_died(
             reason,
@@ -159,7 +160,52 @@ class GraphRun:
         while self._due and self._due[0][0] <= now:
             _, call = heapq.heappop(self._due)
             if self.is_out(call):
-                self.ready.append(call)
+                self._begin_again(call)
+
+    def _begin_again(self, call: Call) -> None:
+        stage, element = self.stages[call[0]], call[1]
+        if all(source.has_value_for(spec, element) for source, spec in stage.sources) or stage.taken:
+            self.ready.append(call)
+        else:  # it was made ahead, and what its worker had got the manager has not
+            self.take_back(call)
+
+    # -- calls that are made ahead -------------------------------------------------------------------------------------
+
+    def follower(self, call: Call) -> tuple[Call, int] | None:
+        """The only call that reads the value of this one, and with which of its inputs, if it waits for nothing
+        else."""
+        stage, element = self.stages[call[0]], call[1]
+        if len(stage.readers) != 1 or stage.is_spread or stage.number == self._output:
+            return None
+        reader, number, each = stage.readers[0]
+        if reader.needs or reader.collects or reader.is_over or each != stage.is_map or reader.is_map != each:
+            return None
+        got, total, lost = reader.whole_got, reader.whole_total, reader.whole_lost
+        if not each:
+            element = 0
+        elif element >= reader.size:
+            return None
+        else:
+            got, total, lost = got + reader.got[element], total + reader.each_total, lost + reader.lost[element]
+        if lost or got + 1 != total or reader.calls[element] != WAITING:
+            return None
+        return (reader.number, element), number
+
+    def begin_ahead(self, call: Call) -> None:
+        """A call is made that only waits for one that runs."""
+        stage, element = self.stages[call[0]], call[1]
+        stage.calls[element] = STARTED
+        stage.running += 1
+        self._active.add(stage.number)
+
+    def take_back(self, call: Call) -> None:
+        """A call that was made ahead has not started: it is made when its inputs are there."""
+        if self.is_out(call):
+            stage, element = self.stages[call[0]], call[1]
+            stage.calls[element] = WAITING
+            stage.running -= 1
+            self._check_call(stage, element)
+            self._settle()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -175,14 +221,20 @@ class GraphRun:
         """How often a call was made before and its worker died, and how often it raised and was retried."""
         return len(self._deaths.get(call, ())), self._retries.get(call, 0)
 
-    def inputs(self, call: Call) -> tuple[tuple[InputOrder, ...], tuple[Frame, ...]]:
-        """What a call gets, and the buffers of that, in order."""
+    def inputs(self, call: Call, *, awaited: int = -1) -> tuple[tuple[InputOrder, ...], tuple[Frame, ...]]:
+        """What a call gets, and the buffers of that, in order.
+
+        :param awaited: number of the input that comes from another worker.
+        """
         stage, element = self.stages[call[0]], call[1]
         taken = None if stage.taken is None else stage.taken.get(element)
         orders: list[InputOrder] = []
         frames: list[Frame] = []
-        for number, (source, spec) in enumerate(zip(stage.sources, stage.spec.inputs, strict=False)):
-            if taken is not None and (chosen := taken[number]) is not None:
+        parts: list[Frame]
+        for number, (source, spec) in enumerate(stage.sources):
+            if number == awaited:
+                order, parts = InputOrder(spec.path, awaited=True), []
+            elif taken is not None and (chosen := taken[number]) is not None:
                 order, parts = _order(source, spec, chosen)
             elif taken is not None:
                 order, parts = InputOrder(spec.path, missing=True), []
@@ -217,7 +269,9 @@ class GraphRun:
             first = itertools.islice((each for each in range(count) if each not in self._active), MAX_STATES)
             told = [*sorted(each for each in self._active if each < count), *first][:MAX_STATES]
             chosen = sorted(told)
-        return [self.stages[number].state(node=node, end=end) for number in chosen]
+        failed = sum(self.stages[number].failed > 0 for number in self._active)
+        is_brief = failed > _MOST_FULL_ERRORS
+        return [self.stages[number].state(node=node, end=end, is_brief=is_brief) for number in chosen]
 
     def small_values(self) -> dict[int, bytes]:
         """The small values of stages that have ended, by number."""
@@ -245,17 +299,16 @@ class GraphRun:
             if not needed[stage.number]:
                 stage.is_over = stage.is_skipped = True
                 continue
-            stage.sources = [self.stages[each.stage] for each in stage.spec.inputs]
-            for source, each in zip(stage.sources, stage.spec.inputs, strict=True):
+            for number, each in enumerate(stage.spec.inputs):
+                source = self.stages[each.stage]
+                stage.sources.append((source, each))
+                source.readers.append(Edge(stage, number, each.each))
                 source.held += 1
                 if each.each:
-                    source.read_by_element = [*source.read_by_element, stage]
                     stage.each_total += 1
                     stage.pending += 1
                     source.is_spread = not source.is_map
-                    continue
-                source.read_whole.append(stage)
-                if stage.by_element:
+                elif stage.by_element:
                     stage.unsized += 1
                 else:
                     stage.whole_total += 1
@@ -315,7 +368,7 @@ class GraphRun:
 
     def _is_flat(self, stage: RunningStage) -> bool:
         """Whether a list of a stage's inputs needs no worker: each of them is one buffer."""
-        return not any(source.is_list for source in stage.sources)
+        return all(not source.is_list for source, _ in stage.sources)
 
     def _collect(self, stage: RunningStage, element: int) -> None:
         if stage.calls[element] == STARTED:
@@ -326,7 +379,7 @@ class GraphRun:
         """The elements of a map are counted: it gets its calls."""
         if stage.is_over or stage.size >= 0 or stage.pending or not stage.held:  # then it is dropped next
             return
-        each = [source for source, spec in zip(stage.sources, stage.spec.inputs, strict=True) if spec.each]
+        each = [source for source, spec in stage.sources if spec.each]
         sizes = [len(source.uses) for source in each if source.parts is not None]
         if not sizes:
             self._lose_stage(stage, 0)
@@ -377,27 +430,32 @@ class GraphRun:
             if not stage.is_list:
                 self._keep_small(stage.number, parts[0])
             units = len(parts) if stage.is_list else 1
-            for reader in stage.read_by_element:
-                self._count_elements(reader)
-            for reader in stage.read_whole:
+            for reader, _, each in stage.readers:
                 if reader.is_over:
                     continue
-                if reader.by_element:
+                if each:
+                    reader.pending -= 1
+                    if not reader.pending:
+                        self._work.append((self._expand, reader, 0))
+                elif reader.by_element:
                     reader.unsized -= 1
                     reader.whole_total += units
                     reader.whole_got += units
+                    self._check(reader)
                 else:
                     reader.whole_got += 1
-                self._check(reader)
+                    self._check(reader)
             return
         assert stage.parts is not None
         stage.parts[element] = parts[0]
-        for reader in stage.read_by_element:
-            if element < reader.size and not reader.is_over:
-                reader.got[element] += 1
-                self._check_call(reader, element)
-        for reader in stage.read_whole:
-            if reader.by_element and not reader.is_over:
+        for reader, _, each in stage.readers:
+            if reader.is_over:
+                continue
+            if each:
+                if element < reader.size:
+                    reader.got[element] += 1
+                    self._check_call(reader, element)
+            elif reader.by_element:
                 reader.whole_got += 1
                 self._check(reader)
         if stage.done == stage.size:
@@ -405,32 +463,29 @@ class GraphRun:
 
     def _sized(self, stage: RunningStage) -> None:
         """The number of the parts of a map's value is known."""
-        for reader in stage.read_by_element:
-            self._count_elements(reader)
-        for reader in stage.read_whole:
-            if reader.by_element and not reader.is_over:
+        for reader, _, each in stage.readers:
+            if reader.is_over:
+                continue
+            if each:
+                reader.pending -= 1
+                if not reader.pending:
+                    self._work.append((self._expand, reader, 0))
+            elif reader.by_element:
                 reader.unsized -= 1
                 reader.whole_total += stage.size
                 self._check(reader)
 
-    def _count_elements(self, reader: RunningStage) -> None:
-        """The number of elements of an input of a map is known."""
-        if not reader.is_over:
-            reader.pending -= 1
-            if not reader.pending:
-                self._work.append((self._expand, reader, 0))
-
     def _complete(self, stage: RunningStage) -> None:
         """The whole value of a map is there."""
-        for reader in stage.read_whole:
-            if not (reader.by_element or reader.is_over):
+        for reader, _, each in stage.readers:
+            if not (each or reader.by_element or reader.is_over):
                 reader.whole_got += 1
                 self._check(reader)
 
     def _take_what_is_there(self, stage: RunningStage, element: int) -> None:
         """A call starts without some of its inputs: it holds those that it gets, and no others."""
         taken: list[Sequence[int] | None] = []
-        for number, (source, spec) in enumerate(zip(stage.sources, stage.spec.inputs, strict=False)):
+        for number, (source, spec) in enumerate(stage.sources):
             if spec.each:
                 is_there = source.parts is not None and source.has_part(element)
                 taken.append([element] if is_there else None)
@@ -464,7 +519,7 @@ class GraphRun:
 
     def _release_input(self, stage: RunningStage, number: int) -> None:
         """A stage does not need an input any more, of which it has read no part."""
-        source = stage.sources[number]
+        source, _ = stage.sources[number]
         if source.parts is None:
             source.held -= 1
             if not source.held:
@@ -488,7 +543,7 @@ class GraphRun:
         stage.calls[element] = state
         stage.ended += 1
         taken = None if stage.taken is None else stage.taken.pop(element, None)
-        for number, (source, spec) in enumerate(zip(stage.sources, stage.spec.inputs, strict=False)):
+        for number, (source, spec) in enumerate(stage.sources):
             if spec.each:
                 if source.parts is not None and (taken is None or taken[number] is not None):
                     self._release(source, element)
@@ -507,7 +562,7 @@ class GraphRun:
         if not stage.failed:
             self._active.discard(stage.number)
         if stage.is_map:
-            for number, spec in enumerate(stage.spec.inputs):
+            for number, (_, spec) in enumerate(stage.sources):
                 if not spec.each:
                     self._release_input(stage, number)
             stage.whole_orders = {}
@@ -530,33 +585,32 @@ class GraphRun:
             self._lose_value(stage, failure)
         else:
             is_first = stage.ended - stage.done == 1
-            for reader in stage.read_by_element:
-                if not reader.is_over:
+            for reader, _, each in stage.readers:
+                if reader.is_over:
+                    continue
+                if each:
                     reader.cause = reader.cause or failure
                     if element < reader.size:
                         reader.lost[element] += 1
                         self._check_call(reader, element)
-            for reader in stage.read_whole:
-                if (reader.by_element or is_first) and not reader.is_over:
+                elif reader.by_element or is_first:
                     reader.cause = reader.cause or failure
                     reader.whole_lost += 1
                     self._check(reader)
 
     def _lose_value(self, stage: RunningStage, failure: Failure | None) -> None:
         """A stage whose parts are not known will have no value."""
-        for reader in stage.read_by_element:
+        for reader, _, each in stage.readers:
             if reader.is_over:
                 continue
             reader.cause = reader.cause or failure
-            reader.pending -= 1
-            if not reader.needs:
-                self._work.append((self._lose_stage, reader, 0))
-            elif not reader.pending:
-                self._work.append((self._expand, reader, 0))
-        for reader in stage.read_whole:
-            if reader.is_over:
+            if each:
+                reader.pending -= 1
+                if not reader.needs:
+                    self._work.append((self._lose_stage, reader, 0))
+                elif not reader.pending:
+                    self._work.append((self._expand, reader, 0))
                 continue
-            reader.cause = reader.cause or failure
             reader.whole_lost += 1
             if reader.by_element:
                 reader.whole_total += 1
@@ -625,7 +679,7 @@ class GraphRun:
             stage.whole_orders = None
             # Without them there is no cycle, and the memory is free at once: to look for cycles among so many objects
             # takes longer than anything else here.
-            stage.sources = stage.read_whole = stage.read_by_element = _NONE
+            stage.sources, stage.readers = [], []
 
 
 def _order(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from farcall_common.graphs import COLLECT, Stage, StageState
+from farcall_common.graphs import COLLECT, Input, Stage, StageState
 from farcall_endpoint.shared_memory import Frame
 
 WAITING: Final = 0
@@ -21,6 +21,10 @@ _NO_UNITS: Final[list[int]] = []
 _MAX_WORKERS: Final = 8
 """So many workers of a stage are shown."""
 _MAX_NAME_CHARACTERS: Final = 200
+_MAX_TEXT_CHARACTERS: Final = 4000
+_MAX_BRIEF_CHARACTERS: Final = 200
+_BRIEF: Final = ("code", "message", "fault", "exception_type")
+_SHOWN: Final = (*_BRIEF, "hint", "retryable", "traceback", "attempt", "retries_used", "reasons")
 
 
 class Failure(NamedTuple):
@@ -31,12 +35,19 @@ class Failure(NamedTuple):
     record: dict[str, Any]
 
 
+class Edge(NamedTuple):
+    """That a stage reads the value of another one, as its input ``number``."""
+
+    reader: RunningStage
+    number: int
+    each: bool
+
+
 class RunningStage:
     """What is known of a stage.
 
     Units are what a call counts while it waits: an input, or an element of one where ``needs`` counts them.
 
-    ``sources``: whose values it reads, as its inputs; ``read_whole`` and ``read_by_element``: stages that read its own.
     ``size``: of its calls, -1 for a map that waits for the number of elements. ``calls``: the state of each. ``parts``:
     of its value; None until their number is known. ``uses``: how many calls read each part and have not ended;
     ``held``: the same of the whole value, until its parts are known. ``got`` and ``lost``: units by call, of inputs
@@ -64,8 +75,7 @@ class RunningStage:
         "number",
         "parts",
         "pending",
-        "read_by_element",
-        "read_whole",
+        "readers",
         "retries",
         "run_s",
         "running",
@@ -90,9 +100,8 @@ class RunningStage:
         self.needs = spec.needs
         self.is_map = spec.is_map
         self.by_element = spec.needs > 0 and not self.is_map
-        self.sources: Sequence[RunningStage] = ()
-        self.read_whole: list[RunningStage] = []
-        self.read_by_element: Sequence[RunningStage] = ()
+        self.readers: list[Edge] = []
+        self.sources: list[tuple[RunningStage, Input]] = []
         self.size = -1 if self.is_map else 1
         self.calls = bytearray(0 if self.is_map else 1)
         self.running = self.ended = self.done = self.failed = 0
@@ -129,6 +138,12 @@ class RunningStage:
         """Whether a part of its value is there."""
         return self.calls[number if self.is_map else 0] == DONE
 
+    def has_value_for(self, spec: Input, element: int) -> bool:
+        """Whether the part that a call reads is there; of a whole value, all parts."""
+        if self.parts is None:
+            return False
+        return self.has_part(element) if spec.each else not self.is_map or self.done == self.size
+
     def is_lost(self, number: int) -> bool:
         """Whether a part of its value, whose number is known, will never be there."""
         return self.calls[number if self.is_map else 0] > DONE
@@ -142,10 +157,11 @@ class RunningStage:
         if pid and pid not in self.workers and len(self.workers) < _MAX_WORKERS:
             self.workers = (*self.workers, pid)
 
-    def state(self, *, node: str, end: str) -> StageState:
+    def state(self, *, node: str, end: str, is_brief: bool = False) -> StageState:
         """For people.
 
         :param end: the state of a stage that is not over, if the graph is; else empty.
+        :param is_brief: whether its error is shown without the traceback.
         """
         if self.is_over:
             if self.failed:
@@ -173,5 +189,21 @@ class RunningStage:
             value_bytes=self.value_bytes,
             workers=self.workers,
             node=node if self.workers else "",
-            error=failure.record if failure is not None and failure.stage == self.number else None,
+            error=_shown(failure.record, is_brief=is_brief)
+            if failure is not None and failure.stage == self.number
+            else None,
         )
+
+
+def _shown(record: Mapping[str, Any], *, is_brief: bool) -> dict[str, Any]:
+    """The part of an error record that is shown with a stage: there may be many, and the exception is in one only."""
+    most = _MAX_BRIEF_CHARACTERS if is_brief else _MAX_TEXT_CHARACTERS
+    names = _BRIEF if is_brief else _SHOWN
+    shown: dict[str, Any] = {}
+    for name in names:
+        value = record.get(name)
+        if isinstance(value, str):
+            value = value[-most:] if name == "traceback" else value[:most]
+        if value is not None:
+            shown[name] = value
+    return shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import os
@@ -222,7 +223,9 @@ def main() -> None:
 def _graph_settings(options: argparse.Namespace, memory_bytes: int) -> GraphSettings:
     disk_bytes = options.graph_disk
     if disk_bytes is None:
-        disk_bytes = min(_MOST_GRAPH_DISK_BYTES, shutil.disk_usage(options.working_dir).free // 2)
+        disk_bytes = _MOST_GRAPH_DISK_BYTES
+        with contextlib.suppress(OSError):  # the first worker makes the directory, or says why it cannot
+            disk_bytes = min(disk_bytes, shutil.disk_usage(options.working_dir).free // 2)
     return GraphSettings(
         memory_bytes=memory_bytes // 4 if options.graph_memory is None else options.graph_memory,
         disk_bytes=disk_bytes,

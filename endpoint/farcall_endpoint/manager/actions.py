@@ -46,6 +46,14 @@ class Send(_Action, frozen=True):
     body: tuple[Frame, ...]
 
 
+class Connect(_Action, frozen=True):
+    """Connect two workers by a direct edge of this number. If that fails, what one sends is not delivered."""
+
+    first: int
+    second: int
+    number: int
+
+
 class Answer(_Action, frozen=True):
     """Send a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
     hear of it."""
@@ -104,4 +112,4 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Prepare | Release | Send | Answer | Recall | Kill | Report | ReadStreams | Leave
+Action = Launch | Prepare | Release | Send | Connect | Answer | Recall | Kill | Report | ReadStreams | Leave

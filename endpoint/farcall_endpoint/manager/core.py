@@ -39,6 +39,7 @@ from farcall_endpoint.manager.actions import (
     ReadStreams,
     Recall,
 )
+from farcall_endpoint.manager.ahead import AheadCalls
 from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import (
     AgentLost,
@@ -58,7 +59,7 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.extra_workers import Extras
-from farcall_endpoint.manager.graphs import Graphs
+from farcall_endpoint.manager.graphs import Graphs, RunningGraph
 from farcall_endpoint.manager.nested_calls import NestedCalls
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
@@ -66,7 +67,6 @@ from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings, WarmWorkers
 from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, StopReason, Worker
-from farcall_endpoint.output import split, tails
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
@@ -78,7 +78,7 @@ from farcall_endpoint.protocol import (
     TaskOrder,
     WantedOutput,
 )
-from farcall_endpoint.shared_memory import Body, FrameList
+from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import Begun, Calls, Done, DropCalls, Ready, Synced, Waits
 
 STARTED_AFTER_S: Final = 0.05
@@ -181,6 +181,7 @@ class ManagerCore:
         graphs = GraphSettings() if graphs is None else graphs
         self._graphs = Graphs(graphs, reports=self._reports, writers=slots, jitter=jitter)
         self._nested = NestedCalls(actions=self._actions, memory=self._graphs.memory, jitter=jitter, node=graphs.node)
+        self._ahead = AheadCalls(workers=self._workers, actions=self._actions)
         self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
         self._reads: list[ReadOutput] = []
 
@@ -190,7 +191,7 @@ class ManagerCore:
         """Handle events in order, and what is due; the actions to perform."""
         for event in events:
             self._handle(event, now)
-        if self._graphs:
+        if self._graphs.running:
             self._advance_graphs(now)
         self._handle_deadlines(now)
         self._report(now)
@@ -224,7 +225,7 @@ class ManagerCore:
                 deadline = min(deadline, self._extras.due_at)
         if self._placement.review_at is not None:
             deadline = min(deadline, self._placement.review_at)
-        if self._graphs:
+        if self._graphs.running:
             deadline = min(deadline, self._graphs.due_at)
         due = [
             self._deadline(worker)
@@ -271,7 +272,8 @@ class ManagerCore:
                 ended = jobs_before - len(worker.jobs)
                 if worker.environment is not None and ended and worker.pair.key in self._environments:
                     self._environments[worker.pair.key].tasks_ended(ended, now - since)
-            case TasksReceived(jobs=jobs):
+            case TasksReceived(jobs=jobs, limits=limits):
+                self._nested.limits = limits
                 if self._stop_at is None:
                     self._tasks_received(jobs, instant)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
@@ -376,35 +378,23 @@ class ManagerCore:
             found.append((wanted, None if worker is None else worker.worker_id, is_kept))
         return ReadStreams(request.request_id, request.max_bytes, found, tuple(graphs))
 
-    def _task_done(self, worker: Worker, done: Done, result: Body, now: Instant) -> None:
+    def _task_done(self, worker: Worker, done: Done, body: Body, now: Instant) -> None:
         if not worker.runs(done.task_id):  # a task has written to its worker's socket
             self._kill(worker, "the result of a task that it does not run")
             return
         if not (0 <= done.started_at < _END_OF_TIME and 0 <= done.ended_at < _END_OF_TIME):  # NaN is neither
             self._kill(worker, "times that cannot be")
             return
-        if done.printed is not None and not done.printed.fits(len(result)):
-            self._kill(worker, "an output with lengths that cannot be")
-            return
-        result_bytes = len(result) - (0 if done.printed is None else done.printed.tail_bytes)
-        call = worker.jobs[0].call
-        output, parts = None, None
-        try:
-            if call is not None:
-                parts = orders.parts_of(call, done, result, result_bytes, is_owner=not worker.pair.submitter)
-            elif done.parts or isinstance(result, FrameList):
-                raise ValueError("a result in parts")
-            elif worker.pair.submitter and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
-                raise ValueError(f"a result of {result_bytes} bytes")
-            if done.printed is not None:
-                if call is None:
-                    result, printed = split(result, done.printed)
-                else:
-                    printed = tails(result, done.printed)
-                output = done.printed, printed
-        except ValueError as error:
-            self._kill(worker, str(error))
-            return
+        call, parts, output = worker.jobs[0].call, None, None
+        is_plain = call is None and done.printed is None and not done.parts
+        if is_plain and type(body) is bytes and len(body) <= MAX_PAYLOAD_BYTES:  # as most are
+            result: Frame = body
+        else:
+            try:
+                result, parts, output = orders.received(call, done, body, is_owner=not worker.pair.submitter)
+            except ValueError as error:
+                self._kill(worker, str(error))
+                return
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
         worker.unread_bytes -= orders.unread_bytes(job)
@@ -414,6 +404,9 @@ class ManagerCore:
         worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
+        if call is not None and call.deliver:
+            for each in self._ahead.ended(worker, job, done, now.mono):
+                self._recall(each)
         details: dict[str, Any] | None = done.details
         if worker.drives:
             details = {**(details or {}), **self._nested.details(job)}
@@ -423,7 +416,7 @@ class ManagerCore:
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
-            result=b"" if isinstance(result, FrameList) else result,  # of a call, its parts count
+            result=result,
             started_at=started_at,
             ended_at=ended_at,
             details=details,
@@ -530,8 +523,10 @@ class ManagerCore:
             self._start_failed(worker, event, now)
         if worker.drives:
             self._drive_over(worker, worker.jobs[0])
+        self._ahead.forget(worker)
         for job in worker.jobs:
             self._queue.done(job.order.submitter)
+            self._take_back_followers(job)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
             if not job.order.options.output_bytes:
@@ -583,11 +578,27 @@ class ManagerCore:
             worker.unread_bytes -= orders.unread_bytes(job)
             if worker.tasks_left is not None:
                 worker.tasks_left += 1
+            self._take_back_followers(job)
             stop = worker.stops.pop(job.order.task_id, None)
             if stop is not None and stop.state is TaskState.CANCELLED:
                 self._reports.finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
             elif self._stop_at is None:
-                self._queue.put_back(job, worker.pair.key)
+                self._return(job, worker.pair.key)
+
+    def _return(self, job: Job, key: str) -> None:
+        """A worker has not started a job."""
+        if job.call is not None and job.call.is_ahead and isinstance(job.owner, RunningGraph):
+            job.owner.taken_back(job)
+            return
+        if job.call is not None and job.call.deliver:
+            job = msgspec.structs.replace(job, call=msgspec.structs.replace(job.call, deliver=()))
+        self._queue.put_back(job, key)
+
+    def _take_back_followers(self, job: Job) -> None:
+        """A call has not started, or its worker has died: those that wait for it are not started either."""
+        if job.owner is not None:
+            for each in self._ahead.returned(job):
+                self._recall(each)
 
     def _recall(self, worker: Worker) -> None:
         if not (worker.recalling or worker.killed):
@@ -646,6 +657,8 @@ class ManagerCore:
             if worker.yields_to is not None:
                 self._vacate(worker)
             return
+        if worker.awaits and self._ahead.waits(worker.jobs[0]):
+            return
         head = worker.jobs[0].order
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
@@ -662,7 +675,7 @@ class ManagerCore:
     def _deadline(self, worker: Worker) -> float | None:
         if not worker.is_ready:
             return worker.since + self._start_limit(worker)
-        if not worker.jobs:
+        if not worker.jobs or (worker.awaits and self._ahead.waits(worker.jobs[0])):
             return None
         head = worker.jobs[0].order
         delays = [STARTED_AFTER_S] if not worker.head_reported else []
@@ -759,7 +772,10 @@ class ManagerCore:
             jobs = queue.take(pair, most, room_bytes=room_bytes, least_depth=worker.extra)
             if jobs:
                 waiting -= len(jobs)
-                self._send_jobs(worker, jobs, now)
+                if self._graphs.running and worker.tasks_left is None:
+                    self._send_with_followers(worker, jobs, now)
+                else:
+                    self._send_jobs(worker, jobs, now)
 
     def _yield_workers(self, now: float) -> None:
         """End workers of those that have nothing to do, or more workers than others that need some."""
@@ -794,6 +810,14 @@ class ManagerCore:
             self._recall(worker)
         else:
             self._vacate(worker)
+
+    def _send_with_followers(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
+        """Send tasks to a worker, and with calls of graphs those that only wait for their values."""
+        placed = self._ahead.placed(worker, jobs)
+        if more := sum(len(several) for _, several in placed) - len(jobs):
+            self._queue.passed(jobs[0].order.submitter, more)
+        for each, several in placed:
+            self._send_jobs(each, several, now)
 
     def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""

@@ -11,7 +11,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.graphs import Graph
 from farcall_common.wire import TaskState
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import CancelTasks, Died, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
+from farcall_endpoint.protocol import CancelTasks, Died, Limits, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import CallOrder, Packet
 
@@ -104,9 +104,10 @@ class _Event(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
 
 
 class TasksReceived(_Event, frozen=True):
-    """The agent sent tasks."""
+    """The agent sent tasks. ``limits``: of the endpoint, for calls that these make."""
 
     jobs: Sequence[Job]
+    limits: Limits | None = None
 
 
 class PacketsReceived(_Event, frozen=True):

@@ -24,7 +24,7 @@ from farcall_endpoint.manager.orders import limited_options
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import Died, GraphProgress, RunningOutput, TaskOrder, WantedOutput
+from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
@@ -152,8 +152,11 @@ class RunningGraph:
         stage, element = call
         return f"{self._prefix}{stage}.{element}" if self.run.stages[stage].is_map else f"{self._prefix}{stage}"
 
-    def job_of(self, call: Call) -> Job:
-        """A call as a job."""
+    def job_of(self, call: Call, *, awaited: int = -1) -> Job:
+        """A call as a job.
+
+        :param awaited: number of the input that another call's worker sends.
+        """
         run, order = self.run, self.job.order
         number = call[0]
         stage = run.stages[number]
@@ -163,7 +166,7 @@ class RunningGraph:
             if stage.is_map:
                 self._by_stage[number] = found
         function_hash, body, payload, options, refusal, is_edge, spread = found
-        inputs, frames = run.inputs(call)
+        inputs, frames = run.inputs(call, awaited=awaited)
         deaths, retries = run.starts(call)
         memory = run.memory
         return Job(
@@ -189,6 +192,30 @@ class RunningGraph:
             self.job.depth,
             self,
         )
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether its calls go to different workers, though one could make them one after the other."""
+        return self.run.graph.spread
+
+    def follower(self, job: Job) -> tuple[Job, int] | None:
+        """The call that gets the value of this one, with which of its inputs, and waits for nothing else; None if there
+        is no such call, or if it may need another worker. It counts as made."""
+        found = self.run.follower(self._call_of(job))
+        if found is None:
+            return None
+        call, number = found
+        follower = self.job_of(call, awaited=number)
+        options, before = follower.order.options, job.order.options
+        if follower.refusal is not None or options.environment != before.environment or options.wants_ranks:
+            return None
+        self.run.begin_ahead(call)
+        return follower, number
+
+    def taken_back(self, job: Job) -> None:
+        """A call that was made ahead was not started."""
+        self.touch()
+        self.run.take_back(self._call_of(job))
 
     def _of_stage(self, stage: RunningStage) -> Any:
         """What the calls of a stage have in common."""
@@ -290,15 +317,12 @@ class Graphs:
         self._node = settings.node
         self._reports = reports
         self._jitter = jitter
-        self._running: dict[str, RunningGraph] = {}
+        self.running: dict[str, RunningGraph] = {}  # by the task's id
         self._touched: dict[RunningGraph, None] = {}
         self.spread = 0
         """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     @property
     def due_at(self) -> float:
@@ -307,7 +331,7 @@ class Graphs:
 
     def get(self, task_id: str) -> RunningGraph | None:
         """A graph that runs."""
-        return self._running.get(task_id)
+        return self.running.get(task_id)
 
     def add(self, job: Job, callees: Callees, now: Instant) -> list[Job]:
         """Start a graph; its first calls."""
@@ -315,7 +339,7 @@ class Graphs:
         assert isinstance(graph, Graph)
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
         run = GraphRun(graph, options=options, memory=self.memory, jitter=self._jitter)
-        running = self._running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
+        running = self.running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
         self.spread += graph.spread
         run.start()
         if run.end is not None:
@@ -325,7 +349,7 @@ class Graphs:
     def cancel(self, task_ids: Iterable[str]) -> None:
         """End graphs that are among these tasks."""
         for task_id in task_ids:
-            if (running := self._running.get(task_id)) is not None:
+            if (running := self.running.get(task_id)) is not None:
                 record = outcomes.cancelled(running=running.started_at is not None)
                 running.run.stop(TaskState.CANCELLED, record.to_json())
                 running.touch()
@@ -337,7 +361,7 @@ class Graphs:
         dropped: set[str] = set()
         if now.mono >= self._due_at:
             self._due_at = math.inf
-            self._touched.update(dict.fromkeys(self._running.values()))
+            self._touched.update(dict.fromkeys(self.running.values()))
         touched = list(self._touched)
         self._touched.clear()
         for running in touched:
@@ -372,7 +396,7 @@ class Graphs:
 
     def _finish(self, running: RunningGraph, now: Instant) -> None:
         run, job = running.run, running.job
-        del self._running[job.order.task_id]
+        del self.running[job.order.task_id]
         self.spread -= run.graph.spread
         assert run.end is not None
         walltime_s = job.order.options.walltime_s
@@ -396,21 +420,27 @@ def _take_ready(running: RunningGraph) -> Iterator[Job]:
     return (running.job_of(call) for call in ready if run.is_out(call))
 
 
-def opened(payload: Frame, options: TaskOptions, *, memory_bytes: int | None) -> Graph | None:
+def opened(
+    payload: Frame, options: TaskOptions, *, memory_bytes: int | None, limits: Limits | None = None
+) -> Graph | None:
     """The graph that is the payload of a task with these options, which may be hostile; None if it is none.
 
     :param memory_bytes: the most that a call may use.
+    :param limits: of the endpoint, for each call.
     :raises DeserializationError: if it cannot run.
     """
     if not is_graph(piece_of(payload, 0, len(PREFIX)) if payload else b""):
         return None
     graph = unpack_graph(bytes_of(payload), callees=len(options.callees))
-    if memory_bytes is None:
+    if memory_bytes is None and limits is None:
         return graph
+
+    def limited(own: TaskOptions) -> TaskOptions:
+        own = own if limits is None else limits.applied_to(own)
+        return own if memory_bytes is None else limited_options(own, memory_bytes)
+
     stages = tuple(
-        stage
-        if stage.options is None
-        else msgspec.structs.replace(stage, options=limited_options(stage.options, memory_bytes))
+        stage if stage.options is None else msgspec.structs.replace(stage, options=limited(stage.options))
         for stage in graph.stages
     )
     return msgspec.structs.replace(graph, stages=stages)

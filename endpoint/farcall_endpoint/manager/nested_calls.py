@@ -25,7 +25,7 @@ from farcall_endpoint.graphs.values import Memory
 from farcall_endpoint.manager.actions import Action, Answer
 from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
-from farcall_endpoint.protocol import Died, GraphProgress, TaskOrder
+from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder
 from farcall_endpoint.shared_memory import Body, Frame, bytes_of, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
@@ -182,7 +182,7 @@ class Driver:
 
 
 class NestedCalls:
-    """The calls of all drivers of a manager.
+    """The calls of all drivers of a manager. ``limits``: of the endpoint, for each of them.
 
     :param actions: of the manager's core, for answers to workers.
     :param memory: where values are counted.
@@ -194,6 +194,7 @@ class NestedCalls:
         self._actions = actions
         self._memory = memory
         self.node = node
+        self.limits: Limits | None = None
         self.attempts: Attempts[str] = Attempts(jitter)
         #: By the id of the driver's job.
         self.drivers: dict[str, Driver] = {}
@@ -325,12 +326,15 @@ class NestedCalls:
 
     def _job(self, driver: Driver, call: Call, task_id: str, function: Frame, payload: Frame) -> Job:
         parent = driver.job.order
+        options = options_of(parent.options, call.options)
+        if self.limits is not None:
+            options = self.limits.applied_to(options)
         order = TaskOrder(
             task_id,
             1,
             call.function_hash,
             0,
-            options_of(parent.options, call.options),
+            options,
             parent.traceparent,
             parent.submitter,
             restricted=parent.restricted,

@@ -13,6 +13,7 @@ from farcall_endpoint.graphs.values import read
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.output import Printed, split, tails
 from farcall_endpoint.shared_memory import Body, Frame, FrameList, cut
 from farcall_endpoint.worker.channel import CallOrder, Done, Order, Run
 
@@ -50,13 +51,33 @@ def unread_bytes(job: Job) -> int:
     return _PACKET_BYTES + min(len(job.payload) + job.input_bytes, _MAX_PACKET_BYTES)
 
 
-def parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int, *, is_owner: bool) -> Sequence[Frame]:
-    """The buffers of the value of a call, or what it raised.
+def received(
+    call: CallOrder | None, done: Done, body: Body, *, is_owner: bool
+) -> tuple[Frame, Sequence[Frame] | None, tuple[Printed, bytes] | None]:
+    """What a worker has sent at the end of a task: its result; or for a call the buffers of its value, or what it
+    raised; and the tails of its output, if it has printed something.
 
-    :param value_bytes: the length of all together.
     :param is_owner: whether the endpoint's owner has submitted it.
     :raises ValueError: if a worker cannot have sent this; says why.
     """
+    printed = done.printed
+    if printed is not None and not printed.fits(len(body)):
+        raise ValueError("an output with lengths that cannot be")
+    result_bytes = len(body) - (0 if printed is None else printed.tail_bytes)
+    if call is not None:
+        parts = _parts_of(call, done, body, result_bytes, is_owner=is_owner)
+        return b"", parts, None if printed is None else (printed, tails(body, printed))
+    if done.parts or isinstance(body, FrameList):
+        raise ValueError("a result in parts")
+    if not is_owner and result_bytes > MAX_PAYLOAD_BYTES:  # the worker checks it, too
+        raise ValueError(f"a result of {result_bytes} bytes")
+    if printed is None:
+        return body, None, None
+    result, found = split(body, printed)
+    return result, None, (printed, found)
+
+
+def _parts_of(call: CallOrder, done: Done, body: Body, value_bytes: int, *, is_owner: bool) -> Sequence[Frame]:
     is_value = call.is_edge and done.error is None
     if value_bytes > (call.most_bytes if is_value else value_bytes if is_owner else MAX_PAYLOAD_BYTES):
         raise ValueError(f"a value of {value_bytes} bytes")
@@ -83,8 +104,11 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
         known.clear()
         new = {job.order.function_hash: job.function for job in jobs if job.order.function_hash}
     known.update(new)
-    orders = tuple(
-        [
+    orders: list[Order] = []
+    body: list[Frame] = list(new.values())
+    for job in jobs:
+        o = job.order
+        orders.append(
             Order(
                 o.task_id,
                 o.attempt,
@@ -97,13 +121,12 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
                 o.retry,
                 job.call,
             )
-            for job in jobs
-            for o in (job.order,)
-        ]
-    )
-    functions = tuple([(function_hash, len(body)) for function_hash, body in new.items()])
-    bodies = [body for job in jobs for body in (job.payload, *job.inputs)]
-    return Send(worker.worker_id, Run(orders, functions, forget), (*new.values(), *bodies))
+        )
+        body.append(job.payload)
+        if job.inputs:
+            body += job.inputs
+    functions = tuple([(function_hash, len(code)) for function_hash, code in new.items()]) if new else ()
+    return Send(worker.worker_id, Run(tuple(orders), functions, forget), tuple(body))
 
 
 def limited_options(options: TaskOptions, memory_bytes: int) -> TaskOptions:

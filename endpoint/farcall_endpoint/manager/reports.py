@@ -159,14 +159,14 @@ class Reports:
             idle_workers=idle_workers,
             problem=problem,
             environments=self._environments,
-            graphs=tuple(self._graphs.values()),
         )
+        if self._graphs:
+            progress = msgspec.structs.replace(progress, graphs=tuple(self._graphs.values()))
+            self._graphs = {}
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes
         self._died, self._started, self._environments = [], [], None
-        if self._graphs:
-            self._graphs = {}
         return Report(progress, results)
 
     def _results_within_window(self) -> tuple[int, list[Frame]]:

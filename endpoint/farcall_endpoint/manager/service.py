@@ -29,6 +29,7 @@ from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
     Answer,
+    Connect,
     Kill,
     Launch,
     Leave,
@@ -62,9 +63,11 @@ from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared_memory import Body, Frame
+from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
+from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import MALFORMED, Channel, Done, NewModules, Packet, Sync
+from farcall_endpoint.worker.channel import MALFORMED, MANAGER, Channel, Done, NewModules, Packet, Peer, Sync
+from farcall_endpoint.worker.edges import edge_pair
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
 if TYPE_CHECKING:
@@ -123,10 +126,12 @@ class Manager:
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
+        self._returns: dict[int, Returns] = {}  # by worker: arenas that it has lent
         self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
+        self._limits: protocol.Limits | None = None
         # What goes on when a location was looked up: tasks that came, by environment, and workers to be started.
         self._arrived: dict[Environment, list[Job]] = {}
         self._launches: dict[int, Launch] = {}
@@ -322,6 +327,7 @@ class Manager:
 
     def _tasks_received(self, message: protocol.RunTasks, bodies: list[Frame]) -> TasksReceived:
         functions = self._functions
+        self._limits = message.limits
         if message.forget:
             functions.clear()
         for function_hash, body in message.functions:
@@ -340,7 +346,7 @@ class Manager:
         options = job.order.options
         graph, refusal = None, None
         try:
-            graph = opened(job.payload, options, memory_bytes=self._memory_per_worker_bytes)
+            graph = opened(job.payload, options, memory_bytes=self._memory_per_worker_bytes, limits=self._limits)
         except DeserializationError as error:
             refusal = error.record
         callees = Callees({each.function_hash: self._functions[each.function_hash] for each in options.callees}, graph)
@@ -358,7 +364,7 @@ class Manager:
                 received.append(checked)
             else:
                 self._arrived.setdefault(checked, []).append(job)
-        return TasksReceived(received)
+        return TasksReceived(received, self._limits)
 
     def _with_refusals(self, job: Job) -> Job | Environment:
         """A task with the refusals of its environments; or the one of them that is still looked up."""
@@ -425,6 +431,8 @@ class Manager:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
                         worker.kill()
+                case Connect():
+                    self._connect(action)
                 case Answer():
                     self._answer(action)
                 case Report(progress=progress, results=results):
@@ -456,6 +464,24 @@ class Manager:
                     self._send(protocol.Leaving(reason, failed=failed))
         process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
         return events
+
+    def _connect(self, action: Connect) -> None:
+        """Connect two workers. Where that fails, values go through this process."""
+        (here, ledger), (there, _) = edge_pair()
+        ends = ((action.first, here), (action.second, there))
+        for worker_id, end in ends:
+            worker = self._workers.get(worker_id)
+            body = SharedBytes(MemoryFile(end.detach()), 0, 1), SharedBytes(ledger, 0, LEDGER_BYTES)
+            if worker is None:
+                continue
+            try:
+                if worker_id not in self._returns:
+                    own = new_ledger()
+                    worker.channel.send(Peer(MANAGER, first=False), (SharedBytes(own, 0, LEDGER_BYTES),))
+                    self._returns[worker_id] = Returns(own)
+                worker.channel.send(Peer(action.number, first=worker_id == action.first), body)
+            except OSError:  # its other end is closed with this one
+                _logger.info("worker %d cannot be connected to another one", worker_id)
 
     def _answer(self, action: Answer) -> None:
         """Send a worker how a call has ended. Its task may compute and read nothing for hours: then it waits here."""
@@ -582,6 +608,9 @@ class Manager:
         try:
             while (received := worker.process.channel.receive_shared()) is not None:
                 _check_files(*received)
+                packet, body = received
+                if isinstance(packet, Done) and packet.lent is not None and worker.worker_id in self._returns:
+                    received = packet, self._returns[worker.worker_id].body(body, *packet.lent)
                 if type(received[0]) is NewModules:
                     self._count_report(worker.worker_id)
                     self._launcher.learn(worker.process.imports_key, received[0].names)
@@ -614,6 +643,7 @@ class Manager:
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
         self._unsent.pop(worker.worker_id, None)
+        self._returns.pop(worker.worker_id, None)
         self._groups.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")

@@ -71,6 +71,7 @@ class Worker:
     age: float = 0.0  # clock of the warm pool at its last task
     pid: int = 0  # as it says itself
     extra: int = 0
+    awaits: int = 0  # of its jobs, those whose input another worker has not sent
     drives: bool = False
     waits: bool = False
     called: dict[str, Frame] = dataclasses.field(default_factory=dict)
@@ -91,7 +92,7 @@ class Worker:
             self.is_ready
             and self.yields_to is None
             and self.tasks_left != 0
-            and not (self.killed or self.recalling or self.syncing or self.parked or self.drives)
+            and not (self.killed or self.recalling or self.syncing or self.parked or self.drives or self.awaits)
         )
 
     @property

@@ -60,7 +60,8 @@ _MOST_CLAIMS: Final = 4096
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 MANAGER: Final = -1
-"""In place of the number of a connection."""
+ITSELF: Final = -2
+"""In place of the number of a connection: the worker's manager, and the worker itself."""
 
 
 class InputOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -81,7 +82,8 @@ class InputOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where else a value goes: to the worker behind the connection ``peer``, as input ``number`` of a call."""
+    """Where else a value goes: to the worker behind the connection ``peer`` (:data:`ITSELF`: it stays), as input
+    ``number`` of a call."""
 
     peer: int
     task_id: str
@@ -109,6 +111,11 @@ class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most_bytes: int = 2**62
     deliver: tuple[Delivery, ...] = ()
     is_nested: bool = False
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the call is made before one that it gets a value of has ended."""
+        return any(each.awaited for each in self.inputs)
 
     @property
     def input_bytes(self) -> int:

@@ -24,7 +24,7 @@ import msgspec
 
 from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of
 from farcall_endpoint.worker.arenas import Arenas, Borrowed, Ledger, Piece, Place, Placed, new_ledger
-from farcall_endpoint.worker.channel import MANAGER, Delivery
+from farcall_endpoint.worker.channel import ITSELF, MANAGER, Delivery
 
 INLINE_BYTES: Final = 64 * 1024
 """A larger value goes into an arena. A packet must fit into the socket's send buffer together with a few others."""
@@ -189,6 +189,12 @@ class Edges:
         """Send a value over connections. Returns the positions of deliveries that failed."""
         failed: list[int] = []
         for position, each in enumerate(deliveries):
+            if each.peer == ITSELF:
+                if isinstance(value, bytes):
+                    self._arrived[each.task_id, each.number] = value
+                else:  # it would be read where it is, and returned to itself
+                    failed.append(position)
+                continue
             edge = self._edges.get(each.peer)
             if edge is None or not edge.send((each.task_id, each.number), value):
                 failed.append(position)

@@ -204,6 +204,8 @@ class CallsOfTask:
 
     def drop(self, number: int) -> None:
         """Tell the manager that a call is not needed."""
+        if os.getpid() != self._pid:
+            return
         with self._changed:
             if self._open.pop(number, None) is None or self._ended:
                 return
@@ -223,7 +225,12 @@ class CallsOfTask:
             self.end_wait()
 
     def begin_wait(self) -> None:
-        """Something of the task waits."""
+        """Something of the task waits.
+
+        :raises ConfigurationError: in another process, which has the futures but not what settles them.
+        """
+        if os.getpid() != self._pid:
+            raise running.not_in_this_process()
         with self._changed:
             self._waits += 1
             if self._waits == 1:

@@ -1,0 +1,117 @@
+"""Calls of graphs that are sent ahead: behind the call whose value they wait for, or to a worker beside. No I/O.
+
+Such a call needs no word of the manager when its value is there: it stays in the worker that made it, or comes from
+that directly (:mod:`farcall_endpoint.worker.edges`). The manager gets the value, too, and so can make the call again.
+What goes wrong ends the same way: the manager takes the call back, which has not started, and it is made when its
+inputs are with the manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from farcall_endpoint.manager.actions import Action, Connect
+from farcall_endpoint.manager.events import Job
+from farcall_endpoint.manager.graphs import RunningGraph
+from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.worker.channel import ITSELF, Delivery, Done
+
+_MOST: Final = 31
+"""So many calls are sent behind one, each of which waits for the one before."""
+
+
+class AheadCalls:
+    """The calls that wait in other workers than that of their value, and the connections between workers.
+
+    :param workers: all of the manager.
+    :param actions: of the manager's core, for connections.
+    """
+
+    def __init__(self, *, workers: Mapping[int, Worker], actions: list[Action]) -> None:
+        self._workers = workers
+        self._actions = actions
+        self._waiting: dict[str, Worker] = {}  # by the id of the call
+        self._connections: dict[tuple[int, int], int] = {}
+        self._next_connection = 0
+
+    def placed(self, worker: Worker, jobs: Sequence[Job]) -> list[tuple[Worker, list[Job]]]:
+        """Jobs of a worker with the calls that follow them, by the worker that gets them."""
+        placed: dict[int, tuple[Worker, list[Job]]] = {worker.worker_id: (worker, [])}
+        for job in jobs:
+            at, beside = worker, [worker]
+            if isinstance(job.owner, RunningGraph) and job.owner.is_spread:
+                beside += self._idle_beside(worker)
+            for count in range(1, _MOST + 1):
+                found = job.owner.follower(job) if isinstance(job.owner, RunningGraph) else None
+                if found is None:
+                    break
+                follower, number = found
+                next_at = beside[count % len(beside)]
+                peer = ITSELF if next_at is at else self._connection(at, next_at)
+                delivery = Delivery(peer, follower.order.task_id, number)
+                assert job.call is not None
+                call = msgspec.structs.replace(job.call, deliver=(delivery,))
+                placed[at.worker_id][1].append(msgspec.structs.replace(job, call=call))
+                if peer != ITSELF:
+                    self._waiting[follower.order.task_id] = next_at
+                    next_at.awaits += 1
+                placed.setdefault(next_at.worker_id, (next_at, []))
+                job, at = follower, next_at
+            placed[at.worker_id][1].append(job)
+        return list(placed.values())
+
+    def waits(self, job: Job) -> bool:
+        """Whether a call has been sent ahead to another worker, and its value is not there."""
+        return job.order.task_id in self._waiting
+
+    def ended(self, worker: Worker, job: Job, done: Done, now: float) -> list[Worker]:
+        """A call has ended that others wait for: the workers from which these must be taken back."""
+        assert job.call is not None
+        lost: list[Worker] = []
+        for position, delivery in enumerate(job.call.deliver):
+            failed = done.error is not None or position in done.undelivered
+            target = self._waiting.pop(delivery.task_id, None)
+            if target is not None:
+                target.awaits -= 1
+                if target.runs(delivery.task_id):
+                    target.since = now
+            if failed:
+                lost.append(worker if target is None else target)
+        return lost
+
+    def returned(self, job: Job) -> list[Worker]:
+        """A call has not started, or its worker has died: the workers from which those that wait for it must be taken
+        back."""
+        waited = self._waiting.pop(job.order.task_id, None)
+        if waited is not None:
+            waited.awaits -= 1
+        deliveries: Iterable[Delivery] = () if job.call is None else job.call.deliver
+        return [target for each in deliveries if (target := self._waiting.get(each.task_id)) is not None]
+
+    def forget(self, worker: Worker) -> None:
+        """A worker has died: its connections are gone."""
+        if self._connections:
+            number = worker.worker_id
+            self._connections = {pair: each for pair, each in self._connections.items() if number not in pair}
+
+    def _idle_beside(self, worker: Worker) -> list[Worker]:
+        return [
+            each
+            for each in self._workers.values()
+            if each.pair == worker.pair
+            and each is not worker
+            and not (each.jobs or each.extra or each.tasks_left is not None)
+            and each.accepts_tasks
+        ]
+
+    def _connection(self, one: Worker, other: Worker) -> int:
+        pair = (min(one.worker_id, other.worker_id), max(one.worker_id, other.worker_id))
+        number = self._connections.get(pair)
+        if number is None:
+            number = self._connections[pair] = self._next_connection
+            self._next_connection += 1
+            self._actions.append(Connect(*pair, number))
+        return number
