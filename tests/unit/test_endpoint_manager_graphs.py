@@ -52,7 +52,8 @@ def graph_job(
 
 
 def rig_of(*, slots: int = 1, prefetch: int = 0, **settings: Any) -> Rig:
-    rig = Rig(slots=slots, prefetch=prefetch, graphs=GraphSettings(node="n1", **settings))
+    # Without batching no call is sent ahead; see test_endpoint_ahead_calls.py.
+    rig = Rig(slots=slots, prefetch=prefetch, batching=False, graphs=GraphSettings(node="n1", **settings))
     rig.start_all()
     rig.take()
     return rig

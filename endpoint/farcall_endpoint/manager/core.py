@@ -103,7 +103,8 @@ class ManagerCore:
 
     :param slots: number of workers with a place; each runs one task at a time.
     :param prefetch: how many tasks to queue behind the running one.
-    :param batching: whether several tasks may share a packet.
+    :param batching: whether several tasks may share a packet, and calls of graphs may be sent before what they wait
+        for has ended.
     :param start_limit_s: a worker that is not ready after so long is replaced.
     :param shared_workers: whether a worker serves all submitters.
     :param refusal: why tasks of other submitters than the owner are refused; empty if they are not.
@@ -776,7 +777,7 @@ class ManagerCore:
             jobs = queue.take(pair, most, room_bytes=room_bytes, least_depth=worker.extra)
             if jobs:
                 waiting -= len(jobs)
-                if self._graphs.running and worker.tasks_left is None:
+                if self._graphs.running and worker.tasks_left is None and self._max_packet_tasks > 1:
                     self._send_with_followers(worker, jobs, now)
                 else:
                     self._send_jobs(worker, jobs, now)
