@@ -25,18 +25,23 @@ def interpreter(peer: str | None) -> Path:
     """The interpreter of a peer; creates its environment if necessary."""
     python = interpreter_path(peer)
     environment = python.parents[1]
-    if peer is not None and not (environment / ".made").exists():
+    if peer is None:
+        return python
+    requirements = _HERE / "peers" / f"{peer}.txt"
+    made = environment / ".made"  # with the requirements that it was made of
+    if not made.exists() or made.read_text() != requirements.read_text():
         uv = shutil.which("uv") or str(_REPOSITORY / ".tools" / "bin" / "uv")
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)], check=True)
-        requirements = str(_HERE / "peers" / f"{peer}.txt")
-        subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), "-r", requirements], check=True)
-        (environment / ".made").touch()
+        install = [uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements)]
+        subprocess.run(install, check=True)
+        shutil.copyfile(requirements, made)
     return python
 
 
-def run_driver(python: Path, *arguments: str) -> dict[str, Any]:
-    """Run :mod:`benchmarks.engine.driver` with this interpreter; returns the JSON of its last line.
+def run_driver(python: Path, *arguments: str, driver: str = "benchmarks.engine.driver") -> dict[str, Any]:
+    """Run a driver with this interpreter; returns the JSON of its last line.
 
+    :param driver: its module.
     :raises subprocess.SubprocessError: if it fails, or takes too long.
     :raises ValueError: if the last line is not JSON.
     """
@@ -49,7 +54,7 @@ def run_driver(python: Path, *arguments: str) -> dict[str, Any]:
     }
     for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
         environment.pop(variable, None)
-    command = [str(python), "-m", "benchmarks.engine.driver", *arguments]
+    command = [str(python), "-m", driver, *arguments]
     with tempfile.TemporaryDirectory() as directory:  # some systems write logs into the current directory
         done = subprocess.run(
             command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=True

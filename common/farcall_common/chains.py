@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -86,7 +87,9 @@ def is_decorated(function: object) -> bool:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function; of one without a name (a partial, an instance), that of its class."""
+    """The name of a function, also of a partial one; of one without a name (an instance), that of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
     given = is_decorated(function) and getattr(function, "registered_name", None)
     name = given or getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__

@@ -52,7 +52,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True, gc=False):
     each: bool = False
 
 
-class Stage(msgspec.Struct, frozen=True, array_like=True):
+class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A call, or one for each element of its inputs.
 
     :param function: its place among the task's callees; :data:`COLLECT`: none.

@@ -60,11 +60,12 @@ class RunningTask:
     :ivar attempt: counted from 1.
     """
 
-    def __init__(self, caller: Caller, options: TaskOptions | None = None) -> None:
-        self._caller = caller
-        self._options = options
-        self.task_id = caller.task_id
-        self.attempt = caller.attempt
+    def __init__(self, caller: Any, options: Any = None) -> None:
+        # Any above: other checkers than mypy do not know msgspec's metaclass.
+        self._caller: Caller = caller
+        self._options: TaskOptions | None = options
+        self.task_id: str = caller.task_id
+        self.attempt: int = caller.attempt
 
     def submit(self, fn: Callable[P, T] | str, /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call ``fn(*args, **kwargs)`` in another worker.

@@ -429,7 +429,7 @@ class Submitter(concurrent.futures.Executor):
 
         :param timeout: seconds from now until the last result must be there; None = no limit.
         :param chunksize: how many calls make one task. More means less overhead for short calls; a call that raises
-            takes the rest of its chunk with it.
+            takes the rest of its chunk with it. Calls of a :func:`chain` in a chunk run side by side.
         :param buffersize: how many tasks are submitted ahead of the results that were consumed, so that the
             iterables may be endless; None = everything is submitted at once.
         :raises TimeoutError: from the iterator, after ``timeout``. Calls that are not done then are cancelled, as

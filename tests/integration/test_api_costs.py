@@ -65,8 +65,21 @@ def test_access_to_another_users_endpoint_is_decided_by_key_lookups(
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
     statements = noted_statements(monkeypatch)
     submit(api, endpoint_id, f"{function_id}@1", 1, caller=BOB)
-    assert len(statements) == 6, "the look, two rights, the allowance, the version of the function, and the write"
+    assert len(statements) == 5, "the look, which has the version of the function, two rights, the allowance, the write"
     assert not [statement for statement in statements if "set_config" in statement]
+
+
+def test_functions_that_a_task_calls_cost_no_statement(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint_id, function_id = api.endpoint(), api.function()
+    callees = [api.function() for _ in range(5)]
+    body = {"tasks": {function_id: ["p"]}, "callees": [*callees, *(f"{each}@1" for each in callees)]}
+    path = f"/v3/endpoints/{endpoint_id}/submit"
+    assert api.call("POST", path, body).status == 200
+    statements = noted_statements(monkeypatch)
+    assert api.call("POST", path, body).status == 200
+    assert len(statements) == 2, "the look, and the write"
+    assert api.call("POST", path, {"tasks": {function_id: ["p"]}}).status == 200
+    assert "AS versions" not in statements[2], "a submit without versions has the statement that it had"
 
 
 #: Commands that the script itself runs are counted too.

@@ -114,6 +114,16 @@ def test_a_history_begins_once_with_concurrent_writers(records: Records, postgre
     ]
 
 
+def test_tasks_that_may_call_a_function_are_found_among_those_that_call_any(postgres_url: str) -> None:
+    """However many other tasks are open."""
+    query = task_rows.open_tasks([task_rows.CALLS_FUNCTION], with_options=False)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("SET enable_seqscan = off")
+        wanted = {"function_id": "f1", "after": "", "limit": 9}
+        plan = connection.execute(f"EXPLAIN {query}".encode(), wanted).fetchall()
+    assert "task_open_callees" in str(plan)
+
+
 def test_key_lookups_are_planned_once_and_never_scan_a_table(postgres_url: str) -> None:
     """Also when it is planned while the tables are empty, which is when a scan looks cheapest."""
     records = open_records(postgres_url, max_connections=1)

@@ -24,7 +24,7 @@ from farcall_endpoint.worker.channel import (
     Sync,
     Synced,
 )
-from farcall_endpoint.worker.edges import edge_pair
+from farcall_endpoint.worker.edges import INLINE_BYTES, edge_pair
 from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
 
 AWAITED = InputOrder((0,), awaited=True)
@@ -307,7 +307,7 @@ def test_a_function_writes_its_value_in_place(
         consumer.order(looked_at, None, call=CallOrder((AWAITED,), is_edge=True), task_id="g/1")
         assert ended(consumer)[1] == [(number, number * size, size)]
     assert len(set(used)) == (1 if used else 0)  # that of the buffer: a copy would be in another one
-    assert bool(used) == (size > 64 * 1024)
+    assert bool(used) == (size > INLINE_BYTES)
 
 
 def test_a_value_in_place_goes_to_the_manager_alone_too(

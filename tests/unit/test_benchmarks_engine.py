@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.engine.systems import SYSTEMS
 from benchmarks.engine.table import as_tables, goals, undisturbed
+from benchmarks.graphs.driver import SYSTEMS as GRAPH_SYSTEMS
 from tests.unit.benchmark_machine import MACHINE
 
 
@@ -51,4 +52,5 @@ def test_each_peer_has_a_requirements_file() -> None:
     from pathlib import Path
 
     folder = Path(__file__).parents[2] / "benchmarks" / "engine" / "peers"
-    assert {f"{peer}.txt" for peer, _ in SYSTEMS.values() if peer} == {path.name for path in folder.iterdir()}
+    peers = {peer for peer, _ in (*SYSTEMS.values(), *GRAPH_SYSTEMS.values()) if peer}
+    assert {f"{peer}.txt" for peer in peers} == {path.name for path in folder.iterdir()}

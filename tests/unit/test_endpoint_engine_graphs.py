@@ -10,11 +10,11 @@ import farcall_endpoint
 from farcall_common.errors import SerializationError
 from farcall_common.graph_builder import plan_of
 from farcall_common.graphs import unpack_graph
+from farcall_common.payload.functions import FunctionTable
 from farcall_common.payload.native import load_call
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_endpoint import Graph, chain
 from farcall_endpoint.engine.graphs import EngineGraph, pack_for_engine
-from farcall_endpoint.engine.loop import FunctionTable
 
 
 def double(number: float) -> float:

@@ -440,3 +440,9 @@ def test_run_time_of_calls_counts_against_an_allowance(lab: GraphLab) -> None:
     answer = submit()
     assert (answer.status, answer.body["code"]) == (403, "ALLOWANCE_EXCEEDED")
     assert answer.body["message"].startswith("You have used 2.0 core-hours on this endpoint this month")
+
+
+def test_the_payload_of_a_graph_is_never_opened(lab: GraphLab) -> None:
+    for payload in ("gr\n", "gr\nnot Base64", "gr\n" + "A" * 100):
+        [task] = lab.submitted({lab.function_id: [payload]}, callees=[lab.callee_id])
+        assert task.payload == payload.encode()

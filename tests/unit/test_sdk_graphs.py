@@ -225,7 +225,7 @@ def test_what_cannot_be_submitted_names_its_stage(executor: Executor, submits: S
         (
             graph.call(functools.partial(count, _unsendable())),
             SerializationError,
-            r"stage 6 \(partial\): The function",
+            r"stage 6 \(count\): The function",
         ),
         (Graph().call(read, "a"), ValueError, "a stage of another graph"),
         ("text", TypeError, "the target has a str"),
@@ -296,11 +296,25 @@ def test_a_value_of_a_stage_is_read_as_a_result_is(executor: Executor, cloud: Fa
     cloud.is_owned = False
     graph = Graph()
     pair = graph.call(_object, 1)
-    future = executor.submit(graph, graph.call(refuse, pair))
+    array = graph.call(_numbers, 3)
+    future = executor.submit(graph, graph.call(refuse, [pair, array]))
     with pytest.raises(TaskFailed):
         future.result(WAIT_S)
     with pytest.raises(farcall.ResultRefused, match=r"the value of stage 0 \(_object\) of task .* comes from"):
         future.stages[pair].result()
+    with cloud.client() as trusting, Executor(cloud.endpoint_id, trusting) as own:
+        cloud.is_owned = True
+        future = own.submit(graph, graph.call(refuse, [pair, array]))
+        with pytest.raises(TaskFailed):
+            future.result(WAIT_S)
+        assert future.stages[pair].result() == {1}
+        assert future.stages[array].result().tolist() == [0, 1, 2]
+
+
+def _numbers(count: int) -> Any:
+    import numpy
+
+    return numpy.arange(count)
 
 
 def _object(value: object) -> object:

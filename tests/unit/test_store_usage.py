@@ -111,7 +111,7 @@ class UsageSuite:
     def test_calls_of_a_graph_count_together(self, records: Records) -> None:
         put_endpoint(records, cores=2)
         run(records, "t1", 20.0, result={"details": {"stage_calls": 40, "stage_run_s": 50.0, "earlier_run_s": 1.0}})
-        failed = {"state": TaskState.FAILED, "result": None, "error": ERROR, "timings": {}}
+        failed: dict[str, Any] = {"state": TaskState.FAILED, "result": None, "error": ERROR, "timings": {}}
         run(records, "t2", result={**failed, "details": {"stage_calls": 2, "stage_run_s": 3.5}})
         run(records, "t3", 10.0)
         assert usage(records) == [Usage(3, 1, 64.5, 129.0, 0.0, stages=42)]

@@ -4,12 +4,15 @@ Such a call needs no word of the manager when its value is there: it stays in th
 that directly (:mod:`farcall_endpoint.worker.edges`). The manager gets the value, too, and so can make the call again.
 What goes wrong ends the same way: the manager takes the call back, which has not started, and it is made when its
 inputs are with the manager.
+
+Two workers' words come in any order: a call may have ended before the manager hears that the call before it has. Its
+end waits for that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -34,8 +37,15 @@ class AheadCalls:
         self._workers = workers
         self._actions = actions
         self._waiting: dict[str, Worker] = {}  # by the id of the call
+        self._before: dict[str, str] = {}  # by the id of a call: that of the one whose value it gets
+        self._running: set[str] = set()  # those, while their ends were not reported
+        self._early: dict[str, Callable[[], None]] = {}  # by the same: ends of calls behind them
         self._connections: dict[tuple[int, int], int] = {}
         self._next_connection = 0
+
+    def __bool__(self) -> bool:
+        """Whether any call that is under way was sent ahead."""
+        return bool(self._before or self._running)
 
     def placed(self, worker: Worker, jobs: Sequence[Job]) -> list[tuple[Worker, list[Job]]]:
         """Jobs of a worker with the calls that follow them, by the worker that gets them."""
@@ -55,6 +65,8 @@ class AheadCalls:
                 assert job.call is not None
                 call = msgspec.structs.replace(job.call, deliver=(delivery,))
                 placed[at.worker_id][1].append(msgspec.structs.replace(job, call=call))
+                self._before[follower.order.task_id] = job.order.task_id
+                self._running.add(job.order.task_id)
                 if peer != ITSELF:
                     self._waiting[follower.order.task_id] = next_at
                     next_at.awaits += 1
@@ -67,9 +79,30 @@ class AheadCalls:
         """Whether a call has been sent ahead to another worker, and its value is not there."""
         return job.order.task_id in self._waiting
 
+    def report(self, finish: Callable[..., None], job: Job, *end: Any, **about: Any) -> None:
+        """Report the end of a call, after that of the call whose value it has got."""
+        task_id = job.order.task_id
+        before = self._before.pop(task_id, "")
+
+        def do() -> None:
+            finish(job, *end, **about)
+            self._over(task_id)
+
+        if before in self._running:
+            self._early[before] = do
+        else:
+            do()
+
+    def _over(self, task_id: str) -> None:
+        self._running.discard(task_id)
+        if (early := self._early.pop(task_id, None)) is not None:
+            early()
+
     def ended(self, worker: Worker, job: Job, done: Done, now: float) -> list[Worker]:
-        """A call has ended that others wait for: the workers from which these must be taken back."""
+        """A call has ended: the workers from which calls that wait for its value must be taken back."""
         assert job.call is not None
+        if (waited := self._waiting.pop(job.order.task_id, None)) is not None:  # its value came before the word of it
+            waited.awaits -= 1
         lost: list[Worker] = []
         for position, delivery in enumerate(job.call.deliver):
             failed = done.error is not None or position in done.undelivered
@@ -88,6 +121,8 @@ class AheadCalls:
         waited = self._waiting.pop(job.order.task_id, None)
         if waited is not None:
             waited.awaits -= 1
+        self._before.pop(job.order.task_id, None)
+        self._over(job.order.task_id)
         deliveries: Iterable[Delivery] = () if job.call is None else job.call.deliver
         return [target for each in deliveries if (target := self._waiting.get(each.task_id)) is not None]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -404,7 +405,7 @@ class ManagerCore:
         worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
-        if call is not None and call.deliver:
+        if call is not None and (call.deliver or worker.awaits):
             for each in self._ahead.ended(worker, job, done, now.mono):
                 self._recall(each)
         details: dict[str, Any] | None = done.details
@@ -412,7 +413,10 @@ class ManagerCore:
             details = {**(details or {}), **self._nested.details(job)}
             self._drive_over(worker, job)
         self._prefetch.observe(ended_at - started_at)
-        self._reports.finish(
+        finish: Callable[..., None] = self._reports.finish
+        if call is not None and self._ahead:
+            finish = functools.partial(self._ahead.report, finish)
+        finish(
             job,
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
@@ -494,7 +498,7 @@ class ManagerCore:
 
     def _recalled(self, worker: Worker, revoked: int) -> None:
         worker.recalling = False
-        worker.syncing = revoked > 0
+        worker.syncing = worker.syncing or revoked > 0
         self._requeue(worker, revoked)
         worker.overdue = worker.overdue and bool(worker.jobs)
         is_over = not worker.jobs and (self._stop_at is not None or worker.tasks_left == 0)
@@ -663,7 +667,7 @@ class ManagerCore:
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
             self._reports.started(worker.jobs[0], now.epoch - age_s)
-        if len(worker.jobs) > 1 and not worker.overdue and (age_s >= _OVERDUE_S or self._reports.is_window_full):
+        if worker.delays_others and not worker.overdue and (age_s >= _OVERDUE_S or self._reports.is_window_full):
             worker.overdue = True
             self._recall(worker)
         walltime_s = head.options.walltime_s
@@ -679,7 +683,7 @@ class ManagerCore:
             return None
         head = worker.jobs[0].order
         delays = [STARTED_AFTER_S] if not worker.head_reported else []
-        if len(worker.jobs) > 1 and not worker.overdue:
+        if worker.delays_others and not worker.overdue:
             delays.append(_OVERDUE_S)
         if head.options.walltime_s is not None and head.task_id not in worker.stops:
             delays.append(head.options.walltime_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 from typing import Final, NamedTuple
 
@@ -99,6 +100,13 @@ class Worker:
     def is_idle(self) -> bool:
         """Whether it is ready, has nothing to do, and stays."""
         return self.is_ready and not self.jobs and not self.killed and self.yields_to is None
+
+    @property
+    def delays_others(self) -> bool:
+        """Whether a job waits behind the one that runs, and not for its value."""
+        return len(self.jobs) > 1 and any(
+            job.call is None or not job.call.is_ahead for job in itertools.islice(self.jobs, 1, None)
+        )
 
     def runs(self, task_id: str) -> bool:
         return bool(self.jobs) and self.jobs[0].order.task_id == task_id

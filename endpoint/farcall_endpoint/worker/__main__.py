@@ -96,11 +96,11 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
     """Run the tasks of a packet."""
     packet, body, syncs = received
     assert isinstance(packet, Run)
-    channel = inbox.channel
+    channel, edges = inbox.channel, inbox.edges
     at = runner.learn(packet, body)
     for order in packet.orders:
         end = at + order.payload_bytes
-        arrived = inbox.arrived(order)
+        arrived = None if order.call is None else inbox.arrived(order.task_id, order.call)
         if inbox.syncs == syncs and (arrived is not None or channel.claim()):
             begun = runner.begin(order)
             if begun is not None:
@@ -110,10 +110,11 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
                 done, result = runner.run(order, body[at:end], inputs)
                 channel.send(done, result)
                 if done.lent is not None:
-                    inbox.edges.lent_to_manager()
+                    edges.lent_to_manager()
                 del result
             del inputs  # free their memory before the next task
-            inbox.edges.end_task()
+            if order.call is not None or edges.has_buffers:
+                edges.end_task()
         at = end if order.call is None else end + order.call.input_bytes
 
 

@@ -186,11 +186,6 @@ class Arenas:
         arena.is_lent = True
         arena.loans[ledger] = arena.loans.get(ledger, 0) + 1
 
-    @property
-    def are_taken(self) -> bool:
-        """Whether the task has asked for a :meth:`buffer`."""
-        return bool(self._taken)
-
     def end_task(self) -> None:
         """The task has ended: what it took and did not lend is free, unless it has left objects that refer to it."""
         if not (self._taken or self._held):
@@ -403,7 +398,7 @@ class Borrowed:
 
     def keep(self) -> None:
         """Before a fork: the child will refer to the values that are here. So they are never returned."""
-        for loan in self._loans.values():
+        for loan in list(self._loans.values()):  # another thread may drop one
             mapped = loan.mapped
             mapped.is_kept = True
             if self._mapped.get(mapped.slot) is mapped:

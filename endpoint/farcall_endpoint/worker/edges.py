@@ -8,7 +8,8 @@ A sender never waits. What cannot be sent (the other worker is gone, or does not
 which has the value anyway, and sends it as it sends all others. A receiver waits for its values and for the manager at
 once: the manager may want the call back.
 
-What arrives was written by a task's process, as everything else in a socket of a worker; it has the same submitter.
+What arrives was written by the process of a task, as everything else in a socket of a worker; the submitter is the
+same.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBy
 from farcall_endpoint.worker.arenas import Arenas, Borrowed, Ledger, Piece, Place, Placed, new_ledger
 from farcall_endpoint.worker.channel import ITSELF, MANAGER, Delivery
 
-INLINE_BYTES: Final = 64 * 1024
+INLINE_BYTES: Final = 32 * 1024
 """A larger value goes into an arena. A packet must fit into the socket's send buffer together with a few others."""
 _MAX_HEADER_BYTES: Final = 4096
 _MOST_EARLY: Final = 64
@@ -130,6 +131,8 @@ class Edges:
 
     def __init__(self, manager: int) -> None:
         self.arenas = Arenas()
+        self.has_buffers = False
+        """Whether the running task has asked for one."""
         self._manager = manager
         self._manager_ledger: Ledger | None = None
         self._for_manager: Placed | None = None
@@ -141,6 +144,7 @@ class Edges:
 
     def add(self, number: int, edge: Edge) -> None:
         """A connection that the manager made."""
+        self.remove(number)
         self._edges[number] = edge
         self._by_descriptor[edge.fileno()] = number
         self._poll.register(edge.fileno(), select.POLLIN)
@@ -173,6 +177,7 @@ class Edges:
             raise ValueError(f"a buffer of {size} bytes")
         if size <= INLINE_BYTES:
             return memoryview(bytearray(size))
+        self.has_buffers = True
         try:
             return self.arenas.buffer(size)
         except (OSError, OverflowError, ValueError) as error:
@@ -221,6 +226,7 @@ class Edges:
     def end_task(self) -> None:
         """The task has ended, and its values were sent."""
         self._for_manager = None
+        self.has_buffers = False
         self.arenas.end_task()
 
     def wait(self, keys: Collection[Key]) -> list[Incoming] | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from farcall_common import running
 from farcall_common.payload.shipped_modules import ShippedModules
 from farcall_endpoint.shared_memory import Bytes, FrameList, SharedBytes
-from farcall_endpoint.worker.channel import Channel, Order, Packet, Peer, Sync, Synced
+from farcall_endpoint.worker.channel import CallOrder, Channel, Order, Packet, Peer, Sync, Synced
 from farcall_endpoint.worker.edges import Edges
 from farcall_endpoint.worker.inputs import Recalled
 
@@ -77,12 +77,10 @@ class Inbox:
         """Memory for a value of the running task."""
         return self.edges.buffer(size)
 
-    def arrived(self, order: Order) -> Callable[[], Sequence[Bytes]] | None:
+    def arrived(self, task_id: str, call: CallOrder) -> Callable[[], Sequence[Bytes]] | None:
         """What waits for the values that other workers send for a call; None if they send none. It takes the call's
         claim, or raises :class:`Recalled`."""
-        if order.call is None:
-            return None
-        keys = [(order.task_id, number) for number, each in enumerate(order.call.inputs) if each.awaited]
+        keys = [(task_id, number) for number, each in enumerate(call.inputs) if each.awaited]
         return (lambda: self._wait(keys)) if keys else None
 
     def _wait(self, keys: Sequence[tuple[str, int]]) -> Sequence[Bytes]:

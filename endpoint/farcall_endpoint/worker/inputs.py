@@ -80,6 +80,8 @@ def bound(
 
     :raises DeserializationError: if the arguments do not have one of the places.
     """
+    if all(len(order.path) == 1 for order in orders):  # as most are
+        return _placed(list(args), dict(kwargs), orders, values)
     positions: dict[Any, Any] = {}
     names: dict[Any, Any] = {}
     for order, value in zip(orders, values, strict=True):
@@ -94,6 +96,26 @@ def bound(
         tree[path[-1]] = _Leaf(order, value)
     # A tuple, so that what is missing among positional arguments does not move the others.
     return list(_filled(tuple(args), positions)), _filled(dict(kwargs), names)
+
+
+def _placed(
+    args: list[Any], kwargs: dict[str, Any], orders: Sequence[InputOrder], values: Sequence[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The same for values that are arguments themselves."""
+    taken: set[int | str] = set()
+    for order, value in zip(orders, values, strict=True):
+        [key] = order.path
+        container: Any = kwargs
+        if type(key) is int:
+            container = args
+            there = 0 <= key < len(args)
+        else:
+            there = key in kwargs
+        if not there or key in taken:
+            raise _no_place(order)
+        taken.add(key)
+        container[key] = None if value is _MISSING else value
+    return args, kwargs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -255,7 +255,7 @@ class Runner:
         other workers."""
         everywhere = tuple(range(len(call.deliver)))
         edges = None if self._inbox is None else self._inbox.edges
-        if call.spread or edges is None or not (call.deliver or edges.arenas.are_taken):
+        if call.spread or edges is None or not (call.deliver or edges.has_buffers):
             result, parts = write(values.pop(), call, _values, self._directory)
             return msgspec.structs.replace(done, parts=parts, undelivered=everywhere), result
         pieces = _values.edge_pieces(values.pop())

@@ -98,7 +98,8 @@ class GraphRun:
         """What the details of the task say of the stages."""
         found: dict[str, Any] = {"stages": msgspec.to_builtins(self._states)}
         if failed:
-            values = {str(number): self._serializer.serialize(value) for number, value in self._values.items()}
+            pieces = {number: self._serializer.edge_pieces(value) for number, value in self._values.items()}
+            values = {str(number): b"".join(each) for number, each in pieces.items()}
             small = {number: text for number, text in values.items() if len(text) <= _MAX_VALUE_BYTES}
             found["values"] = {number: base64.b64encode(text).decode() for number, text in small.items()}
         return found

@@ -1,0 +1,153 @@
+"""Graphs in an engine: the same experiments as on the peers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from benchmarks.graphs import functions
+from benchmarks.graphs.measuring import (
+    FAN_OUT,
+    LAYERS,
+    PAUSE_S,
+    PIECES,
+    SMALL,
+    STAGES,
+    TIMEOUT_S,
+    WIDTH,
+    WORKERS,
+    Counts,
+    Figures,
+    Results,
+    application_figures,
+    chain_figures,
+    cpu_s,
+    expect,
+    fan_out_figures,
+    layer_inputs,
+    layers_result,
+    nested_figures,
+    size_figures,
+    text,
+    words_result,
+)
+from farcall_endpoint import Engine, Graph
+
+
+def measure(results: Results, counts: Counts) -> None:
+    """All experiments."""
+    with Engine(max_workers=WORKERS) as engine:
+        engine.wait_ready()
+        for arm, producer, spread in (
+            ("returned", functions.produce, True),
+            ("in place", functions.produce_in_place, True),
+            ("one worker", functions.produce, False),
+        ):
+            results.add(f"edge, {arm}", functools.partial(_edge, engine, counts, arm, producer, spread))
+        for arm, spread in (("spread", True), ("one worker", False)):
+            run = _runner(engine, *chain(spread=spread))
+            results.add(f"again, {arm}", functools.partial(chain_figures, arm, run, counts.chains))
+        results.add("fan-out", lambda: fan_out_figures(_runner(engine, *_fan_out()), counts.fan_outs))
+        for name, (graph, target), wanted in (
+            ("alexa", alexa(), functions.ALEXA_RESULT),
+            ("words", word_count(), words_result()),
+        ):
+            run = _runner(engine, graph, target)
+            results.add(name, functools.partial(application_figures, name, run, counts.applications, wanted))
+        results.add("layers", lambda: _layers(engine, counts.layers))
+        results.add(
+            "nested",
+            lambda: nested_figures(
+                lambda: engine.submit(functions.drive, FAN_OUT).result(timeout=TIMEOUT_S), counts.fan_outs
+            ),
+        )
+
+
+def _runner(engine: Engine, graph: Graph, target: Any) -> Callable[[], Any]:
+    return lambda: engine.submit(graph, target).result(timeout=TIMEOUT_S)
+
+
+def _edge(engine: Engine, counts: Counts, arm: str, producer: Callable[..., Any], spread: bool) -> Figures:
+    def run(size: int, mark: int) -> functions.Stops:
+        graph = Graph(spread=spread)
+        made = graph.call(producer, size, mark, PAUSE_S)
+        target = graph.call(functions.consume, made, size, mark)
+        stops: functions.Stops = engine.submit(graph, target).result(timeout=TIMEOUT_S)
+        return stops
+
+    return size_figures(arm, run, counts, between=spread)
+
+
+def _layers(engine: Engine, count: int) -> Figures:
+    """Time and CPU per node of a graph of empty functions."""
+    graph, target = layers()
+    run, check = _runner(engine, graph, target), expect(layers_result())
+    check(run())
+    roles = _processes()
+    before = {role: cpu_s(processes) for role, processes in roles.items()}
+    took = []
+    for _ in range(count):
+        began = time.perf_counter()
+        result = run()
+        took.append(time.perf_counter() - began)
+        check(result)
+    nodes = LAYERS * WIDTH
+    figures = {"layers/node_us": statistics.median(took) / nodes * 1e6}
+    for role, processes in roles.items():
+        figures[f"layers/{role}_cpu_us"] = (cpu_s(processes) - before[role]) / nodes / count * 1e6
+    return figures
+
+
+def _processes() -> dict[str, list[psutil.Process]]:
+    """The processes of the engine by what they are; the client, which is the agent too, is this one."""
+    here = psutil.Process(os.getpid())
+    managers = [each for each in here.children(recursive=True) if "farcall_endpoint.manager" in each.cmdline()]
+    workers = [worker for manager in managers for worker in manager.children(recursive=True)]
+    return {"client": [here], "manager": managers, "worker": workers}
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def chain(*, spread: bool) -> tuple[Graph, Any]:
+    """Stages one after the other."""
+    graph = Graph(spread=spread)
+    target = graph.call(functions.pass_on, ((), SMALL))
+    for _ in range(STAGES - 1):
+        target = graph.call(functions.pass_on, target)
+    return graph, target
+
+
+def _fan_out() -> tuple[Graph, Any]:
+    graph = Graph()
+    return graph, graph.call(functions.total, graph.map(functions.increment, graph.call(functions.numbers, FAN_OUT)))
+
+
+def alexa() -> tuple[Graph, Any]:
+    """Five functions: a chain of three, then two devices."""
+    graph = Graph()
+    envelope = graph.call(functions.interact, graph.call(functions.frontend, functions.REQUEST))
+    commands = graph.call(functions.smarthome, envelope)
+    return graph, [graph.call(functions.door, commands), graph.call(functions.light, commands)]
+
+
+def word_count() -> tuple[Graph, Any]:
+    """Map and reduce."""
+    graph = Graph()
+    counted = graph.map(functions.count_words, graph.call(functions.split, text(), PIECES))
+    return graph, graph.call(functions.merge, counted)
+
+
+def layers() -> tuple[Graph, Any]:
+    """10,000 nodes; each but the first joins two of the layer before it."""
+    graph = Graph()
+    values = [graph.call(functions.join, place, 1) for place in range(WIDTH)]
+    for _ in range(LAYERS - 1):
+        values = [graph.call(functions.join, *(values[each] for each in layer_inputs(place))) for place in range(WIDTH)]
+    return graph, values
