@@ -478,7 +478,9 @@ def test_no_submitter_takes_all_room_from_the_next_one() -> None:
 
 
 def test_submitters_have_their_own_parts_of_the_budget() -> None:
-    rig = Rig(slots=2, shared_workers=True, graphs=GraphSettings(memory_bytes=1 << 20, disk_bytes=1 << 20))
+    rig = Rig(
+        slots=2, batching=False, shared_workers=True, graphs=GraphSettings(memory_bytes=1 << 20, disk_bytes=1 << 20)
+    )
     rig.start_all()
     [order] = sent(rig.handle(TasksReceived([graph_job("g", CHAIN, submitter="ann")])))
     assert order.call is not None
