@@ -378,6 +378,20 @@ def test_what_a_running_call_prints_is_behind_what_others_have_printed() -> None
     assert printed[1].endswith(b"--- D\n--- E\ne--- B\n--- D\n")
 
 
+@pytest.mark.parametrize("keep_output", [True, False])
+def test_output_of_a_graph_is_in_its_record_if_that_is_asked_for(keep_output: bool) -> None:
+    rig = rig_of()
+    start(rig, *CHAIN, keep_output=keep_output)
+    end(rig, b"v", printed=b"x" * 5000)
+    end(rig, b"w", printed=b"last")
+    [finished] = rig.take()[0].finished
+    assert finished.details is not None
+    tail = finished.details.get("stdout_tail", "")
+    assert len(tail) == (4096 if keep_output else 0)
+    assert tail.endswith("x\n--- stage resize, attempt 1\nlast") is keep_output
+    assert "stderr_tail" not in finished.details or keep_output
+
+
 def test_output_of_a_graph_is_bounded() -> None:
     rig = rig_of()
     start(rig, *CHAIN, output_bytes=8)

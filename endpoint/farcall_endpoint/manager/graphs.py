@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, unpack_graph
+from farcall_common.limits import OUTPUT_TAIL_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -275,8 +276,12 @@ class RunningGraph:
         return ReadGraph(known, None if worker is None else worker.worker_id, *output.ends)
 
     def details(self, node: str) -> dict[str, Any]:
-        """What the details of the result have of the stages."""
+        """The details of the result: the stages, and what their calls printed if that is to be kept with it."""
         details: dict[str, Any] = {"stages": msgspec.to_builtins(self.run.states(node))}
+        if self.job.order.options.keep_output:
+            for name, stream in zip(("stdout_tail", "stderr_tail"), self.output.streams(), strict=True):
+                if stream.data:
+                    details[name] = stream.data[-OUTPUT_TAIL_BYTES:].decode(errors="replace")
         if self.run.end is TaskState.FAILED and (values := self.run.small_values()):
             details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
         return details
