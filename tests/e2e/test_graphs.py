@@ -22,6 +22,7 @@ from farcall_common.errors import TaskFailed, TaskLost
 from farcall_common.wire import TaskState
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.support.wheels import find_python
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -103,6 +104,31 @@ def sum_of_squares(count: int) -> int:
 def starts(path: Path | str) -> list[int]:
     """The workers that have left their process id in a file."""
     return [int(line) for line in Path(path).read_text().split()] if Path(path).exists() else []
+
+
+@pytest.fixture(scope="module")
+def strict(
+    client: farcall.Client, cloud: Deployment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalEndpoint]:
+    """An endpoint that runs certain functions only, sealed calls too."""
+    functions: list[Callable[..., Any]] = [load, resize, refuse, sum_of_squares, square]
+    registered = [client.register_function(each) for each in functions]
+    listed = [client.get_function_versions(each)[0]["function_hash"] for each in registered]
+    home = tmp_path_factory.mktemp("strict")
+    endpoint = LocalEndpoint("strict", home=home, environment=cloud.environment("ada"))
+    endpoint.configure()
+    with (endpoint.directory / "config.yaml").open("a") as config:
+        config.write(f"\nsealed: offered\nallowed_functions: {json.dumps(listed)}\n")
+    with endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def breakable(cloud: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEndpoint]:
+    """An endpoint whose processes a test may kill."""
+    home = tmp_path_factory.mktemp("breakable")
+    with LocalEndpoint("breakable", home=home, environment=cloud.environment("ada")) as endpoint:
+        yield endpoint
 
 
 @contextlib.contextmanager
@@ -226,18 +252,8 @@ def test_a_function_calls_others_while_it_runs(executor: farcall.Executor) -> No
     assert executor.submit(sum_of_squares, 20).result(WAIT_S) == sum(map(square, range(20)))
 
 
-def test_a_restricted_endpoint_checks_each_function(
-    client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint]
-) -> None:
-    endpoint = own_endpoint("restricted")
-    endpoint.stop()
-    functions: list[Callable[..., Any]] = [load, resize, sum_of_squares, square]
-    registered = [client.register_function(each) for each in functions]
-    listed = [client.get_function_versions(each)[0]["function_hash"] for each in registered]
-    with (endpoint.directory / "config.yaml").open("a") as config:
-        config.write(f"\nallowed_functions: {json.dumps(listed)}\n")
-    endpoint.start()
-    with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+def test_a_restricted_endpoint_checks_each_function(client: farcall.Client, strict: LocalEndpoint) -> None:
+    with farcall.Executor(strict.endpoint_id, client=client) as executor:
         assert executor.submit(chain(load, resize), "ada").result(WAIT_S) == [97, 97]
         with pytest.raises(TaskFailed, match="FUNCTION_NOT_PERMITTED"):
             executor.submit(chain(load, resize, detect), "ada").result(WAIT_S)
@@ -273,22 +289,14 @@ def test_stages_are_in_the_usage_and_in_the_command_line(
 
 
 def test_a_sealed_graph(
-    cloud: Deployment,
-    own_endpoint: Callable[..., LocalEndpoint],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cloud: Deployment, strict: LocalEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    endpoint = own_endpoint("sealing")
-    endpoint.stop()
-    with (endpoint.directory / "config.yaml").open("a") as config:
-        config.write("\nsealed: offered\n")
-    endpoint.start()
     monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
     with (
         farcall.Client(cloud.api_url, cloud.tokens["ada"], sealed="required") as client,
-        farcall.Executor(endpoint.endpoint_id, client=client) as executor,
+        farcall.Executor(strict.endpoint_id, client=client) as executor,
     ):
-        assert executor.submit(chain(load, resize, detect), "ada").result(WAIT_S) == 97
+        assert executor.submit(chain(load, resize), "ada").result(WAIT_S) == [97, 97]
         graph = Graph()
         image = graph.call(load, "ada")
         future = executor.submit(graph, graph.call(refuse, image))
@@ -299,11 +307,10 @@ def test_a_sealed_graph(
 
 
 def test_a_stage_whose_worker_is_killed_is_made_again_and_no_other(
-    client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint], tmp_path: Path
+    client: farcall.Client, breakable: LocalEndpoint, tmp_path: Path
 ) -> None:
-    endpoint = own_endpoint()
     graph = Graph()
-    with let_go(tmp_path / "gate") as gate, farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+    with let_go(tmp_path / "gate") as gate, farcall.Executor(breakable.endpoint_id, client=client) as executor:
         first = graph.call(note, 5, str(tmp_path / "first"))
         waiting = graph.call(wait_for_file, first, str(gate))
         future = executor.submit(graph, graph.call(square, waiting))
@@ -318,24 +325,23 @@ def test_a_stage_whose_worker_is_killed_is_made_again_and_no_other(
 
 @pytest.mark.parametrize("role", ["manager", "agent"])
 def test_a_graph_runs_again_after_a_kill_in_the_middle(
-    client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint], tmp_path: Path, role: str
+    client: farcall.Client, breakable: LocalEndpoint, tmp_path: Path, role: str
 ) -> None:
-    endpoint = own_endpoint()
     graph = Graph()
-    with let_go(tmp_path / "gate") as gate, farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+    with let_go(tmp_path / "gate") as gate, farcall.Executor(breakable.endpoint_id, client=client) as executor:
         squares = graph.map(square, graph.call(numbers, 5))
         waiting = graph.call(wait_for_file, graph.call(add, squares), str(gate))
         future = executor.submit(graph, waiting)
         wait_until(lambda: starts(f"{gate}.started"), "the last stage")
-        agent = endpoint.agent()
+        agent = breakable.agent()
         assert agent is not None
-        [killed] = [agent] if role == "agent" else endpoint.processes("manager")
+        [killed] = [agent] if role == "agent" else breakable.processes("manager")
         below = killed.children(recursive=True)
         killed.kill()
         _, alive = psutil.wait_procs(below, timeout=WAIT_S)
         assert not alive
         if role == "agent":
-            endpoint.start()
+            breakable.start()
         gate.touch()
         assert future.result(WAIT_S) == 30
         assert [each.state for each in future.stages] == ["done"] * 4
@@ -343,15 +349,39 @@ def test_a_graph_runs_again_after_a_kill_in_the_middle(
 
 
 def test_a_graph_with_a_stage_that_may_not_run_twice_is_lost_with_its_manager(
-    client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint], tmp_path: Path
+    client: farcall.Client, breakable: LocalEndpoint, tmp_path: Path
 ) -> None:
-    endpoint = own_endpoint()
     graph = Graph()
-    with let_go(tmp_path / "gate") as gate, farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+    with let_go(tmp_path / "gate") as gate, farcall.Executor(breakable.endpoint_id, client=client) as executor:
         once = graph.options(idempotent=False).call(note, 1, str(tmp_path / "once"))
         future = executor.submit(graph, graph.call(wait_for_file, once, str(gate)))
         wait_until(lambda: starts(f"{gate}.started"), "the last stage")
-        for process in endpoint.processes("manager"):
+        for process in breakable.processes("manager"):
             process.kill()
         assert isinstance(future.exception(WAIT_S), TaskLost)
         assert len(starts(tmp_path / "once")) == 1
+
+
+def test_stages_have_different_pythons(executor: farcall.Executor, tmp_path: Path) -> None:
+    python = next(filter(None, map(find_python, ("3.12", "3.13"))), None)
+    if python is None:
+        pytest.skip("there is no other Python")
+    subprocess.run([python, "-m", "venv", "--without-pip", tmp_path / "other"], check=True, timeout=WAIT_S)
+
+    def values(size: int) -> list[Any]:
+        import datetime
+        import fractions
+
+        return [fractions.Fraction(1, 3), datetime.date(2026, 1, 2), b"x" * size]
+
+    def with_version(given: list[Any]) -> list[Any]:
+        import sys
+
+        return [*given, sys.version_info[1]]
+
+    graph = Graph()
+    other = graph.options(environment={"type": "venv", "location": str(tmp_path / "other")})
+    target = graph.call(with_version, other.call(with_version, graph.call(values, 200_000)))
+    third, date, data, elsewhere, here = executor.submit(graph, target).result(WAIT_S)
+    assert (3 * third, date.isoformat(), len(data)) == (1, "2026-01-02", 200_000)
+    assert elsewhere != here == sys.version_info[1]

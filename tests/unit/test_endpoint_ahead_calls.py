@@ -14,7 +14,7 @@ from farcall_endpoint.manager.actions import Action, Connect, Recall, Send
 from farcall_endpoint.manager.events import Callees, Event, Job, PacketsReceived, TasksReceived, WorkerDied
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import ITSELF, Done, Order, Packet, Run, Sync, Synced
+from farcall_endpoint.worker.channel import ITSELF, Delivery, Done, Order, Packet, Run, Sync, Synced
 from tests.support.manager import Rig, ready
 
 CALLEE = Callee(function_id="f", function_hash="h")
@@ -105,22 +105,22 @@ class Sim(Rig):
         call = order.call
         fails = self.random.random() < self.errors
         if fails or call is None:
-            error = {"code": "X", "message": "m"} if fails else None
-            self.outbox[number].append((Done(order.task_id, 0.0, 0.001, error), b"" if fails else b"r"))
+            done = Done(order.task_id, 0.0, 0.001, {"code": "X", "message": "m"} if fails else None)
+            self.outbox[number].append((done, b"" if fails else b"r"))
             return
-        undelivered = [n for n, each in enumerate(call.deliver) if not self.deliver(number, each.peer, each)]
+        undelivered = [n for n, each in enumerate(call.deliver) if not self.deliver(number, each)]
         parts = ((1, 1) if call.spread else (1,)) if call.is_edge else ()
         done = Done(order.task_id, 0.0, 0.001, parts=parts, undelivered=tuple(undelivered))
         self.outbox[number].append((done, b"v" * max(1, len(parts))))
 
-    def deliver(self, number: int, peer: int, delivery: object) -> bool:
+    def deliver(self, number: int, delivery: Delivery) -> bool:
         target = number
-        if peer != ITSELF:
-            first, second = self.connections[peer]
+        if delivery.peer != ITSELF:
+            first, second = self.connections[delivery.peer]
             target = second if first == number else first
         if target not in self.workers or self.random.random() < self.losses:
             return False
-        self.arrived[target].add((delivery.task_id, delivery.number))  # type: ignore[attr-defined]
+        self.arrived[target].add((delivery.task_id, delivery.number))
         return True
 
     def step(self) -> bool:
@@ -176,7 +176,7 @@ class Sim(Rig):
 
 
 def started(**given: int) -> Sim:
-    sim = Sim(**given)  # type: ignore[arg-type]
+    sim = Sim(**given)
     sim.handle()
     for number in list(sim.workers):
         sim.ready.add(number)
@@ -301,7 +301,7 @@ def any_stages(chance: random.Random) -> list[Stage]:
     for number in range(1, chance.randint(2, 12)):
         before = number - 1
         if chance.random() < 0.5:
-            inputs = (Input(before, (0,), each=chance.random() < 0.3),)
+            inputs: tuple[Input, ...] = (Input(before, (0,), each=chance.random() < 0.3),)
         else:
             others = sorted({before, chance.randrange(number)})
             inputs = tuple(Input(each, (place,)) for place, each in enumerate(others))

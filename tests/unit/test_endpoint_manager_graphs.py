@@ -463,6 +463,34 @@ def test_large_values_are_read_when_there_are_too_many_files() -> None:
     assert second == b"v" * 100_000
 
 
+def test_no_submitter_takes_all_room_from_the_next_one() -> None:
+    whole = Memory(GraphSettings(memory_bytes=1 << 20, disk_bytes=64 << 20, files=8), writers=1)
+    parts = [whole.part() for _ in range(3)]
+    values: list[SharedBytes] = []
+    for part in parts:
+        while (size := part.most_bytes) > 1 << 20 and part.has_files:
+            values.append(SharedBytes(MemoryFile.of([b"v"]), 0, size))
+            part.add([values[-1]], on_disk=True)
+        assert part.used_disk_bytes > 4 << 20
+    assert whole.most_bytes > 4 << 20
+    assert parts[0].used_disk_bytes <= 32 << 20
+    assert whole.has_files
+
+
+def test_submitters_have_their_own_parts_of_the_budget() -> None:
+    rig = Rig(
+        slots=2, batching=False, shared_workers=True, graphs=GraphSettings(memory_bytes=1 << 20, disk_bytes=1 << 20)
+    )
+    rig.start_all()
+    [order] = sent(rig.handle(TasksReceived([graph_job("g", CHAIN, submitter="ann")])))
+    assert order.call is not None
+    assert order.call.most_bytes == 1 << 19
+    end(rig, b"v")
+    assert rig.core._graphs.memory.used_bytes == 1
+    end(rig, b"w")
+    assert rig.core._graphs.memory.used_bytes == 0
+
+
 def test_small_values_go_to_the_disk_when_the_memory_is_used_up() -> None:
     memory = Memory(GraphSettings(memory_bytes=100_000, disk_bytes=10), writers=2)
     assert memory.room_bytes == 65_536

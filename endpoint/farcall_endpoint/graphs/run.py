@@ -14,12 +14,11 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from farcall_common.backoff import Backoff
 from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_STATES, Graph, Input, Stage, StageState
-from farcall_common.retries import MAX_DELAY_S
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.graphs.attempts import Attempts
 from farcall_endpoint.graphs.stages import (
     DONE,
     DROPPED,
@@ -58,7 +57,6 @@ class GraphRun:
         self.graph = graph
         self._options = options
         self.memory = memory
-        self._jitter = jitter
         self.ready: list[Call] = []
         self.dropped: list[Call] = []
         self.end: TaskState | None = None
@@ -67,8 +65,7 @@ class GraphRun:
         self._calls = 0
         self._work: collections.deque[tuple[Callable[[RunningStage, int], None], RunningStage, int]]
         self._work = collections.deque()
-        self._deaths: dict[Call, list[str]] = {}
-        self._retries: dict[Call, int] = {}
+        self._attempts: Attempts[Call] = Attempts(jitter)
         self._waits: list[tuple[float, Call]] = []  # seconds from now on
         self._due: list[tuple[float, Call]] = []
         self._active: set[int] = set()  # stages that run or have failed
@@ -111,36 +108,25 @@ class GraphRun:
 
     def raised(self, call: Call, record: dict[str, Any], *, is_retried: bool) -> None:
         """The function of a call raised, or the call was stopped; it may be retried."""
-        options = self.options(self.stages[call[0]])
-        used = self._retries.get(call, 0)
-        if not is_retried or used >= options.retries:
-            if used:
-                record = {**record, "retries_used": used}
+        stage = self.stages[call[0]]
+        wait_s, record = self._attempts.raised(call, record, options=self.options(stage), is_retried=is_retried)
+        if wait_s is None:
             self.failed(call, record)
-            return
-        wait = Backoff(first_s=options.retry_delay_s, most_s=MAX_DELAY_S, jitter=lambda: 1.0 - self._jitter() / 2.0)
-        wait.reset(failures=used)
-        self._retries[call] = used + 1
-        self.stages[call[0]].retries += 1
-        self._waits.append((wait.next_s(), call))
+        else:
+            stage.retries += 1
+            self._waits.append((wait_s, call))
 
     def died(self, call: Call, reason: str, *, stdout_tail: str = "", stderr_tail: str = "") -> None:
         """The worker of a call is gone: the call is made again, if it may."""
-        options = self.options(self.stages[call[0]])
-        reasons = self._deaths.setdefault(call, [])
-        reasons.append(reason)
-        if options.idempotent and len(reasons) < options.max_attempts:
-            self.stages[call[0]].retries += 1
-            self._begin_again(call)
-            return
-        record = outcomes.worker_died(
-            reason,
-            starts=len(reasons),
-            reasons=tuple(reasons),
-            stdout_tail=stdout_tail,
-            stderr_tail=stderr_tail,
+        stage = self.stages[call[0]]
+        record = self._attempts.died(
+            call, reason, options=self.options(stage), stdout_tail=stdout_tail, stderr_tail=stderr_tail
         )
-        self.failed(call, record.to_json())
+        if record is None:
+            stage.retries += 1
+            self._begin_again(call)
+        else:
+            self.failed(call, record)
 
     def stop(self, state: TaskState, record: dict[str, Any]) -> None:
         """End the whole graph: it was cancelled, or exceeds a limit."""
@@ -219,7 +205,7 @@ class GraphRun:
 
     def starts(self, call: Call) -> tuple[int, int]:
         """How often a call was made before and its worker died, and how often it raised and was retried."""
-        return len(self._deaths.get(call, ())), self._retries.get(call, 0)
+        return self._attempts.before(call)
 
     def inputs(self, call: Call, *, awaited: int = -1) -> tuple[tuple[InputOrder, ...], tuple[Frame, ...]]:
         """What a call gets, and the buffers of that, in order.

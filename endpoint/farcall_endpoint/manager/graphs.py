@@ -323,6 +323,7 @@ class Graphs:
         """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
+        self._parts: dict[str, Memory] = {}  # by submitter
 
     @property
     def due_at(self) -> float:
@@ -338,7 +339,11 @@ class Graphs:
         graph = callees.graph
         assert isinstance(graph, Graph)
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
-        run = GraphRun(graph, options=options, memory=self.memory, jitter=self._jitter)
+        submitter = job.order.submitter
+        memory = self.memory
+        if submitter:
+            memory = self._parts.get(submitter) or self._parts.setdefault(submitter, memory.part())
+        run = GraphRun(graph, options=options, memory=memory, jitter=self._jitter)
         running = self.running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
         self.spread += graph.spread
         run.start()
@@ -398,6 +403,8 @@ class Graphs:
         run, job = running.run, running.job
         del self.running[job.order.task_id]
         self.spread -= run.graph.spread
+        if not self.running:  # so that all of them are empty
+            self._parts.clear()
         assert run.end is not None
         walltime_s = job.order.options.walltime_s
         is_too_long = running.ends_by is not None and now.mono >= running.ends_by and walltime_s is not None
