@@ -124,7 +124,7 @@ def chain_figures(
     inside.clear()
     took = timed_us(run, count, check=check)
     if not inside:
-        raise ValueError("no edge is of the kind that is measured")
+        raise ValueError("none of the edges is one to measure")
     return {
         f"again/{arm}/edge_us": statistics.median(inside),
         f"again/{arm}/edge_p90_us": quantile(inside, 0.9),
