@@ -11,6 +11,7 @@ from benchmarks import api, memoization, sdk, serialization, start, warm_routing
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
+from benchmarks.graphs import table as graphs
 from benchmarks.report import RESULTS, figure_table, with_section
 from benchmarks.warm_starts import table as warm_starts
 
@@ -29,6 +30,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "sdk": sdk.as_tables,
     "start": start.as_table,
     "forwarder": figure_table,
+    "graphs": graphs.as_tables,
     "warm_starts": warm_starts.as_tables,
     "warm_one_shots": warm_starts.sustained_tables,
     "warm_routing": warm_routing.as_table,

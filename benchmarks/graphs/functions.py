@@ -23,6 +23,13 @@ def pass_on(carried: tuple[Stops, Any]) -> tuple[Stops, Any]:
     return (*stops, (os.getpid(), began, time.monotonic_ns())), value
 
 
+def load_numpy(pause_s: float) -> None:
+    """Import what the next functions need, and wait, so that each worker gets one of these calls."""
+    import numpy  # noqa: F401
+
+    time.sleep(pause_s)
+
+
 def produce(size: int, mark: int, pause_s: float) -> tuple[Stops, Any]:
     """A new array, after a pause in which all receivers fall asleep."""
     import numpy as np

@@ -28,6 +28,8 @@ WIDTH: Final = 100
 PIECES: Final = 8
 LINES: Final = 800
 PAUSE_S: Final = 0.002
+LOAD_S: Final = 0.3
+"""Longer than an import of NumPy."""
 TIMEOUT_S: Final = 120
 
 
@@ -101,20 +103,28 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def chain_figures(arm: str, run: Callable[[], tuple[Stops, bytes]], count: int) -> Figures:
+def chain_figures(
+    arm: str, run: Callable[[], tuple[Stops, bytes]], count: int, *, between: bool | None = None
+) -> Figures:
     """A chain of :data:`STAGES` that passes :data:`SMALL` on, again and again: each edge inside, and the whole divided
-    by all edges."""
+    by all edges.
+
+    :param between: as of :func:`size_figures`.
+    """
     inside: list[float] = []
 
     def check(result: tuple[Stops, bytes]) -> None:
         stops, value = result
         assert len(stops) == STAGES
         assert value == SMALL
-        inside.extend(edges_us(stops))
+        found = zip(edges_us(stops), crossings(stops), strict=True)
+        inside.extend(edge for edge, crosses in found if between is None or crosses == between)
 
     check(run())
     inside.clear()
     took = timed_us(run, count, check=check)
+    if not inside:
+        raise ValueError("none of the edges is one to measure")
     return {
         f"again/{arm}/edge_us": statistics.median(inside),
         f"again/{arm}/edge_p90_us": quantile(inside, 0.9),

@@ -15,6 +15,7 @@ from benchmarks.graphs import functions
 from benchmarks.graphs.measuring import (
     FAN_OUT,
     LAYERS,
+    LOAD_S,
     PAUSE_S,
     PIECES,
     SMALL,
@@ -42,17 +43,18 @@ from farcall_endpoint import Engine, Graph
 
 def measure(results: Results, counts: Counts) -> None:
     """All experiments."""
+    with Engine(max_workers=1) as engine:
+        _load_numpy(engine)
+        results.add("edge, one worker", lambda: _edge(engine, counts, "one worker", functions.produce, False))
     with Engine(max_workers=WORKERS) as engine:
-        engine.wait_ready()
-        for arm, producer, spread in (
-            ("returned", functions.produce, True),
-            ("in place", functions.produce_in_place, True),
-            ("one worker", functions.produce, False),
-        ):
-            results.add(f"edge, {arm}", functools.partial(_edge, engine, counts, arm, producer, spread))
-        for arm, spread in (("spread", True), ("one worker", False)):
+        _load_numpy(engine)
+        for arm, producer in (("returned", functions.produce), ("in place", functions.produce_in_place)):
+            results.add(f"edge, {arm}", functools.partial(_edge, engine, counts, arm, producer, True))
+        for arm, spread in (("spread", True), ("as placed", False)):
             run = _runner(engine, *chain(spread=spread))
-            results.add(f"again, {arm}", functools.partial(chain_figures, arm, run, counts.chains))
+            results.add(
+                f"again, {arm}", functools.partial(chain_figures, arm, run, counts.chains, between=spread or None)
+            )
         results.add("fan-out", lambda: fan_out_figures(_runner(engine, *_fan_out()), counts.fan_outs))
         for name, (graph, target), wanted in (
             ("alexa", alexa(), functions.ALEXA_RESULT),
@@ -67,6 +69,11 @@ def measure(results: Results, counts: Counts) -> None:
                 lambda: engine.submit(functions.drive, FAN_OUT).result(timeout=TIMEOUT_S), counts.fan_outs
             ),
         )
+
+
+def _load_numpy(engine: Engine) -> None:
+    engine.wait_ready()
+    list(engine.map(functions.load_numpy, [LOAD_S] * engine.stats().workers))
 
 
 def _runner(engine: Engine, graph: Graph, target: Any) -> Callable[[], Any]:

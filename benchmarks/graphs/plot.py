@@ -34,12 +34,16 @@ def draw(report: Report, path: Path) -> None:
     edges.grid(alpha=0.3)
     if edges.lines:
         edges.legend(fontsize="small")
+        edges.margins(y=0.3)
     _bars(
         again, rounds, "a chain again, 1 KB: us an edge", [(s, f"again/{arm}/edge_us", t) for s, arm, t in AGAIN_ARMS]
     )
     peers = [OURS, "Ray", "Dask"]
     _bars(fan_out, rounds, "fan-out of 1,000: edges/s", [(each, "fan_out/edges_per_s", each) for each in peers])
     _bars(layers, rounds, "10,000 nodes: us a node", [(each, "layers/node_us", each) for each in (OURS, "Dask")])
+    for axes in (again, fan_out, layers):
+        axes.set_xscale("log")
+        axes.set_xlim(left=1)
     for axes, name, title in ((alexa, "alexa", "Alexa skill, us"), (words, "words", "word count, us")):
         _bars(axes, rounds, title, [(each, f"{name}/run_us", each) for each in (OURS, "Flask")])
     figure.suptitle(f"2 workers on {report['machine']['cores']} cores, {report['measured_at']}")
@@ -52,7 +56,5 @@ def _bars(axes: Any, rounds: Rounds, title: str, rows: Sequence[tuple[str, str, 
         axes.barh(place, statistics.median(found), color=_OURS if system == OURS else _THEIRS)
         axes.plot([min(found), max(found)], [place, place], color="black", linewidth=1)
     axes.set_yticks(range(len(shown)), [label for _, label, _ in shown])
-    if shown:
-        axes.set_xscale("log")
     axes.set_title(title)
     axes.grid(axis="x", alpha=0.3)

@@ -20,7 +20,7 @@ EDGE_ARMS: Final[Sequence[tuple[str, str, str]]] = (
 """System, arm and title."""
 AGAIN_ARMS: Final[Sequence[tuple[str, str, str]]] = (
     (OURS, "spread", "between two workers"),
-    (OURS, "one worker", "inside of one worker"),
+    (OURS, "as placed", "as the manager places them"),
     ("Ray", "Ray Compiled Graph", "Ray Compiled Graph"),
     ("Ray", "Ray tasks", "Ray tasks"),
     ("Dask", "Dask", "Dask"),

@@ -237,6 +237,10 @@ class GraphRun:
                 if found is None:
                     found = stage.whole_orders[number] = _order(source, spec, range(len(source.uses)))
                 order, parts = found
+            elif len(source.uses) == 1 and source.parts is not None and (part_of := source.parts[0]) is not None:
+                orders.append(InputOrder(spec.path, (len(part_of),), source.is_list))
+                frames.append(part_of)
+                continue
             else:
                 order, parts = _order(source, spec, range(len(source.uses)))
             orders.append(order)
@@ -511,8 +515,12 @@ class GraphRun:
             if not source.held:
                 self._work.append((self._drop_stage, source, 0))
         else:
-            for part in range(len(source.uses)):
-                self._release(source, part)
+            uses = source.uses
+            for part in range(len(uses)):
+                if uses[part] > 1:
+                    uses[part] -= 1
+                else:
+                    self._release(source, part)
 
     def _keep_small(self, number: int, frame: Frame) -> None:
         size = len(frame)

@@ -69,6 +69,11 @@ class Memory:
         return max(self.room_bytes, disk_bytes)
 
     @property
+    def rooms(self) -> tuple[int, int]:
+        """Both."""
+        return self.room_bytes, self.most_bytes
+
+    @property
     def has_files(self) -> bool:
         """Whether one more value may stay in the file that its worker has written."""
         return self._left(self._settings.files, len((self._whole or self)._in_files), len(self._in_files)) > 0

@@ -77,7 +77,7 @@ class RunningGraph:
             self._keep_output(job, call, outcome.output)  # of one that was dropped
             return
         stage = run.stages[call[0]]
-        if outcome.started_at is not None:
+        if outcome.started_at is not None and not (self.started_at and self.started_at <= outcome.started_at):
             self._note_start(outcome.started_at)
         stage.note_run(outcome.started_at, outcome.ended_at, outcome.pid)
         self._keep_output(job, call, outcome.output)
@@ -153,10 +153,11 @@ class RunningGraph:
         stage, element = call
         return f"{self._prefix}{stage}.{element}" if self.run.stages[stage].is_map else f"{self._prefix}{stage}"
 
-    def job_of(self, call: Call, *, awaited: int = -1) -> Job:
+    def job_of(self, call: Call, *, awaited: int = -1, rooms: tuple[int, int] | None = None) -> Job:
         """A call as a job.
 
         :param awaited: number of the input that another call's worker sends.
+        :param rooms: how large its value may be in memory, and at all; as it is now if not given.
         """
         run, order = self.run, self.job.order
         number = call[0]
@@ -169,7 +170,7 @@ class RunningGraph:
         function_hash, body, payload, options, refusal, is_edge, spread = found
         inputs, frames = run.inputs(call, awaited=awaited)
         deaths, retries = run.starts(call)
-        memory = run.memory
+        room_bytes, most_bytes = rooms or run.memory.rooms
         return Job(
             TaskOrder(
                 self.id_of(call),
@@ -187,7 +188,7 @@ class RunningGraph:
             payload,
             refusal,
             self._callees,
-            CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.most_bytes),
+            CallOrder(inputs, is_edge, spread, room_bytes, most_bytes),
             frames,
             sum(map(len, frames)) + _INPUT_BYTES * len(frames),
             self.job.depth,
@@ -429,7 +430,8 @@ class Graphs:
 def _take_ready(running: RunningGraph) -> Iterator[Job]:
     run = running.run
     ready, run.ready = run.ready, []
-    return (running.job_of(call) for call in ready if run.is_out(call))
+    rooms = run.memory.rooms if ready else (0, 0)
+    return (running.job_of(call, rooms=rooms) for call in ready if run.is_out(call))
 
 
 def opened(
