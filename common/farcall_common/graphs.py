@@ -20,9 +20,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, PayloadTooLarge
 from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 
 PREFIX: Final = b"gr\n"
 COLLECT: Final = -1
@@ -75,6 +76,13 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def is_map(self) -> bool:
         """Whether it makes a call for each element."""
         return any(each.each for each in self.inputs)
+
+    def environment(self, callees: Sequence[Callee]) -> Environment | None:
+        """Where the calls of a stage with a function run: the environment that it names, else that of its function,
+        whatever the task's own is. None: the endpoint's own."""
+        if self.options is not None and self.options.environment is not None:
+            return self.options.environment
+        return callees[self.function].environment
 
 
 class Graph(msgspec.Struct, frozen=True):

@@ -7,12 +7,15 @@ import hashlib
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
-from farcall_common.task_options import TaskOptions
+from farcall_common.environments import Environment
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Answer, Kill
 from farcall_endpoint.manager.events import Callees, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.manager.graphs import callees_of
 from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, options_of
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
@@ -233,6 +236,23 @@ def test_calls_are_not_nested_without_end() -> None:
     assert answer.error is not None
     assert answer.error["code"] == "CALLS_TOO_DEEP"
     assert len(rig.workers) == 1 + MOST_DEPTH
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_a_call_of_a_function_with_another_environment_is_refused(restricted: bool) -> None:
+    other = Environment.of({"type": "uv", "requirements": ("numpy",)})
+    options = TaskOptions(callees=(Callee("one", "h1"), Callee("two", "h2", environment=other)))
+    functions = callees_of(options, {"h1": b"one", "h2": b"two"}, None)
+    rig = Rig(slots=1)
+    rig.start_all()
+    order = TaskOrder("d", 1, "h", 0, options, restricted=restricted)
+    rig.handle(TasksReceived([Job(order, BODY, b"", callees=functions)]))
+    rig.read(0)
+    made = Calls("d", (Call(0, "h1", 1, "f"), Call(1, "h2", 1, "f")))
+    [answer] = told(sent(rig, 0, (made, b"pp")))
+    assert (answer.number, answer.error and answer.error["code"]) == (1, "CONTAINER_UNSUPPORTED")
+    twice = msgspec.structs.replace(options, callees=(*options.callees, Callee("three", "h2")))
+    assert callees_of(twice, {"h1": b"one", "h2": b"two"}, None).environments["h2"] == {"", other.key}
 
 
 def test_a_call_has_no_more_than_its_driver() -> None:

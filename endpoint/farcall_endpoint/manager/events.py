@@ -68,12 +68,14 @@ class Callees(msgspec.Struct, frozen=True):
 
     :param functions: the bodies of the callees, by hash.
     :param graph: its payload, if that is a graph.
-    :param refusals: why its submitter may not use environments that stages of the graph name, by their keys.
+    :param refusals: why its submitter may not use environments of stages of the graph, by their keys.
+    :param environments: the keys of those that a callee may run in, by its hash; empty: the endpoint's own.
     """
 
     functions: Mapping[str, Frame]
     graph: Graph | None = None
     refusals: Mapping[str, ErrorRecord] = {}
+    environments: Mapping[str, frozenset[str]] = {}
 
 
 class Job(msgspec.Struct, frozen=True):

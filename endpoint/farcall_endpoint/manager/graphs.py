@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, unpack_graph
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.task_options import TaskOptions
@@ -220,18 +221,19 @@ class RunningGraph:
     def _of_stage(self, stage: RunningStage) -> Any:
         """What the calls of a stage have in common."""
         graph, function = self.run.graph, stage.spec.function
-        options = self._options
-        if stage.spec.options is not None:
+        options, own, environment = self._options, stage.spec.options, self._environment_of(stage)
+        if own is not None:
             options = msgspec.structs.replace(
-                stage.spec.options,
+                own,
                 callees=(),
                 result_serializers=options.result_serializers,
                 output_bytes=options.output_bytes,
-                environment=stage.spec.options.environment or options.environment,
             )
-        refusal = self.job.refusal
-        if options.environment is not None and stage.spec.options is not None:
-            refusal = self._callees.refusals.get(options.environment.key)
+        if environment != options.environment:
+            options = msgspec.structs.replace(
+                options, environment=environment, container=None if environment is None else environment.reference
+            )
+        refusal = None if environment is None else self._callees.refusals.get(environment.key)
         is_edge = not self.run.is_output(stage)
         collects = function == COLLECT
         return (
@@ -243,6 +245,13 @@ class RunningGraph:
             is_edge,
             stage.is_spread,
         )
+
+    def _environment_of(self, stage: RunningStage) -> Environment | None:
+        """Where the calls of a stage run. What collects values does so where the first of them was made: that can read
+        it."""
+        while stage.collects and stage.sources:
+            stage = stage.sources[0][0]
+        return None if stage.collects else stage.spec.environment(self.job.order.options.callees)
 
     # -- the agent's side ----------------------------------------------------------------------------------------------
 
@@ -444,3 +453,21 @@ def opened(
         for stage in graph.stages
     )
     return msgspec.structs.replace(graph, stages=stages)
+
+
+def callees_of(options: TaskOptions, functions: Mapping[str, Frame], graph: Graph | None) -> Callees:
+    """What a task with these options has besides its own function. ``functions``: bodies by hash."""
+    environments: dict[str, frozenset[str]] = {}
+    for each in options.callees:  # one body may be registered for several environments
+        key = "" if each.environment is None else each.environment.key
+        environments[each.function_hash] = environments.get(each.function_hash, frozenset()) | {key}
+    bodies = {each.function_hash: functions[each.function_hash] for each in options.callees}
+    return Callees(bodies, graph, environments=environments)
+
+
+def environments_of(job: Job) -> Iterable[Environment]:
+    """The environments that a task runs in, each once; of a graph those of its stages, whatever that of the task is."""
+    options, needed = job.order.options, [job.order.options.environment]
+    if job.callees is not None and isinstance(job.callees.graph, Graph):
+        needed = [stage.environment(options.callees) for stage in job.callees.graph.stages if stage.function != COLLECT]
+    return {each.key: each for each in needed if each is not None}.values()

@@ -391,13 +391,17 @@ def _with_order(job: Job, order: TaskOrder) -> Job:
 
 def _function(driver: Job, worker: Worker, function_hash: str) -> Frame | ErrorRecord:
     """The code of a function that a driver calls; or why it may not."""
-    callees = {} if driver.callees is None else driver.callees.functions
-    if function_hash in callees:
-        return callees[function_hash]
-    if driver.order.restricted:
-        return outcomes.callee_not_permitted()
-    if function_hash == driver.order.function_hash:  # of itself
+    is_free = not driver.order.restricted
+    if is_free and function_hash == driver.order.function_hash:  # of itself
         return driver.function
+    if driver.callees is not None and function_hash in driver.callees.functions:
+        environment = driver.order.options.environment
+        own = "" if environment is None else environment.key
+        if own not in driver.callees.environments.get(function_hash, (own,)):
+            return outcomes.callee_elsewhere()
+        return driver.callees.functions[function_hash]
+    if not is_free:
+        return outcomes.callee_not_permitted()
     found = worker.called.get(function_hash)
     return outcomes.function_missing(function_hash) if found is None else found
 
