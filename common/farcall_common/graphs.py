@@ -226,12 +226,16 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
 STAGES: Final = "stages"
 """In the details of a result: the states of the stages, as :class:`StageState` in JSON."""
 STAGE_CALLS: Final = "stage_calls"
-"""Likewise, how many calls of stages ran, all together; without it, the calls of ``stages`` that ended."""
+"""Likewise, how many calls ended, all together and those of stages that are not among ``stages``, too, with the calls
+that these made; without it, those of ``stages``."""
 STAGE_RUN_S: Final = "stage_run_s"
 """Likewise, the seconds that they ran, with those of the task's own function if it has one; without it, those of
 ``stages``."""
 VALUES: Final = "values"
 """Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
+
+OF_GRAPHS: Final = frozenset({STAGES, STAGE_CALLS, STAGE_RUN_S, VALUES})
+"""What a manager writes into the details of a result, and no task."""
 
 STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", "skipped"})
 """States of a stage."""

@@ -761,7 +761,12 @@ def test_a_sealed_graph_shows_numbers_only() -> None:
     assert core.report().detail["graphs"][0]["running"] == 3
     assert "stage0" not in str(core.report())
     assert "stage0" not in str(core.core.running_graphs())
-    details = {"stages": msgspec.to_builtins(states(error=error, ended=1, run_s=0.5)), "values": {"0": "c3RhZ2Uw"}}
+    details = {
+        "stages": msgspec.to_builtins(states(error=error, ended=1, run_s=0.5)),
+        "values": {"0": "c3RhZ2Uw"},
+        "stage_calls": 3,
+        "stage_run_s": 1.5,
+    }
     core.progress("m", Progress(workers=4, finished=(Finished("a", TaskState.SUCCESS, 0, details=details),)), [b"r"])
     [ended] = core.decide(now=2.0).finished
     assert ended.result is not None

@@ -10,7 +10,7 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord, Fault
-from farcall_common.graphs import COLLECT, Graph, Input, Stage, pack_graph
+from farcall_common.graphs import COLLECT, MAX_STATES, Graph, Input, Stage, pack_graph
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.graphs.run import GraphRun
@@ -126,6 +126,18 @@ def test_a_chain_is_one_task_to_the_agent() -> None:
     assert (first["name"], first["run_s"], first["value_bytes"], first["workers"]) == ("load", 0.5, 5, (1,))
     assert first["node"] == "n1"
     assert not rig.core._graphs.running
+
+
+def test_the_calls_of_all_stages_are_counted_of_a_graph_with_more_than_are_told() -> None:
+    count = MAX_STATES + 5
+    rig = rig_of()
+    start(rig, *[Stage(0, f"s{n}", () if n == 0 else (Input(n - 1, (0,)),)) for n in range(count)])
+    for _ in range(count):
+        end(rig, b"v")
+    finished = only(rig)
+    assert finished.details is not None
+    assert len(finished.details["stages"]) == MAX_STATES
+    assert (finished.details["stage_calls"], finished.details["stage_run_s"]) == (count, count * 0.5)
 
 
 def test_a_fan_out_is_known_when_its_elements_are() -> None:

@@ -62,6 +62,9 @@ class Owner(Protocol):
     def died(self, job: Job, died: Died) -> None:
         """The worker of a call is gone. The owner decides whether the call may be started again."""
 
+    def add_below(self, calls: int, run_s: float) -> None:
+        """A call that has made calls is over: how many of those have ended, and the seconds that they ran."""
+
 
 class Callees(msgspec.Struct, frozen=True):
     """What a task with callees has besides its own function.

@@ -10,7 +10,17 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.environments import Environment
-from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, unpack_graph
+from farcall_common.graphs import (
+    COLLECT,
+    PREFIX,
+    STAGE_CALLS,
+    STAGE_RUN_S,
+    STAGES,
+    VALUES,
+    Graph,
+    is_graph,
+    unpack_graph,
+)
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -63,6 +73,7 @@ class RunningGraph:
         self._prefix = f"{job.order.task_id}/"
         self._by_stage: dict[int, Any] = {}
         self._raised: dict[Call, Frame] = {}
+        self._below_calls, self._below_s = 0, 0.0
 
     # -- owner ---------------------------------------------------------------------------------------------------------
 
@@ -112,6 +123,11 @@ class RunningGraph:
         if run.is_out(call):
             self.touch()
             run.died(call, died.reason, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail)
+
+    def add_below(self, calls: int, run_s: float) -> None:
+        """A call has ended that has made calls."""
+        self._below_calls += calls
+        self._below_s += run_s
 
     def touch(self) -> None:
         """Something has happened to it."""
@@ -285,9 +301,14 @@ class RunningGraph:
 
     def details(self, node: str) -> dict[str, Any]:
         """What the details of the result have of the stages."""
-        details: dict[str, Any] = {"stages": msgspec.to_builtins(self.run.states(node))}
+        calls, run_s = self.run.totals()
+        details: dict[str, Any] = {
+            STAGES: msgspec.to_builtins(self.run.states(node)),
+            STAGE_CALLS: calls + self._below_calls,
+            STAGE_RUN_S: run_s + self._below_s,
+        }
         if self.run.end is TaskState.FAILED and (values := self.run.small_values()):
-            details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
+            details[VALUES] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
         return details
 
     def result(self) -> Frame:
