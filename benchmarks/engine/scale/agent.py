@@ -24,12 +24,13 @@ import psutil
 
 from benchmarks.engine import functions
 from benchmarks.engine.scale.simulator import allow_descriptors
+from farcall_common.payload.functions import FunctionTable
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.config import LocalProviderConfig
 from farcall_endpoint.engine import EngineFuture
-from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, FunctionTable, Submission
+from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, Submission
 from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.providers import LocalProvider, Provider
 from farcall_endpoint.providers.local import LocalBlock
