@@ -3,8 +3,8 @@
     python examples/alexa.py --endpoint NAME
 
 Each request is one task: the functions give their values to one another at the endpoint (see :func:`farcall.chain`).
-One by one, with the cloud tier between them, they would take five times as long. The chain is that of ServerlessBench
-(SoCC 2020), with which Molecule was measured, too ("Serverless Computing on Heterogeneous Computers", ASPLOS 2022).
+One by one, each of them would be a round trip through the cloud tier. The chain is that of ServerlessBench (SoCC 2020),
+with which Molecule was measured, too ("Serverless Computing on Heterogeneous Computers", ASPLOS 2022).
 """
 
 from __future__ import annotations

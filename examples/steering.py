@@ -120,7 +120,7 @@ def main() -> None:
         found = run(executor, tasks=arguments.tasks, at_once=arguments.at_once)
     print(
         f"{found.tasks:,} tasks, {found.fresh} of them with a new field, moved {found.moved_bytes / 1e9:.2f} GB; "
-        f"the energy fell from {found.first:.4f} to {found.energy:.4f}"
+        f"the energy fell from {found.first:.2g} to {found.energy:.2g}"
     )
 
 
