@@ -323,7 +323,8 @@ class Client(SourceCode, Sharing):
                 payload, mode=None, endpoint_id=endpoint_id, function=function_id, task_id=task_id
             )
 
-        for chunk in chunks(batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)):
+        prepared = batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)
+        for chunk in chunks(prepared, callees=len(options.callees)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
             check_answer(part, ids)
