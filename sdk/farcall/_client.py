@@ -320,7 +320,12 @@ class Client(SourceCode, Sharing):
 
         def seal(payload: bytes, function_id: str, task_id: str) -> bytes:
             return self._connection.sealer.seal(
-                payload, mode=None, endpoint_id=endpoint_id, function=function_id, task_id=task_id
+                payload,
+                mode=None,
+                endpoint_id=endpoint_id,
+                function=function_id,
+                task_id=task_id,
+                callees=[each.reference for each in options.callees],
             )
 
         prepared = batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)

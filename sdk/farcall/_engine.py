@@ -749,10 +749,16 @@ class Engine:
         context, endpoint_id = task.context, task.context.endpoint_id or ""
         if (context.sealed or self._sealer.mode) == "off":
             return payload
-        # Bound to the function as the endpoint gets it.
+        # Bound to the functions as the endpoint gets them.
         task.function = self._compatibility.readable(endpoint_id, task.function, context.options)
+        callees = [self._compatibility.readable(endpoint_id, each, context.options) for each in context.callees]
         sealed = self._sealer.seal(
-            payload, mode=context.sealed, endpoint_id=endpoint_id, function=task.function.key, task_id=task.task_id
+            payload,
+            mode=context.sealed,
+            endpoint_id=endpoint_id,
+            function=task.function.key,
+            task_id=task.task_id,
+            callees=[each.key for each in callees],
         )
         if sealed is not payload and task.origin is not None:
             task.origin = dataclasses.replace(task.origin, sealed=True)

@@ -264,16 +264,6 @@ def test_the_calls_of_drivers_count_with_those_that_they_make() -> None:
     assert (finished.details["stage_calls"], finished.details["stage_run_s"]) == (3, 10.0 + 20.0 + 30.0 + 40.0)
 
 
-def test_a_task_cannot_say_what_it_has_used() -> None:
-    rig = Rig(slots=1)
-    rig.start_all()
-    rig.jobs("a")
-    rig.read(0)
-    details = {"stdout": "x", "stages": [], "stage_calls": 1, "stage_run_s": 0.0, "values": {}}
-    sent(rig, 0, (Done("a", 0.0, 0.001, None, details), b"r"))
-    assert rig.progress().finished[0].details == {"stdout": "x"}
-
-
 def test_calls_are_not_nested_without_end() -> None:
     rig = Rig(slots=1)
     rig.start_all()

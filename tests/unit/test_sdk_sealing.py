@@ -78,6 +78,18 @@ def test_a_call_is_sealed_to_the_endpoint_with_a_key_of_the_user(lab: Lab) -> No
     assert (lab.home / "known_endpoints").read_text() == f"{ENDPOINT} {SECRETS.fingerprint}\n"
 
 
+def test_a_call_is_sealed_with_the_functions_that_it_calls(lab: Lab) -> None:
+    hashed = "ab" * 32
+    buffer = lab.sealer().seal(
+        b"call", mode=None, endpoint_id=ENDPOINT, function=FUNCTION, task_id="t", callees=[f"{FUNCTION}@3", hashed]
+    )
+    where = {"endpoint_id": ENDPOINT, "function_id": FUNCTION, "function_hash": "", "task_id": "t"}
+    call, _ = open_call(buffer, SECRETS, now=time.time(), callees=[(FUNCTION, ""), ("other", hashed)], **where)
+    assert bytes(call) == b"call"
+    with pytest.raises(SealInvalid):
+        open_call(buffer, SECRETS, now=time.time(), **where)
+
+
 def test_modes(lab: Lab) -> None:
     assert seal(lab.sealer("off")) == b"call"
     assert seal(lab.sealer("off"), mode="offered") != b"call"

@@ -25,7 +25,6 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
-from farcall_common.graphs import OF_GRAPHS
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
@@ -411,8 +410,6 @@ class ManagerCore:
             for each in self._ahead.ended(worker, job, done, now.mono):
                 self._recall(each)
         details: dict[str, Any] | None = done.details
-        if details:  # a task could write there what it has used
-            details = {name: value for name, value in details.items() if name not in OF_GRAPHS}
         if worker.drives:
             details = {**(details or {}), **self._nested.details(job, ended_at - started_at)}
             self._drive_over(worker, job)
