@@ -182,7 +182,8 @@ class ManagerCore:
         )
         graphs = GraphSettings() if graphs is None else graphs
         self._graphs = Graphs(graphs, reports=self._reports, writers=slots, jitter=jitter)
-        self._nested = NestedCalls(actions=self._actions, memory=self._graphs.memory, jitter=jitter, node=graphs.node)
+        self.value_memory = self._graphs.memory
+        self._nested = NestedCalls(actions=self._actions, memory=self.value_memory, jitter=jitter, node=graphs.node)
         self._ahead = AheadCalls(workers=self._workers, actions=self._actions)
         self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
         self._reads: list[ReadOutput] = []
