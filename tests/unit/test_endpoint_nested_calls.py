@@ -22,7 +22,7 @@ from farcall_endpoint.manager.graphs import callees_of
 from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, kept_answer, options_of
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
-from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
+from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
 from tests.support.manager import Rig, ready
 
@@ -36,7 +36,7 @@ def calls(task_id: str, numbers: range, **given: Any) -> tuple[Packet, bytes]:
     return Calls(task_id, tuple(Call(number, "h", 1, "f", **given) for number in numbers)), b"p" * len(numbers)
 
 
-def sent(rig: Rig, worker_id: int, *packets: tuple[Packet, bytes]) -> list[Action]:
+def sent(rig: Rig, worker_id: int, *packets: tuple[Packet, Frame]) -> list[Action]:
     return rig.handle(PacketsReceived(worker_id, list(packets)))
 
 
@@ -321,8 +321,8 @@ def test_nothing_that_tasks_forge_ends_the_manager(seed: int) -> None:
     rig = Rig(slots=3, prefetch=2)
     rig.start_all()
     callee = Callee("f", "h")
-    stages = (Stage(0, "a"), Stage(0, "b", (Input(0, (0,)),)), Stage(0, "c", (Input(1, (0,)),)), Stage(0, "d"))
-    stages = (*stages, Stage(COLLECT, "", (Input(2, (0,)), Input(3, (1,)))))
+    chain = (Stage(0, "a"), Stage(0, "b", (Input(0, (0,)),)), Stage(0, "c", (Input(1, (0,)),)), Stage(0, "d"))
+    stages = (*chain, Stage(COLLECT, "", (Input(2, (0,)), Input(3, (1,)))))
     graph = Graph(stages, (b"",) * 5, 4, spread=bool(seed % 2))
     order = TaskOrder("g", 1, "h", 0, TaskOptions(callees=(callee,)))
     rig.handle(TasksReceived([Job(order, BODY, b"", callees=Callees({"h": BODY}, graph))]))

@@ -480,7 +480,8 @@ def test_tasks_that_call_many_functions_are_sent_in_several_requests(
         offline.run_waiting()
         assert list(results) == [1] * 20
         function_id, callee = (executor.register_function(each) for each in (total, read))
-        batch = client.create_batch(callees=[callee] * 4)
+        options: dict[str, Any] = {"callees": [callee] * 4}
+        batch = client.create_batch(**options)
         for _ in range(5):
             batch.add(function_id, ([1],))
         submits.bodies.clear()
