@@ -42,6 +42,14 @@ def check_callees(plan: Plan, callees: Sequence[object]) -> None:
         )
 
 
+def task_options(plan: Plan, options: TaskOptions) -> TaskOptions:
+    """The options of the task that a graph is, of those that it was submitted with. A task of which a stage may not run
+    twice may not, either: between the submitter and the endpoint, the options of stages are not seen."""
+    if options.idempotent and any(not stage.options.get("idempotent", True) for stage in plan.stages if stage.options):
+        return msgspec.structs.replace(options, idempotent=False)
+    return options
+
+
 def pack_plan(
     plan: Plan,
     *,
@@ -57,7 +65,7 @@ def pack_plan(
 
     :param callees: places of its functions among the task's callees, by their identity.
     :param identity: what these places depend on: for equal ones they are equal.
-    :param options: those of the task.
+    :param options: those that it was submitted with.
     :param packer: what ``pack_call`` depends on: for the same one, constant arguments are packed once.
     :param max_bytes: how large it may be.
     :raises SerializationError: if an argument cannot be sent.
@@ -69,7 +77,10 @@ def pack_plan(
             if known[2] is packer and known == key:
                 packed: PackedPlan = found
                 return packed
-    own: dict[int, TaskOptions | None] = {id(None): None}
+    own: dict[int, TaskOptions] = {}
+    others: TaskOptions | None = None  # of the stages that have none of their own
+    if task_options(plan, options) is not options:  # these may run twice, and the task may not
+        others = stage_options(msgspec.structs.replace(options, walltime_s=None), {})
     calls: list[bytes] = []
     stages: list[PackedStage] = []
     requirements: dict[Any, None] = {}
@@ -84,7 +95,7 @@ def pack_plan(
         calls.append(call)
         if required is not None:
             requirements[required] = None
-        chosen = None
+        chosen = others if stage.function is not None else None
         if stage.options:
             if id(stage.options) not in own:
                 own[id(stage.options)] = stage_options(options, stage.options)

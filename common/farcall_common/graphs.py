@@ -234,9 +234,6 @@ STAGE_RUN_S: Final = "stage_run_s"
 VALUES: Final = "values"
 """Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
 
-OF_GRAPHS: Final = frozenset({STAGES, STAGE_CALLS, STAGE_RUN_S, VALUES})
-"""What a manager writes into the details of a result, and no task."""
-
 STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", "skipped"})
 """States of a stage."""
 

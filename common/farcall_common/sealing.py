@@ -10,6 +10,7 @@ derived from the user's secret and the id of the task, so that another process o
             | "bs" newline sealed              larger ones, which travel through the blob store
     call    = version (1 byte) | kind of function (1) | key id (8) | epoch seconds (8)
             | HPKE(answer key | content key) | AES-256-GCM with the content key
+            version 1 of a call, version 2 of (length (4) | functions that it calls, in MessagePack) and a call
     answer  = nonce (12) | AES-256-GCM
 
 Bodies are in memory as a whole wherever they are handled (10 MiB at most), so that each is one AEAD message: none can
@@ -26,6 +27,7 @@ import hashlib
 import os
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -48,8 +50,11 @@ CLOCK_TOLERANCE_S: Final = 600.0
 SECRET_BYTES: Final = 32
 
 _VERSION: Final = 1
+_CALLING: Final = 2
+"""The version of calls that call other functions. An endpoint that does not know it runs no such calls."""
 _BY_ID, _BY_HASH = 0, 1
 _HEAD: Final = struct.Struct(">BB8sQ")
+_LENGTH: Final = struct.Struct(">I")
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
 _FIRST_NONCE: Final = bytes(_NONCE_BYTES)
@@ -214,18 +219,24 @@ def seal_call(
     task_id: str,
     key: bytes,
     max_text_bytes: int,
+    callees: Sequence[str] = (),
     now: float | None = None,
 ) -> bytes:
     """The buffer of a call, which one endpoint can open.
 
     :param function: the SHA-256 of the function's body in hex, or the id of the function.
+    :param callees: likewise, the functions that it calls, in the order of the task's option.
     :param key: of the answer.
     :param max_text_bytes: largest buffer that is written as text.
     :param now: epoch seconds; None is now.
     """
     public = _decode(to.key)
     kind = _BY_HASH if _is_hash(function) else _BY_ID
-    head = _HEAD.pack(_VERSION, kind, _key_id(public), int(time.time() if now is None else now))
+    version = _CALLING if callees else _VERSION
+    head = _HEAD.pack(version, kind, _key_id(public), int(time.time() if now is None else now))
+    if callees:
+        names = msgspec.msgpack.encode(callees)
+        call = b"".join((_LENGTH.pack(len(names)), names, call))
     info = _call_info(head, endpoint_id, function, task_id)
     content_key = os.urandom(SECRET_BYTES)
     wrapped = _SUITE.encrypt(key + content_key, X25519PublicKey.from_public_bytes(public), info)
@@ -241,18 +252,21 @@ def open_call(
     function_id: str,
     function_hash: str,
     task_id: str,
+    callees: Sequence[tuple[str, str]] = (),
     now: float,
 ) -> tuple[memoryview, bytes]:
     """The call in a buffer, and the key of its answers.
 
-    :raises SealInvalid: if it was changed, was sealed for another endpoint, function or task, or its time is over.
+    :param callees: id and hash of each function that the task is said to call.
+    :raises SealInvalid: if it was changed, was sealed for another endpoint, function or task or with other callees, or
+        its time is over.
     """
     sealed = _unframed(buffer)
     if len(sealed) < _HEAD.size + _WRAPPED_BYTES + _TAG_BYTES:
         raise SealInvalid("The sealed call is truncated.")
     head = bytes(sealed[: _HEAD.size])
     version, kind, key_id, sealed_at = _HEAD.unpack(head)
-    if version != _VERSION:
+    if version not in (_VERSION, _CALLING):
         raise SealInvalid(f"The call is sealed with version {version}, and this endpoint opens {_VERSION}.")
     if sealed_at > now + CLOCK_TOLERANCE_S:
         raise SealInvalid("The call was sealed in the future.", hint="Set the clocks of both machines.")
@@ -269,7 +283,23 @@ def open_call(
         raise SealInvalid(
             "The sealed call was changed, or was sealed for another endpoint, function or task.", hint=_AGAIN
         ) from error
+    names, call = _callees_of(call) if version == _CALLING else ((), call)
+    if len(names) != len(callees) or any(
+        name != (function_hash if _is_hash(name) else function_id)
+        for name, (function_id, function_hash) in zip(names, callees, strict=True)
+    ):
+        raise SealInvalid("The functions that the call calls were exchanged.", hint=_AGAIN)
     return call, keys[:SECRET_BYTES]
+
+
+def _callees_of(call: memoryview) -> tuple[Sequence[str], memoryview]:
+    """The functions that a call names, and the call itself; the submitter may have written anything there."""
+    try:
+        end = _LENGTH.size + _LENGTH.unpack_from(call)[0]
+        names = msgspec.msgpack.decode(call[_LENGTH.size : end], type=tuple[str, ...])
+    except (struct.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SealInvalid("The sealed call is damaged.") from error
+    return names, call[end:]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -267,6 +267,12 @@ _result_not_serializable = Outcome(
     "The function returned, but its result cannot be sent: {}",
     "Return plain data, and keep open files, connections and locks inside the function.",
 )
+arguments_too_large = Outcome(
+    "VALUE_TOO_LARGE",
+    Fault.USER_CODE,
+    "The call has arguments of {} bytes, and the node has no room for them beside those of calls that have not ended.",
+    "Pass less, or write large data to a file that the function reads; let fewer calls wait at a time.",
+)
 value_not_stored = Outcome(
     "VALUE_NOT_STORED",
     Fault.US,

@@ -27,7 +27,7 @@ from farcall._sealing import SealMode
 from farcall._task_output import OnOutput
 from farcall._tracing import traceparent
 from farcall_common.errors import ProtocolError
-from farcall_common.limits import MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
+from farcall_common.limits import MAX_CALLEES_PER_SUBMIT, MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
 from farcall_common.payload import Serializer, is_text
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import new_id, new_task_id
@@ -98,13 +98,19 @@ def request_bytes(payload: bytes) -> int:
     return len(payload) + _OVERHEAD_BYTES
 
 
-def chunks(tasks: Iterable[PreparedTask]) -> Iterator[list[PreparedTask]]:
-    """Split tasks into lists that fit one request each."""
+def most_tasks(callees: int) -> int:
+    """How many tasks fit one request that calls so many functions."""
+    return min(TASKS_PER_SUBMIT, MAX_CALLEES_PER_SUBMIT // max(1, callees))
+
+
+def chunks(tasks: Iterable[PreparedTask], *, callees: int = 0) -> Iterator[list[PreparedTask]]:
+    """Split tasks into lists that fit one request each. ``callees``: how many functions each may call."""
+    most = most_tasks(callees)
     chunk: list[PreparedTask] = []
     room = MAX_BYTES
     for task in tasks:
         size = request_bytes(task.payload)
-        if chunk and (size > room or len(chunk) == TASKS_PER_SUBMIT):
+        if chunk and (size > room or len(chunk) == most):
             yield chunk
             chunk, room = [], MAX_BYTES
         chunk.append(task)

@@ -320,10 +320,16 @@ class Client(SourceCode, Sharing):
 
         def seal(payload: bytes, function_id: str, task_id: str) -> bytes:
             return self._connection.sealer.seal(
-                payload, mode=None, endpoint_id=endpoint_id, function=function_id, task_id=task_id
+                payload,
+                mode=None,
+                endpoint_id=endpoint_id,
+                function=function_id,
+                task_id=task_id,
+                callees=[each.reference for each in options.callees],
             )
 
-        for chunk in chunks(batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)):
+        prepared = batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)
+        for chunk in chunks(prepared, callees=len(options.callees)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
             check_answer(part, ids)

@@ -19,7 +19,15 @@ from typing import Any, Final
 import msgspec
 
 from farcall._api import IDS_PER_REQUEST, INLINE_BYTES, Api
-from farcall._batch import MAX_BYTES, SubmitContext, check_answer, encode_payload, encode_submit, request_bytes
+from farcall._batch import (
+    MAX_BYTES,
+    SubmitContext,
+    check_answer,
+    encode_payload,
+    encode_submit,
+    most_tasks,
+    request_bytes,
+)
 from farcall._client import Connection
 from farcall._compatibility import CompatibilityChecker
 from farcall._decorated import Decorated
@@ -47,9 +55,10 @@ from farcall_common.errors import (
     Unsupported,
 )
 from farcall_common.graph_builder import Graph, Plan, plan_of
+from farcall_common.graph_packing import task_options
 from farcall_common.payload import Serializer
 from farcall_common.payload.strategy import message_of
-from farcall_common.task_options import MAX_CALLEES, Callee
+from farcall_common.task_options import MAX_CALLEES, Callee, TaskOptions
 from farcall_common.wire import new_task_id
 
 _logger = logging.getLogger(__name__)
@@ -228,7 +237,8 @@ class Sender:
         others: list[OutgoingTask] = []
         context = self._calls[0].context
         room, reserved_bytes = MAX_BYTES, 0
-        while self._calls and len(taken) < self.batch_size:
+        most = min(self.batch_size, most_tasks(len(context.callees)))
+        while self._calls and len(taken) < most:
             task = self._calls[0]
             if task.context is not context and task.context != context:
                 others.append(self._calls.popleft())
@@ -388,7 +398,7 @@ class Engine:
     ) -> None:
         self._groups = {task_group_id}
         self._references: dict[str, str] = {}
-        self._contexts: dict[tuple[FunctionHandle, ...], tuple[SubmitContext, SubmitContext]] = {}
+        self._contexts: dict[tuple[object, ...], tuple[SubmitContext, SubmitContext]] = {}
         self.names = connection.names
         self._api = connection.api
         self._blobs = connection.blobs
@@ -509,22 +519,34 @@ class Engine:
         plan = plan_of(graph, target)
         packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
         own = [function.task_options.get("callees") for function in plan.functions if isinstance(function, Decorated)]
-        context = self._with_callees(context, packing.callees, [each for given in own for each in self.callees(given)])
+        given_options = context.options
+        context = self._with_callees(
+            context,
+            packing.callees,
+            [each for given in own for each in self.callees(given)],
+            options=task_options(plan, given_options),
+        )
         if inputs := packing.inputs():
             return self._open_and_send(
-                packing.function, context, inputs, lambda: packing.pack(context.options), plan=plan
+                packing.function, context, inputs, lambda: packing.pack(given_options), plan=plan
             )
-        packed = packing.pack(context.options)
+        packed = packing.pack(given_options)
         return self._open_and_send(packing.function, context, (), lambda: packed, plan=plan)
 
     def _with_callees(
-        self, context: SubmitContext, callees: tuple[FunctionHandle, ...], others: Sequence[FunctionHandle]
+        self,
+        context: SubmitContext,
+        callees: tuple[FunctionHandle, ...],
+        others: Sequence[FunctionHandle],
+        *,
+        options: TaskOptions,
     ) -> SubmitContext:
-        """A context with other functions that its tasks call: one object for equal ones, which share requests.
+        """A context with other functions that its tasks call, and other options: one object for equal ones, which share
+        requests.
 
         :raises ValueError: if there are too many.
         """
-        key = (*callees, *others)
+        key = (*callees, *others, options.idempotent)
         known = self._contexts.get(key)
         if known is None or known[0] is not context:
             while len(self._contexts) >= _REMEMBERED_CONTEXTS:
@@ -532,7 +554,7 @@ class Engine:
             every = tuple(dict.fromkeys((*callees, *others, *context.callees)))
             if len(every) > MAX_CALLEES:
                 raise ValueError(f"graph: with its callees it has {len(every):,} functions, of {MAX_CALLEES:,} at most")
-            known = self._contexts[key] = context, dataclasses.replace(context, callees=every)
+            known = self._contexts[key] = context, dataclasses.replace(context, callees=every, options=options)
         return known[1]
 
     def _check_usable(self) -> None:
@@ -727,10 +749,16 @@ class Engine:
         context, endpoint_id = task.context, task.context.endpoint_id or ""
         if (context.sealed or self._sealer.mode) == "off":
             return payload
-        # Bound to the function as the endpoint gets it.
+        # Bound to the functions as the endpoint gets them.
         task.function = self._compatibility.readable(endpoint_id, task.function, context.options)
+        callees = [self._compatibility.readable(endpoint_id, each, context.options) for each in context.callees]
         sealed = self._sealer.seal(
-            payload, mode=context.sealed, endpoint_id=endpoint_id, function=task.function.key, task_id=task.task_id
+            payload,
+            mode=context.sealed,
+            endpoint_id=endpoint_id,
+            function=task.function.key,
+            task_id=task.task_id,
+            callees=[each.key for each in callees],
         )
         if sealed is not payload and task.origin is not None:
             task.origin = dataclasses.replace(task.origin, sealed=True)

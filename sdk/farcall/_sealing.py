@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
@@ -161,10 +161,20 @@ class Sealer:
         """The mode of calls that do not have their own."""
         return self._mode()
 
-    def seal(self, payload: bytes, *, mode: SealMode | None, endpoint_id: str, function: str, task_id: str) -> bytes:
+    def seal(
+        self,
+        payload: bytes,
+        *,
+        mode: SealMode | None,
+        endpoint_id: str,
+        function: str,
+        task_id: str,
+        callees: Sequence[str] = (),
+    ) -> bytes:
         """A call as it is sent: sealed, or as it is if the mode is "off", or "offered" and the endpoint has no key.
 
         :param function: the SHA-256 of its body in hex, or its id, with or without a version.
+        :param callees: likewise, the functions that it calls.
         :raises EndpointIncompatible: if the endpoint opens no sealed calls, and they are required.
         :raises EndpointKeyChanged: if the endpoint shows another identity than before.
         :raises PayloadTooLarge: if it is too large when sealed.
@@ -191,6 +201,7 @@ class Sealer:
             task_id=task_id,
             key=answer_key(self._user_secret(make=True), task_id=task_id),
             max_text_bytes=MAX_INLINE_BYTES,
+            callees=[each.partition("@")[0] for each in callees],
         )
         if len(sealed) > MAX_PAYLOAD_BYTES:
             raise PayloadTooLarge(

@@ -9,6 +9,7 @@ import pytest
 import farcall_endpoint
 from farcall_common.errors import SerializationError
 from farcall_common.graph_builder import plan_of
+from farcall_common.graph_packing import task_options
 from farcall_common.graphs import unpack_graph
 from farcall_common.payload.functions import FunctionTable
 from farcall_common.payload.native import load_call
@@ -56,6 +57,16 @@ def test_several_stages_begin_with_the_first_function() -> None:
     found = packed(graph, list(graph.map(chain(double, pair), [1, 2])))
     assert found.function.name == "double"
     assert [each.name for each in unpack_graph(found.payload, callees=2).stages] == [*["double", "pair"] * 2, "collect"]
+
+
+def test_a_graph_with_a_stage_that_may_not_run_twice_may_not_either() -> None:
+    graph = Graph()
+    once = graph.options(idempotent=False).call(double, 1.0)
+    plan = plan_of(graph, graph.call(pair, once))
+    assert not task_options(plan, TaskOptions()).idempotent
+    found = unpack_graph(packed(graph, graph.call(pair, once)).payload, callees=2).stages
+    assert [each.options and each.options.idempotent for each in found] == [False, True]
+    assert task_options(plan_of(graph, graph.call(double, 1.0)), TaskOptions()).idempotent
 
 
 def test_a_graph_is_packed_once() -> None:

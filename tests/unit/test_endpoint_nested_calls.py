@@ -5,19 +5,24 @@ from __future__ import annotations
 import collections
 import hashlib
 import random
+import types
 from typing import Any
 
 import msgspec
 import pytest
 
 from farcall_common.environments import Environment
+from farcall_common.graphs import COLLECT, Graph, Input, Stage
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.graphs.values import GraphSettings, Memory
 from farcall_endpoint.manager.actions import Action, Answer, Kill
-from farcall_endpoint.manager.events import Callees, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.manager.events import Callees, Job, MalformedReceived, PacketsReceived, TasksReceived, WorkerDied
 from farcall_endpoint.manager.graphs import callees_of
-from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, options_of
+from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, kept_answer, options_of
+from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
+from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
 from tests.support.manager import Rig, ready
 
@@ -31,7 +36,7 @@ def calls(task_id: str, numbers: range, **given: Any) -> tuple[Packet, bytes]:
     return Calls(task_id, tuple(Call(number, "h", 1, "f", **given) for number in numbers)), b"p" * len(numbers)
 
 
-def sent(rig: Rig, worker_id: int, *packets: tuple[Packet, bytes]) -> list[Action]:
+def sent(rig: Rig, worker_id: int, *packets: tuple[Packet, Frame]) -> list[Action]:
     return rig.handle(PacketsReceived(worker_id, list(packets)))
 
 
@@ -264,14 +269,96 @@ def test_the_calls_of_drivers_count_with_those_that_they_make() -> None:
     assert (finished.details["stage_calls"], finished.details["stage_run_s"]) == (3, 10.0 + 20.0 + 30.0 + 40.0)
 
 
-def test_a_task_cannot_say_what_it_has_used() -> None:
+def test_arguments_of_calls_have_a_budget() -> None:
+    rig = Rig(slots=1, graphs=GraphSettings(memory_bytes=50, files=1))
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    memory = rig.core.value_memory
+    made = Calls("d", tuple(Call(number, "h", 50, "f") for number in range(2)))
+    assert not told(sent(rig, 0, (made, SharedBytes(MemoryFile.of([bytes(100)]), 0, 100))))
+    assert memory.used_bytes == 100
+    [answer] = told(sent(rig, 0, calls("d", range(2, 3))))
+    assert (answer.number, answer.error and answer.error["code"]) == (2, "VALUE_TOO_LARGE")
+    rig.die(0)
+    assert memory.used_bytes == 0
+
+
+def test_answers_that_a_driver_does_not_read_have_a_budget() -> None:
+    memory = Memory(GraphSettings(memory_bytes=50, files=1), writers=1)
+    one, other = (kept_answer(Answer(0, CallEnded(n), (b"v" * 60,)), memory) for n in range(2))
+    assert (one.body, memory.used_bytes) == ((b"v" * 60,), 60)
+    assert other.body == (b"",)
+    assert other.packet.error is not None
+    assert other.packet.error["code"] == "VALUE_NOT_STORED"
+    memory.remove(*one.body)
+    for _ in range(2):  # one may stay in its file
+        value = SharedBytes(MemoryFile.of([bytes(10)]), 0, 10)
+        answer = kept_answer(Answer(0, CallEnded(3), (value,)), memory)
+    assert answer.body == (bytes(10),)
+
+
+def test_a_call_that_was_dropped_is_not_looked_for_again() -> None:
     rig = Rig(slots=1)
     rig.start_all()
-    rig.jobs("a")
-    rig.read(0)
-    details = {"stdout": "x", "stages": [], "stage_calls": 1, "stage_run_s": 0.0, "values": {}}
-    sent(rig, 0, (Done("a", 0.0, 0.001, None, details), b"r"))
-    assert rig.progress().finished[0].details == {"stdout": "x"}
+    driving(rig)
+    driver = rig.core._nested
+    assert driver.dropped(DropCalls("d", (0, 1, 2))) == {"d/0"}
+    assert driver.dropped(DropCalls("d", (0, 1, 2))) == set()
+
+
+def test_a_task_that_writes_without_end_does_not_hold_the_manager() -> None:
+    channel = types.SimpleNamespace(receive_shared=lambda: (Waits("d"), b""))
+    worker = types.SimpleNamespace(worker_id=7, process=types.SimpleNamespace(channel=channel))
+    received, ended = Manager._receive(types.SimpleNamespace(_returns={}), worker)  # type: ignore[arg-type]
+    assert isinstance(received, PacketsReceived)
+    assert ended == MalformedReceived(7, "more packets at a time than a worker sends")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_that_tasks_forge_ends_the_manager(seed: int) -> None:
+    chance = random.Random(seed)
+    rig = Rig(slots=3, prefetch=2)
+    rig.start_all()
+    callee = Callee("f", "h")
+    chain = (Stage(0, "a"), Stage(0, "b", (Input(0, (0,)),)), Stage(0, "c", (Input(1, (0,)),)), Stage(0, "d"))
+    stages = (*chain, Stage(COLLECT, "", (Input(2, (0,)), Input(3, (1,)))))
+    graph = Graph(stages, (b"",) * 5, 4, spread=bool(seed % 2))
+    order = TaskOrder("g", 1, "h", 0, TaskOptions(callees=(callee,)))
+    rig.handle(TasksReceived([Job(order, BODY, b"", callees=Callees({"h": BODY}, graph))]))
+    rig.jobs("x", "y", "z")
+    for _ in range(150):
+        rig.now += chance.random()
+        rig.handle(*[ready(number) for number, worker in rig.core._workers.items() if not worker.is_ready])
+        if not rig.core._workers:
+            rig.handle()
+            continue
+        worker = chance.choice(list(rig.core._workers.values()))
+        number = worker.worker_id
+        if number in rig.killed or chance.random() < 0.1:
+            rig.die(number)
+            continue
+        task_id = worker.jobs[0].order.task_id if worker.jobs and chance.random() < 0.9 else "g/1"
+        what = chance.randrange(6)
+        if what == 0:
+            lost = tuple(range(chance.randrange(3)))
+            parts = (1,) if worker.jobs and worker.jobs[0].call and worker.jobs[0].call.is_edge else ()
+            sent(rig, number, (Done(task_id, 0.0, 0.001, parts=parts, undelivered=lost), b"r"))
+        elif what == 1:
+            first = chance.randrange(1000) * 10
+            sent(rig, number, calls(task_id, range(first, first + chance.randrange(1, 4))))
+        elif what == 2:
+            sent(rig, number, (Waits(task_id, over=chance.random() < 0.5), b""))
+        elif what == 3:
+            sent(rig, number, (DropCalls(task_id, tuple(range(0, 10_000, 10))), b""))
+        elif what == 4:
+            rig.handle(CancelTasks((task_id,)))
+        else:
+            rig._step(number) if rig.workers[number].running is None else None
+    for number in list(rig.workers):
+        rig.die(number)
+    drivers = rig.core._nested.drivers
+    assert all(any(job.order.task_id == name for w in rig.core._workers.values() for job in w.jobs) for name in drivers)
 
 
 def test_calls_are_not_nested_without_end() -> None:

@@ -178,6 +178,20 @@ def test_options_of_stages_travel_in_the_graph(executor: Executor, submits: Subm
     assert submits.bodies[0]["retries"] == 1
 
 
+def test_a_graph_with_a_stage_that_may_not_run_twice_may_not_either(executor: Executor, submits: Submits) -> None:
+    graph = Graph()
+    text = graph.options(idempotent=False).call(read, "a")
+    last = graph.call(total, [graph.call(len, text), graph.options(retries=2).call(len, text)])
+    executor.options(walltime_s=60).submit(graph, last).result(WAIT_S)
+    [body] = submits.bodies
+    assert body["idempotent"] is False
+    options = [each.options for each in unpack_graph(submits.payloads[0], callees=3).stages]
+    assert [each and each.idempotent for each in options] == [False, True, True, True]
+    assert [each and each.walltime_s for each in options] == [60, None, 60, None], "as without that stage"
+    executor.submit(graph, graph.call(read, "b")).result(WAIT_S)
+    assert submits.bodies[1]["idempotent"] is True
+
+
 def test_functions_that_are_equal_travel_once(executor: Executor, submits: Submits) -> None:
     graph = Graph()
     stages = [graph.call(functools.partial(split, parts=1), "a b") for _ in range(3)]
@@ -448,6 +462,31 @@ def test_a_chunk_of_chains_is_a_graph(executor: Executor, submits: Submits) -> N
     mapped = executor.map(chain(read, count), ["a", "bc", "d"], chunksize=2)
     assert list(mapped) == [9, 10, 9]
     assert sorted(len(unpack_graph(payload, callees=2).stages) for payload in submits.payloads) == [3, 5]
+
+
+def test_tasks_that_call_many_functions_are_sent_in_several_requests(
+    offline: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farcall._batch.MAX_CALLEES_PER_SUBMIT", 10)
+    submits = Submits(offline)
+    with (
+        Client("https://farcall.test", offline.token, transport=submits) as client,
+        Executor(offline.endpoint_id, client, callees=[read, count, split]) as executor,
+    ):
+        results = executor.map(total, [[1]] * 20)
+        assert executor._engine.flush(WAIT_S)
+        sizes = [len(ids) for body in submits.bodies for ids in body["tasks"].values()]
+        assert (sum(sizes), max(sizes)) == (20, 3)
+        offline.run_waiting()
+        assert list(results) == [1] * 20
+        function_id, callee = (executor.register_function(each) for each in (total, read))
+        options: dict[str, Any] = {"callees": [callee] * 4}
+        batch = client.create_batch(**options)
+        for _ in range(5):
+            batch.add(function_id, ([1],))
+        submits.bodies.clear()
+        client.batch_run(offline.endpoint_id, batch)
+        assert [len(body["task_ids"][function_id]) for body in submits.bodies] == [2, 2, 1]
 
 
 # -- callees -----------------------------------------------------------------------------------------------------------

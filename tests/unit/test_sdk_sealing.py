@@ -69,13 +69,25 @@ def result(**fields: Any) -> StreamResult:
 def test_a_call_is_sealed_to_the_endpoint_with_a_key_of_the_user(lab: Lab) -> None:
 
     buffer = seal(lab.sealer(), function=f"{FUNCTION}@3")
-    where = {"endpoint_id": ENDPOINT, "function_id": FUNCTION, "function_hash": "", "task_id": "t"}
+    where: dict[str, Any] = {"endpoint_id": ENDPOINT, "function_id": FUNCTION, "function_hash": "", "task_id": "t"}
     call, key = open_call(buffer, SECRETS, now=time.time(), **where)
     secret = lab.home / "sealing.secret"
     assert bytes(call) == b"call"
     assert key == answer_key(decode_secret(secret.read_text()), task_id="t")
     assert secret.stat().st_mode & 0o777 == 0o600
     assert (lab.home / "known_endpoints").read_text() == f"{ENDPOINT} {SECRETS.fingerprint}\n"
+
+
+def test_a_call_is_sealed_with_the_functions_that_it_calls(lab: Lab) -> None:
+    hashed = "ab" * 32
+    buffer = lab.sealer().seal(
+        b"call", mode=None, endpoint_id=ENDPOINT, function=FUNCTION, task_id="t", callees=[f"{FUNCTION}@3", hashed]
+    )
+    where: dict[str, Any] = {"endpoint_id": ENDPOINT, "function_id": FUNCTION, "function_hash": "", "task_id": "t"}
+    call, _ = open_call(buffer, SECRETS, now=time.time(), callees=[(FUNCTION, ""), ("other", hashed)], **where)
+    assert bytes(call) == b"call"
+    with pytest.raises(SealInvalid):
+        open_call(buffer, SECRETS, now=time.time(), **where)
 
 
 def test_modes(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -30,7 +31,7 @@ from farcall_common.sealing import (
     seal_answer,
     seal_call,
 )
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.reports import tasks_received
 from farcall_endpoint.agent.sealing import CallOpener, seal_result
@@ -55,7 +56,7 @@ def sealed(
     return seal_call(call, to=to, key=key, max_text_bytes=max_text_bytes, **where)
 
 
-def opened(buffer: bytes, *, secrets: SealingSecrets = SECRETS, now: float = NOW, **changes: str) -> bytes:
+def opened(buffer: bytes, *, secrets: SealingSecrets = SECRETS, now: float = NOW, **changes: Any) -> bytes:
     call, key = open_call(buffer, secrets, now=now, **{**HERE, **changes})
     assert key == answer_key(USER, task_id=changes.get("task_id", "t"))
     return bytes(call)
@@ -86,6 +87,30 @@ def test_a_call_may_be_bound_to_the_id_of_a_function() -> None:
 def test_a_call_is_opened_nowhere_else(place: dict[str, Any]) -> None:
     with pytest.raises(SealInvalid, match="another endpoint, function or task"):
         opened(sealed(), **place)
+
+
+OTHER = "cd" * 32
+SAID = [("g", HASH), ("h", OTHER)]
+
+
+@pytest.mark.parametrize("callees", [[HASH, OTHER], ["g", OTHER], ["g", "h"]])
+def test_a_call_is_bound_to_the_functions_that_it_calls(callees: list[str]) -> None:
+    buffer = sealed(callees=callees)
+    assert opened(buffer, callees=SAID) == CALL
+    for said in ([], SAID[:1], SAID[::-1], [*SAID, SAID[0]], [("x", OTHER), ("y", HASH)]):
+        with pytest.raises(SealInvalid, match="exchanged"):
+            opened(buffer, callees=said)
+    with pytest.raises(SealInvalid, match="exchanged"):
+        opened(sealed(), callees=SAID)
+
+
+@given(call=st.binary(max_size=64))
+def test_no_content_of_a_call_with_functions_raises_anything_else(call: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("farcall_common.sealing._VERSION", 2)
+        buffer = sealed(call)
+    with contextlib.suppress(SealInvalid):
+        assert call.endswith(opened(buffer, callees=SAID))
 
 
 def test_fields_cannot_be_shifted_into_one_another() -> None:
@@ -241,6 +266,16 @@ def test_the_agent_refuses_what_it_may_not_run() -> None:
     assert code_of(sealed(), opener(had=True)) == "SEALED_CALL_REFUSED"
     for change in ({"task_id": "t2"}, {"function_hash": "cd" * 32}):
         assert code_of(sealed(), opener(), msgspec.structs.replace(SPEC, **change)) == "SEALED_CALL_REFUSED"
+
+
+def test_the_agent_opens_no_call_whose_functions_were_exchanged() -> None:
+    one, other = Callee("g", HASH), Callee("h", "cd" * 32)
+    buffer = sealed(callees=[HASH, "h"])
+    for callees, code in (([one, other], ""), ([other, one], "SEALED_CALL_REFUSED"), ([], "SEALED_CALL_REFUSED")):
+        spec = msgspec.structs.replace(SPEC, options=TaskOptions(callees=tuple(callees)))
+        assert code_of(buffer, opener(), spec) == code
+    spec = msgspec.structs.replace(SPEC, options=TaskOptions(callees=(one,)))
+    assert code_of(sealed(), opener(), spec) == "SEALED_CALL_REFUSED"
 
 
 def test_a_call_that_a_message_puts_before_a_sealed_one_does_not_get_its_answer_key() -> None:

@@ -71,6 +71,7 @@ class CallOpener:
                 function_id=spec.function_id,
                 function_hash=spec.function_hash,
                 task_id=spec.task_id,
+                callees=[(each.function_id, each.function_hash) for each in spec.options.callees],
                 now=self._clock(),
             )
         except SealInvalid as error:

@@ -19,6 +19,7 @@ from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.graph_builder import Graph, plan_of
 from farcall_common.graph_handles import StageHandle, StageList
+from farcall_common.graph_packing import task_options
 from farcall_common.payload.functions import Function, FunctionTable
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
@@ -258,7 +259,7 @@ class Engine(_Submitter):
     ) -> EngineFuture[Any]:
         plan = plan_of(graph, target)
         packed = pack_for_engine(plan, self._functions, options, spread=graph.spread)
-        options = msgspec.structs.replace(options, callees=packed.callees)
+        options = msgspec.structs.replace(task_options(plan, options), callees=packed.callees)
         return self._start(options, raise_original, packed.function, packed.payload, packed.functions, plan.rebuild)
 
     def _submit_with(

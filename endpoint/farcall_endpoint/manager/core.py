@@ -25,7 +25,6 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
-from farcall_common.graphs import OF_GRAPHS
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
@@ -183,7 +182,8 @@ class ManagerCore:
         )
         graphs = GraphSettings() if graphs is None else graphs
         self._graphs = Graphs(graphs, reports=self._reports, writers=slots, jitter=jitter)
-        self._nested = NestedCalls(actions=self._actions, memory=self._graphs.memory, jitter=jitter, node=graphs.node)
+        self.value_memory = self._graphs.memory
+        self._nested = NestedCalls(actions=self._actions, memory=self.value_memory, jitter=jitter, node=graphs.node)
         self._ahead = AheadCalls(workers=self._workers, actions=self._actions)
         self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
         self._reads: list[ReadOutput] = []
@@ -411,8 +411,6 @@ class ManagerCore:
             for each in self._ahead.ended(worker, job, done, now.mono):
                 self._recall(each)
         details: dict[str, Any] | None = done.details
-        if details:  # a task could write there what it has used
-            details = {name: value for name, value in details.items() if name not in OF_GRAPHS}
         if worker.drives:
             details = {**(details or {}), **self._nested.details(job, ended_at - started_at)}
             self._drive_over(worker, job)

@@ -21,12 +21,12 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.attempts import Attempts
-from farcall_endpoint.graphs.values import Memory
+from farcall_endpoint.graphs.values import Memory, read
 from farcall_endpoint.manager.actions import Action, Answer
 from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder
-from farcall_endpoint.shared_memory import Body, Frame, bytes_of, cut
+from farcall_endpoint.shared_memory import Body, Frame, SharedBytes, bytes_of, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
 PROGRESS_PERIOD_S: Final = 0.25
@@ -112,14 +112,17 @@ class Driver:
         self.job = job
         self.worker_id = worker_id
         self.open: dict[str, Call] = {}  # by the id of the call's job
+        self.payloads: dict[str, Frame] = {}
+        self.dropped: set[str] = set()
         self.has_changed = True
         self._calls = calls
         self._counts: dict[str, _Counts] = {}
         self._below_calls, self._below_s = 0, 0.0
 
-    def add(self, call: Call, task_id: str) -> None:
+    def add(self, call: Call, task_id: str, payload: Frame) -> None:
         """A call was made."""
         self.open[task_id] = call
+        self.payloads[task_id] = payload
         self._count(call).calls += 1
         self.has_changed = True
 
@@ -186,6 +189,8 @@ class Driver:
 
     def _over(self, job: Job, outcome: Outcome) -> None:
         call = self.open.pop(job.order.task_id)
+        self.dropped.discard(job.order.task_id)
+        self._calls.memory.remove(self.payloads.pop(job.order.task_id))
         self._calls.attempts.forget(job.order.task_id)
         self._count(call).add(outcome)
         self.has_changed = True
@@ -203,14 +208,14 @@ class NestedCalls:
     """The calls of all drivers of a manager. ``limits``: of the endpoint, for each of them.
 
     :param actions: of the manager's core, for answers to workers.
-    :param memory: where values are counted.
+    :param memory: where values and arguments are counted.
     :param jitter: see :class:`~farcall_endpoint.graphs.attempts.Attempts`.
     :param node: its host name.
     """
 
     def __init__(self, *, actions: list[Action], memory: Memory, jitter: Callable[[], float], node: str = "") -> None:
         self._actions = actions
-        self._memory = memory
+        self.memory = memory
         self.node = node
         self.limits: Limits | None = None
         self.attempts: Attempts[str] = Attempts(jitter)
@@ -247,8 +252,14 @@ class NestedCalls:
             elif driver_job.depth >= MOST_DEPTH:
                 record = outcomes.nested_too_deeply(MOST_DEPTH)
                 self.answer(worker.worker_id, CallEnded(call.number, record.to_json()), b"")
+            elif not self.memory.accepts(len(payload), on_disk=False):
+                record = outcomes.arguments_too_large(len(payload))
+                self.answer(worker.worker_id, CallEnded(call.number, record.to_json()), b"")
             else:
-                driver.add(call, task_id)
+                if not self.memory.has_files:
+                    payload = read(payload)
+                self.memory.add([payload])
+                driver.add(call, task_id, payload)
                 jobs.append(self._job(driver, call, task_id, found, payload))
         return jobs
 
@@ -257,7 +268,12 @@ class NestedCalls:
         driver = self.drivers.get(packet.task_id)
         if driver is None:
             return set()
-        return self._cancelled(f"{packet.task_id}/{number}" for number in packet.numbers)
+        named = {f"{packet.task_id}/{number}" for number in packet.numbers}
+        fresh = {each for each in named if each in driver.open and each not in driver.dropped}
+        if not fresh:  # to look for them again costs a look at all that waits
+            return fresh
+        driver.dropped |= fresh
+        return self._cancelled(fresh)
 
     def over(self, job: Job) -> set[str]:
         """A driver has ended: the ids of its calls that have not."""
@@ -266,6 +282,9 @@ class NestedCalls:
         for task_id in driver.open:
             self.attempts.forget(task_id)
         driver.open.clear()
+        for payload in driver.payloads.values():
+            self.memory.remove(payload)
+        driver.payloads.clear()
         if job.owner is not None:
             job.owner.add_below(*driver.totals())
         return gone
@@ -362,7 +381,7 @@ class NestedCalls:
             parent.submitter,
             restricted=parent.restricted,
         )
-        memory = self._memory
+        memory = self.memory
         edge = CallOrder(is_edge=True, room_bytes=memory.room_bytes, most_bytes=memory.most_bytes, is_nested=True)
         return Job(
             order,
@@ -392,6 +411,28 @@ def options_of(driver: TaskOptions, wanted: TaskOptions | None) -> TaskOptions:
         environment=driver.environment,
         callees=driver.callees,
     )
+
+
+def kept_answer(action: Answer, memory: Memory) -> Answer:
+    """An answer that a driver does not read yet, counted in the memory of values; without its value if that has no
+    room."""
+    [value] = action.body
+    size = len(value)
+    on_disk = isinstance(value, SharedBytes) and not value.memory.is_sealed
+    try:
+        if not memory.accepts(size, on_disk=on_disk):
+            raise ValueError("there is no room")
+        if not (on_disk or memory.has_files):
+            value = read(value)
+    except ValueError as error:
+        value = b""
+        action = Answer(
+            action.worker_id,
+            CallEnded(action.packet.number, outcomes.value_not_stored(size, error).to_json()),
+            (value,),
+        )
+    memory.add([value], on_disk=on_disk)
+    return Answer(action.worker_id, action.packet, (value,))
 
 
 def _least(one: int | None, other: int | None) -> int | None:
@@ -434,14 +475,16 @@ def _learn(worker: Worker, functions: list[tuple[str, Frame]]) -> None:
 
     :raises ValueError: if a hash is another function's, which other workers may have, or if they are too many.
     """
-    for function_hash, body in functions:
+    new = {function_hash: body for function_hash, body in functions if function_hash not in worker.called}
+    if not new:
+        return
+    size = sum(map(len, new.values())) + sum(map(len, worker.called.values()))
+    if len(new) + len(worker.called) > _MOST_FUNCTIONS or size > _MOST_FUNCTION_BYTES:
+        raise ValueError("more functions than a worker sends")
+    for function_hash, body in new.items():
         if hashlib.sha256(bytes_of(body)).hexdigest() != function_hash:
             raise ValueError("a function with another hash")
         worker.called[function_hash] = body
-    if functions and (
-        len(worker.called) > _MOST_FUNCTIONS or sum(map(len, worker.called.values())) > _MOST_FUNCTION_BYTES
-    ):
-        raise ValueError("more functions than a worker sends")
 
 
 def _split(packet: Calls, body: Body) -> tuple[list[tuple[str, Frame]], list[Frame]]:

@@ -56,6 +56,7 @@ from farcall_endpoint.manager.events import (
 )
 from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
+from farcall_endpoint.manager.nested_calls import kept_answer
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import WorkerProcess
@@ -82,6 +83,9 @@ _WARM_PERIOD_S: Final = 10.0
 """How often the memory of one worker of an environment is measured, one after the other."""
 _OUTPUT_PERIOD_S: Final = 0.01
 """The same for its output, while that grows."""
+_MOST_PACKETS: Final = 20_000
+"""A worker does not send as many while its manager reads them; a task that writes to its socket could do so faster than
+they are read, and no other worker would be served."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -482,15 +486,15 @@ class Manager:
         """Send a worker how a call has ended. Its task may compute and read nothing for hours: then it waits here."""
         unsent = self._unsent.get(action.worker_id)
         if unsent is not None:
-            unsent.append(action)
+            unsent.append(kept_answer(action, self._core.value_memory))
         elif action.worker_id in self._workers and not self._answered(action):
-            self._unsent[action.worker_id] = collections.deque([action])
+            self._unsent[action.worker_id] = collections.deque([kept_answer(action, self._core.value_memory)])
             self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def _answer_rest(self, worker_id: int) -> None:
         unsent = self._unsent[worker_id]
         while unsent and self._answered(unsent[0]):
-            unsent.popleft()
+            self._core.value_memory.remove(*unsent.popleft().body)
         if not unsent:
             del self._unsent[worker_id]
             self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
@@ -604,6 +608,8 @@ class Manager:
             while (received := worker.process.channel.receive_shared()) is not None:
                 _check_files(*received)
                 packet, body = received
+                if len(packets) >= _MOST_PACKETS:
+                    raise ValueError("more packets at a time than a worker sends")
                 if isinstance(packet, Done) and packet.lent is not None and worker.worker_id in self._returns:
                     received = packet, self._returns[worker.worker_id].body(body, *packet.lent)
                 if type(received[0]) is NewModules:
@@ -637,7 +643,8 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
-        self._unsent.pop(worker.worker_id, None)
+        for answer in self._unsent.pop(worker.worker_id, ()):
+            self._core.value_memory.remove(*answer.body)
         self._returns.pop(worker.worker_id, None)
         self._groups.remove(process.pid)
         reason = process.reap()
