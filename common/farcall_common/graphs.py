@@ -20,9 +20,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, PayloadTooLarge
 from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 
 PREFIX: Final = b"gr\n"
 COLLECT: Final = -1
@@ -75,6 +76,13 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def is_map(self) -> bool:
         """Whether it makes a call for each element."""
         return any(each.each for each in self.inputs)
+
+    def environment(self, callees: Sequence[Callee]) -> Environment | None:
+        """Where the calls of a stage with a function run: the environment that it names, else that of its function,
+        whatever the task's own is. None: the endpoint's own."""
+        if self.options is not None and self.options.environment is not None:
+            return self.options.environment
+        return callees[self.function].environment
 
 
 class Graph(msgspec.Struct, frozen=True):
@@ -218,12 +226,16 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
 STAGES: Final = "stages"
 """In the details of a result: the states of the stages, as :class:`StageState` in JSON."""
 STAGE_CALLS: Final = "stage_calls"
-"""Likewise, how many calls of stages ran, all together; without it, the calls of ``stages`` that ended."""
+"""Likewise, how many calls ended, all together and those of stages that are not among ``stages``, too, with the calls
+that these made; without it, those of ``stages``."""
 STAGE_RUN_S: Final = "stage_run_s"
 """Likewise, the seconds that they ran, with those of the task's own function if it has one; without it, those of
 ``stages``."""
 VALUES: Final = "values"
 """Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
+
+OF_GRAPHS: Final = frozenset({STAGES, STAGE_CALLS, STAGE_RUN_S, VALUES})
+"""What a manager writes into the details of a result, and no task."""
 
 STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", "skipped"})
 """States of a stage."""

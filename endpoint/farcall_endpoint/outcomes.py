@@ -120,6 +120,12 @@ callee_not_permitted = Outcome(
     "This endpoint runs certain functions only, and the task calls one that it has not named when it was submitted.",
     "Name it: executor.options(callees=[function]).",
 )
+callee_elsewhere = Outcome(
+    "CONTAINER_UNSUPPORTED",
+    Fault.CALLER,
+    "The function that the task calls has another environment than the task, and a call runs where its caller does.",
+    "Submit the task with one container or environment for both, or make the call a stage of a graph.",
+)
 nested_too_deeply = Outcome(
     "CALLS_TOO_DEEP",
     Fault.USER_CODE,

@@ -69,6 +69,9 @@ class Limits(_Part, frozen=True):
             else min(options.output_bytes, self.kept_bytes),
             environment=None if self.in_image else options.environment,
             container=None if self.in_image else options.container,
+            callees=tuple(msgspec.structs.replace(each, environment=None) for each in options.callees)
+            if self.in_image and options.callees
+            else options.callees,
         )
 
 

@@ -285,6 +285,7 @@ def test_stages_are_in_the_usage_and_in_the_command_line(
     assert future.result(WAIT_S) == 30
     shown = farcall_("tasks", "show", future.task_id)
     assert "5 of 5" in shown
+    assert "stage_calls" not in shown.replace(" ", "_"), "they are in the table"
     wait_until(lambda: called() >= before + 8, "the calls in the usage")
 
 

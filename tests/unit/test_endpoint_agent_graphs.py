@@ -76,14 +76,22 @@ PLAIN = chain(None, None, None)
 ONCE = chain(None, TaskOptions(idempotent=False))
 
 
-def spec(task_id: str, callees: Sequence[Callee] = CALLEES, **options: Any) -> wire.TaskSpec:
+def within(environment: Environment | None, callees: Sequence[Callee] = CALLEES) -> tuple[Callee, ...]:
+    """Callees as the API writes them for a submit that names an environment."""
+    return tuple(msgspec.structs.replace(each, environment=environment or each.environment) for each in callees)
+
+
+def spec(
+    task_id: str, callees: Sequence[Callee] = CALLEES, *, data_only: bool = False, **options: Any
+) -> wire.TaskSpec:
     return wire.TaskSpec(
         task_id=task_id,
         attempt=1,
         function_id="id-merge",
         function_hash=HASHES[2],
-        options=TaskOptions(callees=tuple(callees), **options),
+        options=TaskOptions(callees=within(options.get("environment"), callees), **options),
         payload=3,
+        data_only=data_only,
     )
 
 
@@ -321,6 +329,43 @@ def test_no_stage_raises(stage: list[Any], sizes: Any, output: Any) -> None:
     assert read_graph(framed(head), TaskOptions(callees=CALLEES)) is not None
 
 
+@pytest.mark.parametrize("own", [None, TaskOptions(), TaskOptions(walltime_s=5.0)])
+def test_a_stage_runs_in_the_environment_of_its_function_and_not_in_that_of_the_task(own: TaskOptions | None) -> None:
+    callees = (CALLEES[0], *within(ML, CALLEES[1:2]), *within(SCI, CALLEES[2:]))
+    found = read_graph(chain(own, own), TaskOptions(callees=callees, environment=SCI))
+    assert isinstance(found, GraphNeeds)
+    assert set(found.environments) == {None, ML}
+
+
+def test_where_the_service_restricts_functions_a_stage_runs_in_the_environment_of_its_function() -> None:
+    chosen = TaskOptions(environment=ML)
+    callees = (CALLEES[0], *within(ML, CALLEES[1:2]), CALLEES[2])
+    core = connected()
+    assert placed(send(core, spec("a", data_only=True), payload=PLAIN)) == {"a": "m"}
+    core = connected()
+    add_manager(core, "n", venv="")
+    send(core, spec("a", callees, data_only=True), payload=chain(None, chosen))
+    task = core.core.task("a")
+    assert task is not None
+    assert task.result is None
+    for payload in (chain(chosen), chain(None, TaskOptions(environment=SCI))):
+        record = error_of(send(connected(), spec("a", callees, data_only=True), payload=payload))
+        assert record.code == "FUNCTION_NOT_PERMITTED"
+        assert record.message.startswith("Stage ")
+    assert not isinstance(read_graph(chain(chosen), TaskOptions(callees=CALLEES)), ErrorRecord)
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "code"),
+    [(SCI, {"allowed_functions": HASHES}, "FUNCTION_NOT_PERMITTED"), (INVALID, {}, "CONTAINER_UNSUPPORTED")],
+)
+def test_an_environment_of_a_callee_is_refused_as_that_of_a_task(
+    environment: Environment, settings: dict[str, Any], code: str
+) -> None:
+    callees = (*within(environment, CALLEES[:1]), *CALLEES[1:])
+    assert error_of(send(connected(**settings), spec("a", callees))).code == code
+
+
 def test_names_are_cut_and_on_one_line() -> None:
     name = "a\nb" + "x" * 10_000
     record = error_of(send(connected(), spec("a"), payload=chain(TaskOptions(container="c" * 5000), names=(name,) * 3)))
@@ -347,11 +392,11 @@ def test_what_is_known_of_a_graph() -> None:
         Stage(COLLECT, "", (Input(1, (0,)), Input(2, (1,)))),
     )
     payload = pack_graph(Graph(stages, (b"",) * 4, 3))
-    task = TaskOptions(callees=CALLEES, environment=SCI)
+    task = TaskOptions(callees=within(SCI), environment=SCI)
     found = read_graph(payload, task)
     assert isinstance(found, GraphNeeds)
     assert (found.stages, found.width, found.once, found.walltime_s) == (4, 2, False, 9.0)
-    assert found.environments == (ML, SCI), "a stage that names none has that of the task"
+    assert found.environments == (ML, SCI), "a stage that names none has that of its function"
     assert [each.label for each in found.options] == ["Stage 0 (a)", "Stage 1 (b)", "Stage 2 (c)"]
     limited = read_graph(payload, msgspec.structs.replace(task, walltime_s=7.0))
     assert isinstance(limited, GraphNeeds)
@@ -716,7 +761,12 @@ def test_a_sealed_graph_shows_numbers_only() -> None:
     assert core.report().detail["graphs"][0]["running"] == 3
     assert "stage0" not in str(core.report())
     assert "stage0" not in str(core.core.running_graphs())
-    details = {"stages": msgspec.to_builtins(states(error=error, ended=1, run_s=0.5)), "values": {"0": "c3RhZ2Uw"}}
+    details = {
+        "stages": msgspec.to_builtins(states(error=error, ended=1, run_s=0.5)),
+        "values": {"0": "c3RhZ2Uw"},
+        "stage_calls": 3,
+        "stage_run_s": 1.5,
+    }
     core.progress("m", Progress(workers=4, finished=(Finished("a", TaskState.SUCCESS, 0, details=details),)), [b"r"])
     [ended] = core.decide(now=2.0).finished
     assert ended.result is not None

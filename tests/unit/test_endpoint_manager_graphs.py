@@ -5,28 +5,31 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord, Fault
-from farcall_common.graphs import COLLECT, Graph, Input, Stage, pack_graph
+from farcall_common.graphs import COLLECT, MAX_STATES, Graph, Input, Stage, pack_graph
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.graphs.run import GraphRun
 from farcall_endpoint.graphs.tails import OutputTails, joined
 from farcall_endpoint.graphs.values import GraphSettings, Memory
 from farcall_endpoint.manager.actions import Action, ReadStreams, Send
 from farcall_endpoint.manager.events import (
     AgentLost,
     Callees,
+    Instant,
     Job,
     LimitExceeded,
     PacketsReceived,
     TasksReceived,
     WorkerDied,
 )
-from farcall_endpoint.manager.graphs import opened
+from farcall_endpoint.manager.graphs import RunningGraph, environments_of, opened
 from farcall_endpoint.output import Printed, Stream
-from farcall_endpoint.protocol import CancelTasks, Finished, ReadOutput, Stop, TaskOrder, WantedOutput
+from farcall_endpoint.protocol import CancelTasks, Finished, Limits, ReadOutput, Stop, TaskOrder, WantedOutput
 from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
 from farcall_endpoint.worker.channel import Done, InputOrder, Order
 from tests.support.manager import Rig, ready
@@ -123,6 +126,18 @@ def test_a_chain_is_one_task_to_the_agent() -> None:
     assert (first["name"], first["run_s"], first["value_bytes"], first["workers"]) == ("load", 0.5, 5, (1,))
     assert first["node"] == "n1"
     assert not rig.core._graphs.running
+
+
+def test_the_calls_of_all_stages_are_counted_of_a_graph_with_more_than_are_told() -> None:
+    count = MAX_STATES + 5
+    rig = rig_of()
+    start(rig, *[Stage(0, f"s{n}", () if n == 0 else (Input(n - 1, (0,)),)) for n in range(count)])
+    for _ in range(count):
+        end(rig, b"v")
+    finished = only(rig)
+    assert finished.details is not None
+    assert len(finished.details["stages"]) == MAX_STATES
+    assert (finished.details["stage_calls"], finished.details["stage_run_s"]) == (count, count * 0.5)
 
 
 def test_a_fan_out_is_known_when_its_elements_are() -> None:
@@ -378,6 +393,20 @@ def test_what_a_running_call_prints_is_behind_what_others_have_printed() -> None
     assert printed[1].endswith(b"--- D\n--- E\ne--- B\n--- D\n")
 
 
+@pytest.mark.parametrize("keep_output", [True, False])
+def test_output_of_a_graph_is_in_its_record_if_that_is_asked_for(keep_output: bool) -> None:
+    rig = rig_of()
+    start(rig, *CHAIN, keep_output=keep_output)
+    end(rig, b"v", printed=b"x" * 5000)
+    end(rig, b"w", printed=b"last")
+    [finished] = rig.take()[0].finished
+    assert finished.details is not None
+    tail = finished.details.get("stdout_tail", "")
+    assert len(tail) == (4096 if keep_output else 0)
+    assert tail.endswith("x\n--- stage resize, attempt 1\nlast") is keep_output
+    assert "stderr_tail" not in finished.details or keep_output
+
+
 def test_output_of_a_graph_is_bounded() -> None:
     rig = rig_of()
     start(rig, *CHAIN, output_bytes=8)
@@ -499,7 +528,7 @@ def test_small_values_go_to_the_disk_when_the_memory_is_used_up() -> None:
 
 
 def test_an_environment_of_a_stage_that_its_submitter_may_not_use() -> None:
-    environment = Environment.of({"type": "uv", "requirements": ("numpy",)})
+    environment = SCI
     stage = Stage(0, "a", options=TaskOptions(environment=environment))
     rig = rig_of()
     record = ErrorRecord("CONTAINER_UNSUPPORTED", "not here", "", Fault.CALLER)
@@ -507,6 +536,42 @@ def test_an_environment_of_a_stage_that_its_submitter_may_not_use() -> None:
     finished = only(rig)
     assert finished.error is not None
     assert finished.error["message"] == "stage 0 (a): not here"
+
+
+SCI = Environment.of({"type": "uv", "requirements": ("numpy",)})
+ML = Environment.of({"type": "uv", "requirements": ("torch",)})
+
+
+@pytest.mark.parametrize("own", [None, TaskOptions(memory_bytes=100)])
+def test_a_call_runs_in_the_environment_of_its_function(own: TaskOptions | None) -> None:
+    job = graph_job("g", (Stage(0, "a", options=own), Stage(1, "b", options=own)), environment=SCI)
+    callees = (job.order.options.callees[0], msgspec.structs.replace(job.order.options.callees[1], environment=ML))
+    options = msgspec.structs.replace(job.order.options, callees=callees)
+    job = msgspec.structs.replace(job, order=msgspec.structs.replace(job.order, options=options))
+    assert list(environments_of(job)) == [ML], "that of the task is not needed"
+    found = {each: run_of(job).job_of((each, 0)).order.options for each in range(2)}
+    assert (found[0].environment, found[0].container) == (None, None)
+    assert (found[1].environment, found[1].container) == (ML, ML.reference)
+    image = Limits(in_image=True).applied_to(options)
+    assert all(each.environment is None for each in image.callees), "the node itself is the container"
+
+
+def test_values_are_collected_in_the_environment_that_they_come_from() -> None:
+    own = TaskOptions(environment=ML)
+    stages = (Stage(0, "a", options=own), Stage(COLLECT, "", (Input(0, (0,)), Input(0, (1,)))))
+    running = run_of(graph_job("g", stages, environment=SCI))
+    running.run.succeeded((0, 0), [b"v"])
+    assert running.job_of((1, 0)).order.options.environment == ML
+
+
+def run_of(job: Job) -> RunningGraph:
+    """A graph of which the first calls were made."""
+    callees, order, memory = job.callees, job.order, Memory(GraphSettings(), writers=1)
+    assert callees is not None
+    assert callees.graph is not None
+    run = GraphRun(callees.graph, options=order.options, memory=memory, jitter=lambda: 0.0)
+    run.start()
+    return RunningGraph(job, run, callees, Instant(0.0, 0.0), touched={})
 
 
 def test_a_manager_that_stops_has_no_end_of_its_graphs() -> None:

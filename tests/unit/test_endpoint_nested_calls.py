@@ -7,12 +7,15 @@ import hashlib
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
-from farcall_common.task_options import TaskOptions
+from farcall_common.environments import Environment
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Answer, Kill
 from farcall_endpoint.manager.events import Callees, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.manager.graphs import callees_of
 from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, options_of
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
@@ -216,6 +219,61 @@ def test_what_a_task_that_has_ended_says_is_ignored() -> None:
     assert rig.done(0) == "next"
 
 
+@pytest.mark.parametrize("forged", ["its end", "its calls", "its calls, and a recall"])
+def test_what_a_task_forges_of_the_task_behind_it_ends_its_worker_and_not_the_manager(forged: str) -> None:
+    rig = Rig(slots=1, prefetch=3)
+    rig.start_all()
+    rig.jobs("a", "b")
+    rig.read(0)
+    sent(rig, 0, (Done("a", 0.0, 0.001), b"r"))
+    sent(rig, 0, (Done("b", 0.0, 0.001), b"r") if forged == "its end" else calls("b", range(1)))
+    if forged == "its calls, and a recall":
+        rig.handle(CancelTasks(("b",)))
+        rig.handle()
+    rig.die(0)
+    rig.start_all()
+    rig.jobs("c")
+    names = {rig.done(1) for _ in range(1 if forged != "its calls" else 2)}
+    assert names == ({"b", "c"} if forged == "its calls" else {"c"})
+    assert not rig.core._nested.drivers
+
+
+def test_the_calls_of_drivers_count_with_those_that_they_make() -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    task_id, worker_id = "d", 0
+    rig.jobs(task_id)
+    for _ in range(3):
+        assert rig.read(worker_id) == task_id
+        sent(rig, worker_id, calls(task_id, range(1)), (Waits(task_id), b""))
+        worker_id = max(rig.workers)
+        rig.handle(ready(worker_id))
+        task_id += "/0"
+    for at in range(4):
+        rig.now += 10.0
+        name = "d" + "/0" * (3 - at)
+        sent(
+            rig,
+            3 - at,
+            (Waits(name, over=True), b""),
+            (Done(name, 0.0, 10.0 * (at + 1), parts=(1,) if at < 3 else ()), b"r"),
+        )
+    [finished] = rig.progress().finished
+    assert finished.details is not None
+    assert len(finished.details["stages"]) == 1
+    assert (finished.details["stage_calls"], finished.details["stage_run_s"]) == (3, 10.0 + 20.0 + 30.0 + 40.0)
+
+
+def test_a_task_cannot_say_what_it_has_used() -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    rig.jobs("a")
+    rig.read(0)
+    details = {"stdout": "x", "stages": [], "stage_calls": 1, "stage_run_s": 0.0, "values": {}}
+    sent(rig, 0, (Done("a", 0.0, 0.001, None, details), b"r"))
+    assert rig.progress().finished[0].details == {"stdout": "x"}
+
+
 def test_calls_are_not_nested_without_end() -> None:
     rig = Rig(slots=1)
     rig.start_all()
@@ -233,6 +291,23 @@ def test_calls_are_not_nested_without_end() -> None:
     assert answer.error is not None
     assert answer.error["code"] == "CALLS_TOO_DEEP"
     assert len(rig.workers) == 1 + MOST_DEPTH
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_a_call_of_a_function_with_another_environment_is_refused(restricted: bool) -> None:
+    other = Environment.of({"type": "uv", "requirements": ("numpy",)})
+    options = TaskOptions(callees=(Callee("one", "h1"), Callee("two", "h2", environment=other)))
+    functions = callees_of(options, {"h1": b"one", "h2": b"two"}, None)
+    rig = Rig(slots=1)
+    rig.start_all()
+    order = TaskOrder("d", 1, "h", 0, options, restricted=restricted)
+    rig.handle(TasksReceived([Job(order, BODY, b"", callees=functions)]))
+    rig.read(0)
+    made = Calls("d", (Call(0, "h1", 1, "f"), Call(1, "h2", 1, "f")))
+    [answer] = told(sent(rig, 0, (made, b"pp")))
+    assert (answer.number, answer.error and answer.error["code"]) == (1, "CONTAINER_UNSUPPORTED")
+    twice = msgspec.structs.replace(options, callees=(*options.callees, Callee("three", "h2")))
+    assert callees_of(twice, {"h1": b"one", "h2": b"two"}, None).environments["h2"] == {"", other.key}
 
 
 def test_a_call_has_no_more_than_its_driver() -> None:

@@ -547,7 +547,7 @@ class AgentCore:
 
     def _read_graph(self, task: Task, payload: Bytes) -> ErrorRecord | None:
         """Note what is to be known of a task's graph, if it is one; why it cannot run, if so."""
-        found = read_graph(payload, task.spec.options)
+        found = read_graph(payload, task.spec.options, is_restricted=task.spec.data_only)
         if isinstance(found, ErrorRecord):
             return found
         if found is None:

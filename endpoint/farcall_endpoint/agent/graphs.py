@@ -83,11 +83,13 @@ class GraphNeeds(msgspec.Struct, frozen=True, array_like=True):
     options: tuple[StageNeeds, ...] = ()
 
 
-def read_graph(payload: Bytes, options: TaskOptions) -> GraphNeeds | ErrorRecord | None:
+def read_graph(payload: Bytes, options: TaskOptions, *, is_restricted: bool = False) -> GraphNeeds | ErrorRecord | None:
     """What an agent has to know of a task's graph, or why it cannot run; None if the payload is no graph.
 
-    :param options: of the task. Those of a stage take their place, apart from its environment if it names none, and
-        from the limit of time, which is one of the whole graph, too.
+    :param options: of the task. Those of a stage take their place, apart from its environment, which is that of its
+        function if it names none, and from the limit of time, which is one of the whole graph, too.
+    :param is_restricted: whether the service has a list of functions for the endpoint. It has checked the environments
+        of those, and cannot see one that a stage names: an image of the submitter's choice runs other code.
     """
     if not is_graph(payload):
         return None
@@ -103,22 +105,24 @@ def read_graph(payload: Bytes, options: TaskOptions) -> GraphNeeds | ErrorRecord
     for number, stage in enumerate(stages):
         if stage.function == COLLECT:
             continue
-        own = stage.options
+        own, environment = stage.options, stage.environment(options.callees)
+        if is_restricted and environment is not None and environment != options.callees[stage.function].environment:
+            return of_stage(_label(number, stage), outcomes.environment_not_permitted(environment.label))
         if own is None:
             own = options
         elif own.callees:
             return of_stage(_label(number, stage), outcomes.graph_invalid("It names functions of its own to call."))
         else:
-            environment = own.environment
-            key = (environment, own.container is not None and environment is None, own.untranslatable() is not None)
+            named = own.environment
+            key = (named, own.container is not None and named is None, own.untranslatable() is not None)
             if key not in needs:
                 label = _label(number, stage)
-                if environment is not None and (problem := environment.problem()):
+                if named is not None and (problem := named.problem()):
                     return of_stage(label, outcomes.environment_invalid(problem))
                 needs[key] = StageNeeds(label, own)
             if (own.walltime_s or 0.0) > (0.0 if longest is None else longest.options.walltime_s or 0.0):
                 longest = StageNeeds(_label(number, stage), own)
-        counts[options.environment if own.environment is None else own.environment] += 1
+        counts[environment] += 1
         if len(counts) > MOST_ENVIRONMENTS:
             return outcomes.graph_invalid(f"The graph has stages in more than {MOST_ENVIRONMENTS} environments.")
         once = once or not own.idempotent

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord, SealInvalid
-from farcall_common.graphs import STAGE_CALLS, STAGE_RUN_S, STAGES, VALUES
+from farcall_common.graphs import STAGES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.sealing import Answer, SealingSecrets, is_sealed, is_sealed_text, open_call, seal_answer
 from farcall_common.wire import TaskSpec
@@ -99,7 +99,6 @@ def seal_result(task: Task, result: TaskResult) -> TaskResult:
     if result.details:
         sealed = seal(_encoded_details(result.details), part=Answer.DETAILS, max_text_bytes=_MAX_SEALED_TEXT)
         result.details = {
-            **_stage_numbers(result.details),
             **_numbers(result.details),
             "sealed": bytes(sealed).decode(),
         }
@@ -128,17 +127,6 @@ def _encoded_details(details: Mapping[str, Any]) -> bytes:
                 break
             kept[STAGES] = fewer(kept[STAGES])
     return encoded
-
-
-def _stage_numbers(details: Mapping[str, Any]) -> dict[str, Any]:
-    """How many calls of stages ran, and for how long, which the cloud counts as usage."""
-    states = details.get(STAGES)
-    if not states:
-        return {}
-    return {
-        STAGE_CALLS: sum(each.get("ended", 0) for each in states),
-        STAGE_RUN_S: sum(each.get("run_s", 0.0) for each in states),
-    }
 
 
 def _numbers(details: Mapping[str, Any]) -> dict[str, Any]:

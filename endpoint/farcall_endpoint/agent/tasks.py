@@ -303,6 +303,9 @@ def refusal(
             return outcomes.function_missing(each.function_hash)
         if not_signed is not None and (refused := not_signed(each.function_hash)) is not None:
             return refused
+    for callee in options.callees:
+        if (refused := _environment_refusal(callee.environment, is_restricted=is_restricted)) is not None:
+            return refused
     if (refused := options_refusal(options, block_s=block_s, is_restricted=is_restricted)) is not None:
         return refused
     if (
@@ -317,16 +320,22 @@ def options_refusal(options: TaskOptions, *, block_s: float | None, is_restricte
     """Why a task with these options, or a stage, cannot run; None if it can. See :func:`refusal`."""
     if options.container is not None and options.environment is None:  # the API has not resolved it
         return outcomes.containers_unsupported(options.container)
-    if options.environment is not None:
-        if is_restricted:
-            return outcomes.environment_not_permitted(options.environment.label)
-        if problem := options.environment.problem():  # the API has checked it; commands are made of it here
-            return outcomes.environment_invalid(problem)
+    if (refused := _environment_refusal(options.environment, is_restricted=is_restricted)) is not None:
+        return refused
     if options.resource_specification and (wrong := options.untranslatable()):
         return outcomes.limit_invalid(*wrong)
     if block_s is not None and (options.walltime_s or 0.0) > block_s:
         return outcomes.walltime_too_long(options.walltime_s or 0.0, block_s=block_s)
     return None
+
+
+def _environment_refusal(environment: Environment | None, *, is_restricted: bool) -> ErrorRecord | None:
+    if environment is None:
+        return None
+    if is_restricted:
+        return outcomes.environment_not_permitted(environment.label)
+    problem = environment.problem()  # the API has checked it; commands are made of it here
+    return outcomes.environment_invalid(problem) if problem else None
 
 
 def graph_refusal(graph: GraphNeeds, *, block_s: float | None, is_restricted: bool) -> ErrorRecord | None:

@@ -25,6 +25,7 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
+from farcall_common.graphs import OF_GRAPHS
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
@@ -410,8 +411,10 @@ class ManagerCore:
             for each in self._ahead.ended(worker, job, done, now.mono):
                 self._recall(each)
         details: dict[str, Any] | None = done.details
+        if details:  # a task could write there what it has used
+            details = {name: value for name, value in details.items() if name not in OF_GRAPHS}
         if worker.drives:
-            details = {**(details or {}), **self._nested.details(job)}
+            details = {**(details or {}), **self._nested.details(job, ended_at - started_at)}
             self._drive_over(worker, job)
         self._prefetch.observe(ended_at - started_at)
         finish: Callable[..., None] = self._reports.finish
@@ -500,6 +503,8 @@ class ManagerCore:
     def _recalled(self, worker: Worker, revoked: int) -> None:
         worker.recalling = False
         worker.syncing = worker.syncing or revoked > 0
+        if revoked > len(worker.jobs):
+            self._kill(worker, "the result of a task that it had not started")
         self._requeue(worker, revoked)
         worker.overdue = worker.overdue and bool(worker.jobs)
         is_over = not worker.jobs and (self._stop_at is not None or worker.tasks_left == 0)
@@ -577,8 +582,10 @@ class ManagerCore:
 
     def _requeue(self, worker: Worker, count: int) -> None:
         """Return the last jobs of a worker, which it did not start, to the head of the queue; cancelled ones finish."""
-        for _ in range(count):
+        for _ in range(min(count, len(worker.jobs))):  # a task can forge results of those behind it
             job = worker.jobs.pop()
+            if worker.drives and not worker.jobs:  # and their calls
+                self._drive_over(worker, job)
             self._queue.done(job.order.submitter)
             worker.unread_bytes -= orders.unread_bytes(job)
             if worker.tasks_left is not None:

@@ -62,18 +62,23 @@ class Owner(Protocol):
     def died(self, job: Job, died: Died) -> None:
         """The worker of a call is gone. The owner decides whether the call may be started again."""
 
+    def add_below(self, calls: int, run_s: float) -> None:
+        """A call that has made calls is over: how many of those have ended, and the seconds that they ran."""
+
 
 class Callees(msgspec.Struct, frozen=True):
     """What a task with callees has besides its own function.
 
     :param functions: the bodies of the callees, by hash.
     :param graph: its payload, if that is a graph.
-    :param refusals: why its submitter may not use environments that stages of the graph name, by their keys.
+    :param refusals: why its submitter may not use environments of stages of the graph, by their keys.
+    :param environments: the keys of those that a callee may run in, by its hash; empty: the endpoint's own.
     """
 
     functions: Mapping[str, Frame]
     graph: Graph | None = None
     refusals: Mapping[str, ErrorRecord] = {}
+    environments: Mapping[str, frozenset[str]] = {}
 
 
 class Job(msgspec.Struct, frozen=True):

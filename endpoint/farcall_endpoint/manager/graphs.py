@@ -9,7 +9,19 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.graphs import COLLECT, PREFIX, Graph, is_graph, unpack_graph
+from farcall_common.environments import Environment
+from farcall_common.graphs import (
+    COLLECT,
+    PREFIX,
+    STAGE_CALLS,
+    STAGE_RUN_S,
+    STAGES,
+    VALUES,
+    Graph,
+    is_graph,
+    unpack_graph,
+)
+from farcall_common.limits import OUTPUT_TAIL_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -62,6 +74,7 @@ class RunningGraph:
         self._prefix = f"{job.order.task_id}/"
         self._by_stage: dict[int, Any] = {}
         self._raised: dict[Call, Frame] = {}
+        self._below_calls, self._below_s = 0, 0.0
 
     # -- owner ---------------------------------------------------------------------------------------------------------
 
@@ -111,6 +124,11 @@ class RunningGraph:
         if run.is_out(call):
             self.touch()
             run.died(call, died.reason, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail)
+
+    def add_below(self, calls: int, run_s: float) -> None:
+        """A call has ended that has made calls."""
+        self._below_calls += calls
+        self._below_s += run_s
 
     def touch(self) -> None:
         """Something has happened to it."""
@@ -221,18 +239,19 @@ class RunningGraph:
     def _of_stage(self, stage: RunningStage) -> Any:
         """What the calls of a stage have in common."""
         graph, function = self.run.graph, stage.spec.function
-        options = self._options
-        if stage.spec.options is not None:
+        options, own, environment = self._options, stage.spec.options, self._environment_of(stage)
+        if own is not None:
             options = msgspec.structs.replace(
-                stage.spec.options,
+                own,
                 callees=(),
                 result_serializers=options.result_serializers,
                 output_bytes=options.output_bytes,
-                environment=stage.spec.options.environment or options.environment,
             )
-        refusal = self.job.refusal
-        if options.environment is not None and stage.spec.options is not None:
-            refusal = self._callees.refusals.get(options.environment.key)
+        if environment != options.environment:
+            options = msgspec.structs.replace(
+                options, environment=environment, container=None if environment is None else environment.reference
+            )
+        refusal = None if environment is None else self._callees.refusals.get(environment.key)
         is_edge = not self.run.is_output(stage)
         collects = function == COLLECT
         return (
@@ -244,6 +263,13 @@ class RunningGraph:
             is_edge,
             stage.is_spread,
         )
+
+    def _environment_of(self, stage: RunningStage) -> Environment | None:
+        """Where the calls of a stage run. What collects values does so where the first of them was made: that can read
+        it."""
+        while stage.collects and stage.sources:
+            stage = stage.sources[0][0]
+        return None if stage.collects else stage.spec.environment(self.job.order.options.callees)
 
     # -- the agent's side ----------------------------------------------------------------------------------------------
 
@@ -276,10 +302,19 @@ class RunningGraph:
         return ReadGraph(known, None if worker is None else worker.worker_id, *output.ends)
 
     def details(self, node: str) -> dict[str, Any]:
-        """What the details of the result have of the stages."""
-        details: dict[str, Any] = {"stages": msgspec.to_builtins(self.run.states(node))}
+        """The details of the result: the stages, and what their calls printed if that is to be kept with it."""
+        calls, run_s = self.run.totals()
+        details: dict[str, Any] = {
+            STAGES: msgspec.to_builtins(self.run.states(node)),
+            STAGE_CALLS: calls + self._below_calls,
+            STAGE_RUN_S: run_s + self._below_s,
+        }
+        if self.job.order.options.keep_output:
+            for name, stream in zip(("stdout_tail", "stderr_tail"), self.output.streams(), strict=True):
+                if stream.data:
+                    details[name] = stream.data[-OUTPUT_TAIL_BYTES:].decode(errors="replace")
         if self.run.end is TaskState.FAILED and (values := self.run.small_values()):
-            details["values"] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
+            details[VALUES] = {str(number): base64.b64encode(each).decode() for number, each in values.items()}
         return details
 
     def result(self) -> Frame:
@@ -453,3 +488,21 @@ def opened(
         for stage in graph.stages
     )
     return msgspec.structs.replace(graph, stages=stages)
+
+
+def callees_of(options: TaskOptions, functions: Mapping[str, Frame], graph: Graph | None) -> Callees:
+    """What a task with these options has besides its own function. ``functions``: bodies by hash."""
+    environments: dict[str, frozenset[str]] = {}
+    for each in options.callees:  # one body may be registered for several environments
+        key = "" if each.environment is None else each.environment.key
+        environments[each.function_hash] = environments.get(each.function_hash, frozenset()) | {key}
+    bodies = {each.function_hash: functions[each.function_hash] for each in options.callees}
+    return Callees(bodies, graph, environments=environments)
+
+
+def environments_of(job: Job) -> Iterable[Environment]:
+    """The environments that a task runs in, each once; of a graph those of its stages, whatever that of the task is."""
+    options, needed = job.order.options, [job.order.options.environment]
+    if job.callees is not None and isinstance(job.callees.graph, Graph):
+        needed = [stage.environment(options.callees) for stage in job.callees.graph.stages if stage.function != COLLECT]
+    return {each.key: each for each in needed if each is not None}.values()

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.graphs import StageState
+from farcall_common.graphs import STAGE_CALLS, STAGE_RUN_S, STAGES, StageState
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
@@ -69,11 +69,14 @@ class _Counts:
             self.error = self.error or outcome.error
         elif outcome.state is TaskState.CANCELLED:
             self.cancelled += 1
+        self.value_bytes += sum(map(len, outcome.parts))
+
+    def ran(self, outcome: Outcome) -> None:
+        """A call has run, for good or to be made again."""
         if outcome.started_at is not None and outcome.ended_at is not None:
             self.started_at = min(outcome.started_at, self.started_at or outcome.started_at)
             self.ended_at = max(outcome.ended_at, self.ended_at or 0.0)
             self.run_s += outcome.ended_at - outcome.started_at
-        self.value_bytes += sum(map(len, outcome.parts))
         if outcome.pid and outcome.pid not in self.workers and len(self.workers) < _MOST_WORKERS:
             self.workers = (*self.workers, outcome.pid)
 
@@ -112,6 +115,7 @@ class Driver:
         self.has_changed = True
         self._calls = calls
         self._counts: dict[str, _Counts] = {}
+        self._below_calls, self._below_s = 0, 0.0
 
     def add(self, call: Call, task_id: str) -> None:
         """A call was made."""
@@ -128,8 +132,9 @@ class Driver:
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended: the driver hears of it, unless the call is made again."""
-        if job.order.task_id not in self.open:
+        if (call := self.open.get(job.order.task_id)) is None:
             return
+        self._count(call).ran(outcome)
         if outcome.error is not None:
             wait_s, record = self._calls.attempts.raised(
                 job.order.task_id, outcome.error, options=job.order.options, is_retried=outcome.is_retried
@@ -155,6 +160,19 @@ class Driver:
             self._again(job, 0.0)
         else:
             self._over(job, Outcome(state=TaskState.FAILED, error=record))
+
+    def add_below(self, calls: int, run_s: float) -> None:
+        """A call has ended that has made calls."""
+        self._below_calls += calls
+        self._below_s += run_s
+
+    def totals(self) -> tuple[int, float]:
+        """How many calls have ended, with those that these made, and the seconds that they ran."""
+        counts = self._counts.values()
+        return (
+            sum(each.ended for each in counts) + self._below_calls,
+            sum(each.run_s for each in counts) + self._below_s,
+        )
 
     def states(self) -> tuple[StageState, ...]:
         """How its calls are, by function."""
@@ -248,6 +266,8 @@ class NestedCalls:
         for task_id in driver.open:
             self.attempts.forget(task_id)
         driver.open.clear()
+        if job.owner is not None:
+            job.owner.add_below(*driver.totals())
         return gone
 
     def _cancelled(self, task_ids: Iterable[str]) -> set[str]:
@@ -309,10 +329,13 @@ class NestedCalls:
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def details(self, job: Job) -> dict[str, Any]:
-        """How the calls of a driver are, by function, for the details of its result."""
+    def details(self, job: Job, run_s: float) -> dict[str, Any]:
+        """How the calls of a driver are, by function, for the details of its result. ``run_s``: how long it ran."""
         driver = self.drivers.get(job.order.task_id)
-        return {} if driver is None else {"stages": msgspec.to_builtins(driver.states())}
+        if driver is None:
+            return {}
+        calls, calls_s = driver.totals()
+        return {STAGES: msgspec.to_builtins(driver.states()), STAGE_CALLS: calls, STAGE_RUN_S: run_s + calls_s}
 
     def changed(self, now: float) -> list[GraphProgress]:
         """How the calls of drivers are that are no calls themselves, if that has changed, and not too often."""
@@ -391,13 +414,17 @@ def _with_order(job: Job, order: TaskOrder) -> Job:
 
 def _function(driver: Job, worker: Worker, function_hash: str) -> Frame | ErrorRecord:
     """The code of a function that a driver calls; or why it may not."""
-    callees = {} if driver.callees is None else driver.callees.functions
-    if function_hash in callees:
-        return callees[function_hash]
-    if driver.order.restricted:
-        return outcomes.callee_not_permitted()
-    if function_hash == driver.order.function_hash:  # of itself
+    is_free = not driver.order.restricted
+    if is_free and function_hash == driver.order.function_hash:  # of itself
         return driver.function
+    if driver.callees is not None and function_hash in driver.callees.functions:
+        environment = driver.order.options.environment
+        own = "" if environment is None else environment.key
+        if own not in driver.callees.environments.get(function_hash, (own,)):
+            return outcomes.callee_elsewhere()
+        return driver.callees.functions[function_hash]
+    if not is_free:
+        return outcomes.callee_not_permitted()
     found = worker.called.get(function_hash)
     return outcomes.function_missing(function_hash) if found is None else found
 

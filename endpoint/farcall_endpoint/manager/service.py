@@ -19,7 +19,6 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
-from farcall_common.graphs import Graph
 from farcall_endpoint import process_reaper, protocol
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
@@ -43,7 +42,6 @@ from farcall_endpoint.manager.actions import (
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
-    Callees,
     EnvironmentGone,
     Event,
     Instant,
@@ -56,7 +54,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.graphs import opened
+from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
@@ -349,7 +347,7 @@ class Manager:
             graph = opened(job.payload, options, memory_bytes=self._memory_per_worker_bytes, limits=self._limits)
         except DeserializationError as error:
             refusal = error.record
-        callees = Callees({each.function_hash: self._functions[each.function_hash] for each in options.callees}, graph)
+        callees = callees_of(options, self._functions, graph)
         payload = job.payload if graph is None else b""
         return msgspec.structs.replace(job, payload=payload, refusal=refusal, callees=callees)
 
@@ -368,22 +366,19 @@ class Manager:
 
     def _with_refusals(self, job: Job) -> Job | Environment:
         """A task with the refusals of its environments; or the one of them that is still looked up."""
-        callees, own = job.callees, job.order.options.environment
-        named = [] if own is None else [own]
-        if callees is not None and isinstance(callees.graph, Graph):
-            stages = callees.graph.stages
-            named += [each.options.environment for each in stages if each.options and each.options.environment]
-        refusals: dict[str, ErrorRecord | None] = {}
-        for environment in named:
-            if environment.key not in refusals:
-                try:
-                    refusals[environment.key] = self._refusal(job.order.submitter, environment)
-                except NotLocated:
-                    return environment
-        refusal = job.refusal if own is None else job.refusal or refusals[own.key]
+        found: dict[str, ErrorRecord] = {}
+        for environment in environments_of(job):
+            try:
+                record = self._refusal(job.order.submitter, environment)
+            except NotLocated:
+                return environment
+            if record is not None:
+                found[environment.key] = record
+        callees, refusal, own = job.callees, job.refusal, job.order.options.environment
         if callees is not None:
-            found = {key: record for key, record in refusals.items() if record is not None}
             callees = msgspec.structs.replace(callees, refusals=found)
+        if own is not None and (callees is None or callees.graph is None):
+            refusal = refusal or found.get(own.key)
         return msgspec.structs.replace(job, refusal=refusal, callees=callees)
 
     def _refusal(self, submitter: str, environment: Environment) -> ErrorRecord | None:

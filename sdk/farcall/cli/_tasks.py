@@ -52,7 +52,7 @@ _EXPORTED: Final = (
 _KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "environment", "attempt", "retry of")
 
 #: Details of a task that are not shown as fields.
-_NOT_FIELDS: Final = frozenset({"task_transitions", "stages", "values"})
+_NOT_FIELDS: Final = frozenset({"task_transitions", "stages", "stage_calls", "stage_run_s", "values"})
 
 State = Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")]
 OnEndpoint = Annotated[
