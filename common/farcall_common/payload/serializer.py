@@ -97,6 +97,8 @@ _PREFIX_LENGTH = 3
 _BINARY = frozenset({ARRAY_PREFIX, PickleOutOfBand.prefix})
 _OF_WORKERS = frozenset({ARRAY_PREFIX, NATIVE_PREFIX})
 """What workers write for one another (:meth:`Serializer.edge_pieces`), besides buffers of strategies."""
+_ID_OF_WORKERS = PickleOutOfBand().id
+"""The strategy that is allowed where those may be read."""
 _BY_PREFIX: Mapping[bytes, Strategy] = {strategy.prefix: strategy for strategy in STRATEGIES.values()}
 _BY_NAME = {type(strategy).__name__: strategy for strategy in STRATEGIES.values()}
 _ALL_OF_A_KIND = {"*Code": True, "*Data": False}
@@ -157,7 +159,7 @@ class Serializer:
         :raises DeserializationError: if the strategy is unknown or not allowed, or if the value cannot be read here.
         """
         prefix = bytes(buffer[:_PREFIX_LENGTH])
-        if prefix in _OF_WORKERS and (self.allowed is None or PickleOutOfBand().id in self.allowed):
+        if prefix in _OF_WORKERS and (self.allowed is None or _ID_OF_WORKERS in self.allowed):
             return self._load_of_worker(buffer, prefix)
         strategy = _BY_PREFIX.get(prefix)
         if strategy is None:

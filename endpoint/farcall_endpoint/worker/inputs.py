@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from farcall_common.errors import DeserializationError
 from farcall_common.payload import Piece
@@ -26,8 +26,7 @@ class Recalled(BaseException):
     """The manager has taken a call back that waited for its inputs."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(NamedTuple):
     """The inputs of an order, in the body of its packet from ``start`` on; those that other workers send are the
     answer of ``arrived``, which waits for them."""
 

@@ -63,7 +63,7 @@ def stored(
     buffers: Sequence[Sequence[Piece]], call: CallOrder, directory: str
 ) -> tuple[Sequence[Frame], tuple[int, ...]]:
     """The same for buffers in pieces."""
-    sizes = tuple([sum(map(len, pieces)) for pieces in buffers])
+    sizes = tuple([len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces)) for pieces in buffers])
     total = sum(sizes)
     if total > call.most_bytes:
         raise ValueRefused(outcomes.value_too_large(total, call.most_bytes))
