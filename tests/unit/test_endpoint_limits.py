@@ -12,12 +12,12 @@ import pytest
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.fleet import NO_LIMITS, Limits
+from farcall_endpoint.agent.fleet import NO_LIMITS
 from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.manager.core import breach, has_limits
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import TaskOrder
+from farcall_endpoint.protocol import Limits, TaskOrder
 from tests.support.agent import CoreDriver
 
 

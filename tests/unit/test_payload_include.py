@@ -20,6 +20,7 @@ from farcall._functions import FunctionTable, PackedFunction, pack_call
 from farcall._results import task_error
 from farcall_common.errors import PayloadTooLarge, SerializationError
 from farcall_common.payload import Serializer, describe_exception, include
+from farcall_common.payload.functions import Included
 from farcall_common.payload.pickling import INCLUDED_MARK, dumps_by_reference, travels_by_value
 from farcall_common.wire import StreamResult, TaskState
 
@@ -195,9 +196,9 @@ def test_a_module_of_the_endpoint_is_hidden_for_these_calls_only(tmp_path: Path,
     (folder / "json").mkdir()
     (folder / "json" / "__init__.py").write_text("MINE = 1\n")
     sources = {"json": (True, "MINE = 1\n")}
-    include._included = include.Included(sources, "d1")
+    include._included = Included(sources, "d1")
     with_mine = include.with_modules(Serializer().serialize_function(total_of_json))
-    include._included = include.Included({}, "")
+    include._included = Included({}, "")
     delattr(json, INCLUDED_MARK)
     answers, _ = on_worker(tmp_path, [(total_of_json, ())] * 3, packed=[plain, Serializer().pack([with_mine]), plain])
     assert values(answers) == [(None, "json"), (1, "json"), (None, "json")]

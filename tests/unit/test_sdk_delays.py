@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -73,6 +73,12 @@ class Waiting:
 
     def output(self, task_id: str) -> TaskOutput | None:
         return None
+
+    def details(self, task: TaskRecord) -> Mapping[str, Any]:
+        return {}
+
+    def read(self, task: TaskRecord, data: bytes, what: str) -> Any:
+        raise NotImplementedError
 
     def close(self) -> None:
         self._client.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -70,6 +70,12 @@ class Laptop:
 
     def output(self, task_id: str) -> TaskOutput | None:
         return None
+
+    def details(self, task: TaskRecord) -> Mapping[str, Any]:
+        return {}
+
+    def read(self, task: TaskRecord, data: bytes, what: str) -> Any:
+        raise NotImplementedError
 
     def open(self) -> None:
         self._thread.start()

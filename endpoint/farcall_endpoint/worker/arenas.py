@@ -138,6 +138,10 @@ class Placed:
         """For the message to a reader."""
         return Place(self.arena.number, self.arena.slot, self.start, self.size)
 
+    def copy(self) -> memoryview:
+        """Its bytes, in memory that the next call of this worker may change."""
+        return memoryview(bytearray(self.arena.view[self.start : self.start + self.size]))
+
 
 class Arenas:
     """The arenas of a worker. During a task: :meth:`buffer`, :meth:`place`, :meth:`settle`, :meth:`lend`; then

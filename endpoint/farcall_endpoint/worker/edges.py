@@ -195,10 +195,7 @@ class Edges:
         failed: list[int] = []
         for position, each in enumerate(deliveries):
             if each.peer == ITSELF:
-                if isinstance(value, bytes):
-                    self._arrived[each.task_id, each.number] = value
-                else:  # it would be read where it is, and returned to itself
-                    failed.append(position)
+                self._arrived[each.task_id, each.number] = value if isinstance(value, bytes) else value.copy()
                 continue
             edge = self._edges.get(each.peer)
             if edge is None or not edge.send((each.task_id, each.number), value):
