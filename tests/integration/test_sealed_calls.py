@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from farcall_common import wire
 from farcall_common.payload import Serializer
 from farcall_common.sealing import Answer, answer_key, new_secret, open_answer, seal_call
+from farcall_common.task_options import Callee
 from farcall_common.wire import TaskState
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint
 from tests.waiting import wait_until
@@ -47,7 +49,7 @@ class Caller:
         self.cloud: FakeCloud = endpoint.cloud
         self.function_id = wire.new_id()
 
-    def seal(self, task_id: str, *args: object) -> bytes:
+    def seal(self, task_id: str, *args: object, callees: Sequence[str] = ()) -> bytes:
         secrets, endpoint_id = self._endpoint.directory.read_sealing(), self._endpoint.directory.read_endpoint_id()
         assert secrets is not None
         assert endpoint_id is not None
@@ -59,6 +61,7 @@ class Caller:
             task_id=task_id,
             key=answer_key(SECRET, task_id=task_id),
             max_text_bytes=65536,
+            callees=callees,
         )
 
     def submit(self, task_id: str, sealed: bytes, **options: Any) -> None:
@@ -125,3 +128,16 @@ def test_a_damaged_call_is_refused(caller: Caller) -> None:
     caller.submit(task_id, bytes(sealed))
     assert caller.cloud.end(task_id).error["code"] == "SEALED_CALL_REFUSED"
     assert caller.runs == 0
+
+
+def test_a_call_is_run_with_the_functions_that_it_was_sealed_with(caller: Caller) -> None:
+    function_hash = hashlib.sha256(SERIALIZER.pack_function(note)).hexdigest()
+    for callees in (("one", "two"), ("two", "one"), ("one",), ()):
+        task_id = wire.new_task_id()
+        sealed = caller.seal(task_id, "x", callees=["one", "two"])
+        caller.submit(task_id, sealed, callees=tuple(Callee(each, function_hash) for each in callees))
+        if callees == ("one", "two"):
+            assert caller.answer(task_id) == "x"
+        else:
+            assert caller.cloud.end(task_id).error["code"] == "SEALED_CALL_REFUSED"
+    assert caller.runs == 1
