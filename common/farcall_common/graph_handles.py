@@ -186,5 +186,5 @@ def form_of(target: object, graph: StagesByNumber, leaves: list[int], depth: int
                 return lambda values: tuple(form(values) for form in forms)
             return lambda values: [form(values) for form in forms]
     raise TypeError(
-        f"graph: the target has a {type(target).__name__}; expected a stage, or a list, tuple or dictionary of stages"
+        f"graph: the target: expected a stage, or a list, tuple or dictionary of stages, got {type(target).__name__}"
     )
