@@ -148,6 +148,11 @@ class RunningStage:
         """Whether a part of its value, whose number is known, will never be there."""
         return self.calls[number if self.is_map else 0] > DONE
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its only call was made before its input is there: its worker has it, and does not run it."""
+        return not (self.is_map or self.needs) and self.calls[0] == STARTED and self.whole_got < self.whole_total
+
     def note_run(self, started_at: float | None, ended_at: float | None, pid: int) -> None:
         """A call has run, from this epoch second to that one."""
         if started_at is not None and ended_at is not None:
@@ -173,7 +178,7 @@ class RunningStage:
         elif end:
             state = "failed" if self.failed else end
         else:
-            state = "running" if self.running or self.ended else "waiting"
+            state = "waiting" if self.is_ahead or not (self.running or self.ended) else "running"
         failure = self.cause
         return StageState(
             number=self.number,

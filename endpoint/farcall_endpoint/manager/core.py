@@ -412,6 +412,7 @@ class ManagerCore:
         details: dict[str, Any] | None = done.details
         if worker.drives:
             details = {**(details or {}), **self._nested.details(job)}
+            output = self._nested.output(job, output)
             self._drive_over(worker, job)
         self._prefetch.observe(ended_at - started_at)
         finish: Callable[..., None] = self._reports.finish
@@ -527,6 +528,7 @@ class ManagerCore:
         if not worker.is_ready and self._stop_at is None:
             self._start_failed(worker, event, now)
         if worker.drives:
+            output = self._nested.output(worker.jobs[0], output)
             self._drive_over(worker, worker.jobs[0])
         self._ahead.forget(worker)
         for job in worker.jobs:

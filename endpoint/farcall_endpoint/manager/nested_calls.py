@@ -21,10 +21,12 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.attempts import Attempts
+from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import Memory
 from farcall_endpoint.manager.actions import Action, Answer
 from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder
 from farcall_endpoint.shared_memory import Body, Frame, bytes_of, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
@@ -42,6 +44,9 @@ _MOST_NAMES: Final = 100
 """So many functions are distinguished in the states of a driver's calls."""
 _MOST_WORKERS: Final = 4
 _MOST_NAME_CHARACTERS: Final = 200
+
+Output = tuple[Printed, bytes]
+"""The tails of what was printed."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -110,6 +115,9 @@ class Driver:
         self.worker_id = worker_id
         self.open: dict[str, Call] = {}  # by the id of the call's job
         self.has_changed = True
+        #: What its calls have printed, which comes behind what it prints itself.
+        self._output = OutputTails(job.order.options.output_bytes)
+        self._output.open = job.order.task_id
         self._calls = calls
         self._counts: dict[str, _Counts] = {}
 
@@ -130,6 +138,7 @@ class Driver:
         """A call has ended: the driver hears of it, unless the call is made again."""
         if job.order.task_id not in self.open:
             return
+        self._keep_output(job, outcome.output)
         if outcome.error is not None:
             wait_s, record = self._calls.attempts.raised(
                 job.order.task_id, outcome.error, options=job.order.options, is_retried=outcome.is_retried
@@ -144,6 +153,7 @@ class Driver:
         """The worker of a call is gone."""
         if job.order.task_id not in self.open:
             return
+        self._keep_output(job, None if died.printed is None else (died.printed, died.output))
         record = self._calls.attempts.died(
             job.order.task_id,
             died.reason,
@@ -156,10 +166,20 @@ class Driver:
         else:
             self._over(job, Outcome(state=TaskState.FAILED, error=record))
 
+    def all_output(self, own: Output | None) -> Output | None:
+        """The output of the driver, which has ended, and behind it that of its calls."""
+        self._output.end(self.job.order.task_id, "", *(own or (None,)))
+        return self._output.printed()
+
     def states(self) -> tuple[StageState, ...]:
         """How its calls are, by function."""
         node = self._calls.node
         return tuple(counts.state(number, name, node) for number, (name, counts) in enumerate(self._counts.items()))
+
+    def _keep_output(self, job: Job, output: Output | None) -> None:
+        if output is not None:
+            name = self.open[job.order.task_id].name[:_MOST_NAME_CHARACTERS]
+            self._output.end(job.order.task_id, f"call {name}, attempt {job.order.attempt}", *output)
 
     def _again(self, job: Job, wait_s: float) -> None:
         self._count(self.open[job.order.task_id]).retries += 1
@@ -313,6 +333,11 @@ class NestedCalls:
         """How the calls of a driver are, by function, for the details of its result."""
         driver = self.drivers.get(job.order.task_id)
         return {} if driver is None else {"stages": msgspec.to_builtins(driver.states())}
+
+    def output(self, job: Job, own: Output | None) -> Output | None:
+        """What a driver that has ended and its calls have printed."""
+        driver = self.drivers.get(job.order.task_id)
+        return own if driver is None else driver.all_output(own)
 
     def changed(self, now: float) -> list[GraphProgress]:
         """How the calls of drivers are that are no calls themselves, if that has changed, and not too often."""
