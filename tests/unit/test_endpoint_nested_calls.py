@@ -195,7 +195,8 @@ def test_a_call_that_raised_is_retried_by_its_options() -> None:
     rig.read(0)
     sent(rig, 0, calls("d", range(1), options=TaskOptions(retries=1, retry_delay_s=10.0)))
     rig.read(1)
-    raised = Done("d/0", 0.0, 1.0, {"code": "X", "message": "m"}, is_retried=True)
+    error: dict[str, Any] = {"code": "X", "message": "m" * 5000, "exception_data": "x"}
+    raised = Done("d/0", 0.0, 1.0, error, is_retried=True)
     rig.workers[1].running = None
     assert not told(sent(rig, 1, (raised, b"")))
     assert rig.core.next_deadline() <= rig.now + 10.0
@@ -206,6 +207,13 @@ def test_a_call_that_raised_is_retried_by_its_options() -> None:
     [answer] = told(sent(rig, 1, (raised, b"")))
     assert answer.error is not None
     assert answer.error["retries_used"] == 1
+    assert answer.error["exception_data"] == "x"
+    rig.done(0)
+    [finished] = rig.progress().finished
+    assert finished.details is not None
+    [stage] = finished.details["stages"]
+    assert (stage["retries"], stage["run_s"]) == (1, 2.0)
+    assert stage["error"] == {"code": "X", "message": "m" * 4000, "retries_used": 1}
 
 
 def test_a_restricted_task_calls_its_callees_only() -> None:

@@ -15,7 +15,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.run import Call, GraphRun
-from farcall_endpoint.graphs.stages import RunningStage
+from farcall_endpoint.graphs.stages import PROGRESS_PERIOD_S, RunningStage
 from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import GraphSettings, Memory, read
 from farcall_endpoint.manager.actions import ReadGraph
@@ -28,8 +28,6 @@ from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
-PROGRESS_PERIOD_S: Final = 0.25
-"""Shortest time between two reports of how a graph is."""
 _INPUT_BYTES: Final = 64
 """Upper limit of what an input adds to an order, without its bytes."""
 _STARTED_AFTER_S: Final = 0.05

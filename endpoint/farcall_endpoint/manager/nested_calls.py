@@ -6,7 +6,6 @@ driver's worker. A driver that waits gives its share of the node to another work
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import heapq
 import math
@@ -21,6 +20,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.attempts import Attempts
+from farcall_endpoint.graphs.stages import MAX_NAME_CHARACTERS, PROGRESS_PERIOD_S, Runs, shown_error
 from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import Memory
 from farcall_endpoint.manager.actions import Action, Answer
@@ -31,8 +31,6 @@ from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder
 from farcall_endpoint.shared_memory import Body, Frame, bytes_of, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
-PROGRESS_PERIOD_S: Final = 0.25
-"""Shortest time between two reports of how the calls are."""
 MOST_DEPTH: Final = 64
 """A chain of calls, each of which waits for the next, is not longer: each of them holds a process."""
 MOST_OPEN: Final = 10_000
@@ -42,45 +40,32 @@ _MOST_FUNCTION_BYTES: Final = 64 * 2**20
 """What one worker may send of functions of its own."""
 _MOST_NAMES: Final = 100
 """So many functions are distinguished in the states of a driver's calls."""
-_MOST_WORKERS: Final = 4
-_MOST_NAME_CHARACTERS: Final = 200
 
 Output = tuple[Printed, bytes]
 """The tails of what was printed."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Counts:
+class _Counts(Runs):
     """The calls of one function."""
 
-    calls: int = 0
-    ended: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    running: int = 0
-    retries: int = 0
-    started_at: float | None = None
-    ended_at: float | None = None
-    run_s: float = 0.0
-    value_bytes: int = 0
-    workers: tuple[int, ...] = ()
-    error: dict[str, Any] | None = None
+    __slots__ = ("calls", "cancelled", "ended", "error", "failed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.ended = self.failed = self.cancelled = 0
+        self.error: dict[str, Any] | None = None
 
     def add(self, outcome: Outcome) -> None:
         """A call has ended for good."""
         self.ended += 1
         if outcome.state is TaskState.FAILED:
             self.failed += 1
-            self.error = self.error or outcome.error
+            if self.error is None and outcome.error is not None:
+                self.error = shown_error(outcome.error)
         elif outcome.state is TaskState.CANCELLED:
             self.cancelled += 1
-        if outcome.started_at is not None and outcome.ended_at is not None:
-            self.started_at = min(outcome.started_at, self.started_at or outcome.started_at)
-            self.ended_at = max(outcome.ended_at, self.ended_at or 0.0)
-            self.run_s += outcome.ended_at - outcome.started_at
-        self.value_bytes += sum(map(len, outcome.parts))
-        if outcome.pid and outcome.pid not in self.workers and len(self.workers) < _MOST_WORKERS:
-            self.workers = (*self.workers, outcome.pid)
+        else:
+            self.value_bytes += sum(map(len, outcome.parts))
 
     def state(self, number: int, name: str, node: str) -> StageState:
         if self.ended < self.calls:
@@ -138,6 +123,8 @@ class Driver:
         """A call has ended: the driver hears of it, unless the call is made again."""
         if job.order.task_id not in self.open:
             return
+        counts = self._count(self.open[job.order.task_id])
+        counts.note_run(outcome.started_at, outcome.ended_at, outcome.pid)
         self._keep_output(job, outcome.output)
         if outcome.error is not None:
             wait_s, record = self._calls.attempts.raised(
@@ -178,7 +165,7 @@ class Driver:
 
     def _keep_output(self, job: Job, output: Output | None) -> None:
         if output is not None:
-            name = self.open[job.order.task_id].name[:_MOST_NAME_CHARACTERS]
+            name = self.open[job.order.task_id].name[:MAX_NAME_CHARACTERS]
             self._output.end(job.order.task_id, f"call {name}, attempt {job.order.attempt}", *output)
 
     def _again(self, job: Job, wait_s: float) -> None:
@@ -195,7 +182,7 @@ class Driver:
         self._calls.answer(self.worker_id, CallEnded(call.number, outcome.error), value)
 
     def _count(self, call: Call) -> _Counts:
-        name = call.name[:_MOST_NAME_CHARACTERS]
+        name = call.name[:MAX_NAME_CHARACTERS]
         if name not in self._counts and len(self._counts) >= _MOST_NAMES:
             name = "others"
         return self._counts.setdefault(name, _Counts())
