@@ -463,3 +463,14 @@ def _put(above: Any, path: tuple[int | str, ...], value: Any) -> None:
         above[key] = tuple(inner)
     else:
         _put(above[key], tuple(rest), value)
+
+
+def test_a_stage_has_no_value_while_the_graph_is_written() -> None:
+    stage: Any = Graph().call(load, "a")
+    with pytest.raises(TypeError, match=r"stage 0 \(load\) is neither true nor false before the graph runs"):
+        bool(stage)
+    no_elements = r"stage 0 \(load\) has no elements before the graph runs: graph\.map"
+    with pytest.raises(TypeError, match=no_elements):
+        iter(stage)
+    with pytest.raises(TypeError, match=no_elements):
+        stage[0]
