@@ -536,6 +536,8 @@ class ManagerCore:
             self._take_back_followers(job)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
+            if job.owner is not None and job is worker.jobs[0] and worker.is_ready:
+                job.owner.ran(job, now.epoch - (now.mono - worker.since), now.epoch, worker.pid)
             if not job.order.options.output_bytes:
                 output = None
             if stop is not None:

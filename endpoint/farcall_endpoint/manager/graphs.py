@@ -67,6 +67,12 @@ class RunningGraph:
         """A call has been running for a while."""
         self._note_start(at)
 
+    def ran(self, job: Job, started_at: float, ended_at: float, pid: int) -> None:
+        """A call has run in a worker that is gone."""
+        if self.run.is_out(call := self._call_of(job)):
+            self._note_start(started_at)
+            self.run.stages[call[0]].note_run(started_at, ended_at, pid)
+
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended; unless it was dropped, that counts."""
         run, call = self.run, self._call_of(job)

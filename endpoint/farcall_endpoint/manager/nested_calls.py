@@ -119,12 +119,16 @@ class Driver:
             counts.started_at = min(at, counts.started_at or at)
             self.has_changed = True
 
+    def ran(self, job: Job, started_at: float | None, ended_at: float | None, pid: int) -> None:
+        """A call has run, once."""
+        if (call := self.open.get(job.order.task_id)) is not None:
+            self._count(call).note_run(started_at, ended_at, pid)
+
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended: the driver hears of it, unless the call is made again."""
         if job.order.task_id not in self.open:
             return
-        counts = self._count(self.open[job.order.task_id])
-        counts.note_run(outcome.started_at, outcome.ended_at, outcome.pid)
+        self.ran(job, outcome.started_at, outcome.ended_at, outcome.pid)
         self._keep_output(job, outcome.output)
         if outcome.error is not None:
             wait_s, record = self._calls.attempts.raised(
