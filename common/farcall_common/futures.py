@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -25,6 +25,9 @@ class GuardedFuture(concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
         """As :meth:`concurrent.futures.Future.add_done_callback`."""
         super().add_done_callback(functools.partial(_call, fn))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a future cannot be sent; pass its result()")
 
 
 def _call(fn: Callable[[concurrent.futures.Future[Any]], object], future: concurrent.futures.Future[Any]) -> None:

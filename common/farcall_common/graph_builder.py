@@ -210,8 +210,8 @@ class _Calls:
             scan = ArgumentScan(self._graph, "collect")
             return self._graph._append(_collecting(map(scan.number_of, iterable)))
         raise TypeError(
-            f"graph.map: a {type(iterable).__name__} beside a stage, whose length is not known before the graph runs; "
-            "let a stage return it, too"
+            f"graph.map: expected only stages, got {type(iterable).__name__}: the lengths of stages are known when the "
+            "graph runs. Let a stage return it, too"
         )
 
     def _add(
@@ -235,7 +235,7 @@ class _Calls:
         """Name and options of a stage with a function."""
         if not callable(function):
             number = len(self._graph)
-            raise TypeError(f"stage {number}: a {type(function).__name__} cannot be called; pass the function itself")
+            raise TypeError(f"stage {number}: expected a function, got {type(function).__name__}")
         name = self._name or name_of(function)
         if not is_decorated(function):
             return name, self._options

@@ -50,12 +50,21 @@ class StageHandle(Generic[T]):
             "graph.call, or inside lists, tuples and dictionaries of arguments, before the call that gets it"
         )
 
-    if not TYPE_CHECKING:  # checkers would take it for an iterable
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"stage {self.number} ({self.name}) is neither true nor false before the graph runs: compare it with None, "
+            "or decide in a function of the graph"
+        )
+
+    if not TYPE_CHECKING:  # checkers would take it for a sequence
 
         def __iter__(self) -> NoReturn:
+            self.__getitem__(0)
+
+        def __getitem__(self, at: object) -> NoReturn:
             raise TypeError(
                 f"stage {self.number} ({self.name}) has no elements before the graph runs: graph.map(f, stage) makes a "
-                "call for each of them"
+                "call for each of them, graph.call(operator.getitem, stage, 0) gets one"
             )
 
 
@@ -186,5 +195,5 @@ def form_of(target: object, graph: StagesByNumber, leaves: list[int], depth: int
                 return lambda values: tuple(form(values) for form in forms)
             return lambda values: [form(values) for form in forms]
     raise TypeError(
-        f"graph: the target has a {type(target).__name__}; expected a stage, or a list, tuple or dictionary of stages"
+        f"graph: the target: expected a stage, or a list, tuple or dictionary of stages, got {type(target).__name__}"
     )

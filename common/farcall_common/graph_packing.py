@@ -20,6 +20,8 @@ from farcall_common.task_options import MAX_CALLEES, TaskOptions
 
 #: Payloads that a graph remembers for each target.
 _REMEMBERED: Final = 4
+#: Arguments of all stages, before they are compressed.
+_MOST_CALL_BYTES: Final = MAX_OPENED_BYTES // 2
 
 
 class PackedPlan(NamedTuple):
@@ -105,8 +107,10 @@ def pack_plan(
         stages.append(PackedStage(place, stage.name, found_inputs, stage.needs, chosen))
     graph = Graph(tuple(stages), tuple(calls), plan.output, spread)
     payload = pack_graph(graph)
-    if len(payload) > max_bytes or sum(map(len, calls)) > MAX_OPENED_BYTES // 2:
-        raise _too_large(plan, calls, len(payload), max_bytes)
+    if len(payload) > max_bytes:
+        raise _too_large(plan, calls, "the graph", len(payload), max_bytes)
+    if (call_bytes := sum(map(len, calls))) > _MOST_CALL_BYTES:
+        raise _too_large(plan, calls, "the graph before compression", call_bytes, _MOST_CALL_BYTES)
     packed = PackedPlan(payload, tuple(requirements))
     if plan.is_constant:
         plan.payloads[:] = [*plan.payloads[-_REMEMBERED + 1 :], (key, packed)]
@@ -122,10 +126,10 @@ def stage_options(task: TaskOptions, own: Mapping[str, Any]) -> TaskOptions:
     return bare.changed(**own)
 
 
-def _too_large(plan: Plan, calls: Sequence[bytes], size_bytes: int, max_bytes: int) -> PayloadTooLarge:
+def _too_large(plan: Plan, calls: Sequence[bytes], what: str, size_bytes: int, most_bytes: int) -> PayloadTooLarge:
     largest = max(range(len(calls)), key=lambda at: len(calls[at]))
     return PayloadTooLarge(
-        f"the graph of {len(calls):,} stages takes {size_bytes / 2**20:.1f} MiB; the limit is {max_bytes / 2**20:.1f} "
-        f"MiB. The arguments of {plan.where(largest)} take most: {len(calls[largest]) / 2**20:.1f} MiB",
+        f"{what} takes {size_bytes / 2**20:.1f} MiB; the limit is {most_bytes / 2**20:.1f} MiB. "
+        f"The arguments of {plan.where(largest)} take most: {len(calls[largest]) / 2**20:.1f} MiB",
         hint="Let a stage read or make large data, instead of sending it.",
     )

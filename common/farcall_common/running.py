@@ -120,7 +120,7 @@ class RunningTask:
         :raises ValueError: for a value that an option cannot have.
         """
         if unknown := changes.keys() - AttemptOptionsDict.__optional_keys__:
-            raise TypeError(unknown_option(sorted(unknown)[0], AttemptOptionsDict.__optional_keys__))
+            raise TypeError(unknown_option(sorted(unknown)[0], AttemptOptionsDict.__optional_keys__, what="calls"))
         return RunningTask(self._caller, (self._options or TaskOptions()).changed(**changes))
 
     def _fill(

@@ -528,10 +528,10 @@ class Engine:
         )
         if inputs := packing.inputs():
             return self._open_and_send(
-                packing.function, context, inputs, lambda: packing.pack(given_options), plan=plan
+                packing.function, context, inputs, lambda: packing.pack(given_options), plan=plan, graph=graph
             )
         packed = packing.pack(given_options)
-        return self._open_and_send(packing.function, context, (), lambda: packed, plan=plan)
+        return self._open_and_send(packing.function, context, (), lambda: packed, plan=plan, graph=graph)
 
     def _with_callees(
         self,
@@ -571,15 +571,17 @@ class Engine:
         pack: Callable[[], PackedCall],
         *,
         plan: Plan | None = None,
+        graph: Graph | None = None,
     ) -> ComputeFuture[Any]:
         """The future of a task.
 
         :param pack: makes its payload, when the inputs are done.
-        :param plan: of a graph.
+        :param plan, graph: of a task that is a target of a graph.
         """
         task = OutgoingTask(new_task_id(), function, context)
         task.inputs = inputs
-        if plan is not None:
+        if plan is not None and graph is not None:
+            task.graph = weakref.ref(graph)
             task.rebuild = plan.rebuild
             task.stage_numbers = plan.pruned_numbers
         future = self._open(task, context)

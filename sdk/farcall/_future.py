@@ -9,6 +9,7 @@ import functools
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from farcall._task_info import Why
 from farcall._task_output import StreamName, TaskOutput
 from farcall_common.errors import TaskError, original_of
 from farcall_common.futures import GuardedFuture
+from farcall_common.graph_builder import Graph
 
 _Future = concurrent.futures.Future[Any]
 _SEQUENCES: Final = (list, tuple, set, frozenset)
@@ -133,6 +135,7 @@ class TaskRecord:
         "cancelled",
         "created_at",
         "created_mono",
+        "graph",
         "inputs",
         "origin",
         "rebuild",
@@ -165,6 +168,8 @@ class TaskRecord:
         self.rebuild: Callable[[Any], Any] | None = None
         #: Of a graph whose target does not need all of its stages, the numbers of those that it needs.
         self.stage_numbers: Sequence[int] | None = None
+        #: That it is a target of, if it is one.
+        self.graph: weakref.ref[Graph] | None = None
         #: The span of the call, if the program makes spans.
         self.traceparent: str | None = None
 
@@ -313,7 +318,9 @@ class ComputeFuture(GuardedFuture[T]):
         known = self.details
         if not known and record.accepted_at is not None and (self.cancelled() or not self.done()):
             known = self._owner.details(record)
-        return stages_of(known, functools.partial(self._owner.read, record), numbers=record.stage_numbers)
+        return stages_of(
+            known, functools.partial(self._owner.read, record), numbers=record.stage_numbers, graph=record.graph
+        )
 
     def result(self, timeout: float | None = None) -> T:
         """The value that the function returned, as :meth:`concurrent.futures.Future.result`.

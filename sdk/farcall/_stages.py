@@ -6,11 +6,13 @@ import base64
 import binascii
 import bisect
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, overload
 
 from farcall._display import local_time, table
 from farcall_common.errors import DeserializationError, ErrorRecord, NotFound, TaskFailed, TaskPending
+from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle
 from farcall_common.plain_text import plain
 
@@ -93,11 +95,19 @@ class Stages(Sequence[StageInfo]):
     Of a graph with more than 1,000 stages these are the ones that failed, those that run, and then the first.
 
     :param numbers: in the submitted graph, in order, where its target did not need all of its stages.
+    :param graph: that was submitted; None if that was another program.
     """
 
-    def __init__(self, stages: Iterable[StageInfo] = (), *, numbers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        stages: Iterable[StageInfo] = (),
+        *,
+        numbers: Sequence[int] | None = None,
+        graph: weakref.ref[Graph] | None = None,
+    ) -> None:
         self._stages = tuple(stages)
         self._numbers = numbers
+        self._graph = graph
 
     def __len__(self) -> int:
         return len(self._stages)
@@ -109,13 +119,19 @@ class Stages(Sequence[StageInfo]):
     def __getitem__(self, at: slice) -> Stages: ...
 
     def __getitem__(self, at: int | slice | StageHandle[Any]) -> StageInfo | Stages:
-        """:raises IndexError: for a stage that the task does not have, or that is not among these."""
+        """:raises IndexError: for a stage that the task does not have, or that is not among these.
+        :raises ValueError: for a stage of another graph.
+        """
         if isinstance(at, StageHandle):
             return self._of(at)
-        return Stages(self._stages[at], numbers=self._numbers) if isinstance(at, slice) else self._stages[at]
+        if isinstance(at, slice):
+            return Stages(self._stages[at], numbers=self._numbers, graph=self._graph)
+        return self._stages[at]
 
     def _of(self, handle: StageHandle[Any]) -> StageInfo:
         number = handle.number
+        if self._graph is not None and self._graph() is not handle.graph:
+            raise ValueError(f"stage {number} ({handle.name}) is a stage of another graph")
         if self._numbers is not None:
             place = bisect.bisect_left(self._numbers, number)
             number = place if self._numbers[place : place + 1] == [number] else -1
@@ -153,11 +169,17 @@ class Stages(Sequence[StageInfo]):
         return table(shown)
 
 
-def stages_of(details: Mapping[str, Any], load: LoadValue, *, numbers: Sequence[int] | None = None) -> Stages:
+def stages_of(
+    details: Mapping[str, Any],
+    load: LoadValue,
+    *,
+    numbers: Sequence[int] | None = None,
+    graph: weakref.ref[Graph] | None = None,
+) -> Stages:
     """The stages in the details of a task, which its endpoint wrote; none if they cannot be read.
 
     :param load: reads values.
-    :param numbers: as of :class:`Stages`.
+    :param numbers, graph: as of :class:`Stages`.
     """
     found = details.get("stages")
     if not found:
@@ -186,7 +208,8 @@ def stages_of(details: Mapping[str, Any], load: LoadValue, *, numbers: Sequence[
             fields["_value"] = lambda: load(_decoded(text, what), what)
         return StageInfo(**fields)
 
-    return Stages((info(state, record) for state, record in zip(states, errors, strict=True)), numbers=numbers)
+    infos = (info(state, record) for state, record in zip(states, errors, strict=True))
+    return Stages(infos, numbers=numbers, graph=graph)
 
 
 def _decoded(text: str, what: str) -> bytes:

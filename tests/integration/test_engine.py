@@ -131,6 +131,8 @@ def test_an_exception_that_cannot_travel_arrives_as_text(engine: Engine) -> None
 def test_unserializable_arguments_are_refused_at_once(engine: Engine) -> None:
     with pytest.raises(SerializationError, match=r"lock|pickle"):
         engine.submit(add, threading.Lock())  # type: ignore[call-overload]
+    with pytest.raises(SerializationError, match=r"a future cannot be sent; pass its result\(\)"):
+        engine.submit(add, engine.submit(add, 1))  # type: ignore[call-overload]
     with pytest.raises(SerializationError, match="cannot be called"):
         engine.submit(5)  # type: ignore[call-overload]
 

@@ -441,3 +441,14 @@ def test_a_graph_may_be_deep(needs: int) -> None:
     run.failed(take(run)[0], {"message": "no"})
     assert run.end is TaskState.FAILED
     assert run.memory.used_bytes == 0
+
+
+def test_a_call_that_was_made_ahead_waits_until_its_input_is_there() -> None:
+    run = run_of(Graph((Stage(0, "a"), Stage(0, "b", (Input(0, (0,)),))), (b"", b""), 1))
+    [first] = take(run)
+    found = run.follower(first)
+    assert found is not None
+    run.begin_ahead(found[0])
+    assert [each.state for each in run.states()] == ["running", "waiting"]
+    run.succeeded(first, [b"1"])
+    assert [each.state for each in run.states()] == ["done", "running"]

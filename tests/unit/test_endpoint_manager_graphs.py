@@ -197,6 +197,7 @@ def test_a_call_whose_worker_died_is_made_again_and_the_others_stay() -> None:
     start(rig, *CHAIN)
     end(rig, b"v")
     rig.read()
+    rig.now += 3.0
     rig.die(0, reason="killed by SIGKILL")
     [order] = sent(rig.handle(ready(1)))
     assert (order.task_id, order.attempt) == ("g/1", 2)
@@ -206,7 +207,9 @@ def test_a_call_whose_worker_died_is_made_again_and_the_others_stay() -> None:
     [finished] = progress.finished
     assert finished.state is TaskState.SUCCESS
     assert finished.details is not None
-    assert finished.details["stages"][1]["retries"] == 1
+    stage = finished.details["stages"][1]
+    assert stage["retries"] == 1
+    assert stage["run_s"] == pytest.approx(3.5)  # 3 s of the worker that died
 
 
 def test_a_graph_fails_with_the_error_of_its_call_and_leaves_small_values() -> None:

@@ -21,8 +21,9 @@ from farcall_endpoint.manager.events import Callees, Job, MalformedReceived, Pac
 from farcall_endpoint.manager.graphs import callees_of
 from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, kept_answer, options_of
 from farcall_endpoint.manager.service import Manager
+from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
-from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes
+from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes, bytes_of
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
 from tests.support.manager import Rig, ready
 
@@ -68,6 +69,40 @@ def test_a_call_goes_to_another_worker_and_its_value_back() -> None:
     assert finished.details is not None
     [stage] = finished.details["stages"]
     assert (finished.task_id, stage["name"], stage["state"], stage["ended"]) == ("d", "f", "done", 1)
+
+
+def printing(task_id: str, text: bytes, *, parts: tuple[int, ...] = (0,)) -> tuple[Packet, bytes]:
+    return Done(task_id, 0.0, 1.0, printed=Printed(len(text), 0, len(text), 0), parts=parts), text
+
+
+def test_what_calls_print_comes_behind_what_the_driver_prints() -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    driving(rig)
+    sent(rig, 0, calls("d", range(1, 2)))
+    for number, text in enumerate((b"one\n", b"two\n")):
+        assert rig.read(1) == f"d/{number}"
+        rig.workers[1].running = None
+        sent(rig, 1, printing(f"d/{number}", text))
+    rig.workers[0].running = None
+    sent(rig, 0, printing("d", b"own\n", parts=()))
+    progress, bodies = rig.take()
+    [finished] = progress.finished
+    text = b"own\n--- call f, attempt 1\none\n--- call f, attempt 1\ntwo\n"
+    assert finished.printed == Printed(len(text), 0, len(text), 0)
+    assert b"".join(map(bytes_of, bodies)).endswith(text)
+
+
+def test_what_calls_have_printed_comes_with_the_death_of_their_driver() -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    driving(rig)
+    assert rig.read(1) == "d/0"
+    rig.workers[1].running = None
+    sent(rig, 1, printing("d/0", b"one\n"))
+    rig.die(0)
+    [died] = rig.progress().died
+    assert died.output == b"--- call f, attempt 1\none\n"
 
 
 def test_a_driver_that_waits_gives_its_share_to_another_worker_which_ends_afterwards() -> None:
@@ -167,7 +202,8 @@ def test_a_call_that_raised_is_retried_by_its_options() -> None:
     rig.read(0)
     sent(rig, 0, calls("d", range(1), options=TaskOptions(retries=1, retry_delay_s=10.0)))
     rig.read(1)
-    raised = Done("d/0", 0.0, 1.0, {"code": "X", "message": "m"}, is_retried=True)
+    error: dict[str, Any] = {"code": "X", "message": "m" * 5000, "exception_data": "x"}
+    raised = Done("d/0", 0.0, 1.0, error, is_retried=True)
     rig.workers[1].running = None
     assert not told(sent(rig, 1, (raised, b"")))
     assert rig.core.next_deadline() <= rig.now + 10.0
@@ -178,6 +214,13 @@ def test_a_call_that_raised_is_retried_by_its_options() -> None:
     [answer] = told(sent(rig, 1, (raised, b"")))
     assert answer.error is not None
     assert answer.error["retries_used"] == 1
+    assert answer.error["exception_data"] == "x"
+    rig.done(0)
+    [finished] = rig.progress().finished
+    assert finished.details is not None
+    [stage] = finished.details["stages"]
+    assert (stage["retries"], stage["run_s"]) == (1, 2.0)
+    assert stage["error"] == {"code": "X", "message": "m" * 4000, "retries_used": 1}
 
 
 def test_a_restricted_task_calls_its_callees_only() -> None:

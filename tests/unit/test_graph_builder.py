@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_common import graphs
+from farcall_common import graph_packing, graphs
 from farcall_common.chains import chain
 from farcall_common.errors import DeserializationError, PayloadTooLarge
 from farcall_common.graph_builder import MAX_STAGES, Graph, Plan, plan_of
@@ -115,7 +115,7 @@ def test_a_map_over_a_stage_makes_its_calls_when_it_runs() -> None:
 
 def test_a_map_over_a_stage_takes_no_list_of_constants() -> None:
     graph = Graph()
-    with pytest.raises(TypeError, match=r"graph\.map: a list beside a stage, whose length is not known"):
+    with pytest.raises(TypeError, match=r"graph\.map: expected only stages, got list"):
         graph.map(resize, graph.call(load, "a"), [1, 2])
     with pytest.raises(TypeError, match="expected iterables or stages"):
         graph.map(load)
@@ -223,7 +223,7 @@ def test_stages_of_another_graph_are_refused() -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="stage 0: a str cannot be called; pass the function itself"):
+    with pytest.raises(TypeError, match="stage 0: expected a function, got str"):
         Graph().call("load", 1)  # type: ignore[arg-type]
 
 
@@ -289,7 +289,8 @@ def test_a_graph_that_is_too_large_names_its_largest_stage(monkeypatch: pytest.M
     graph = Graph()
     last = graph.call(merge, graph.call(load, "x" * 4_000), graph.call(load, "y" * 2_000))
     plan = plan_of(graph, last)
-    with pytest.raises(PayloadTooLarge, match=r"The arguments of stage 0 \(load\) take most"):
+
+    def pack(*, max_bytes: int) -> None:
         pack_plan(
             plan,
             callees={id(function): 0 for function in plan.functions},
@@ -298,8 +299,14 @@ def test_a_graph_that_is_too_large_names_its_largest_stage(monkeypatch: pytest.M
             packer=None,
             pack_call=lambda stage, _: (_serializer.pack_call(stage.args, stage.kwargs), None),
             spread=False,
-            max_bytes=100,
+            max_bytes=max_bytes,
         )
+
+    with pytest.raises(PayloadTooLarge, match=r"The arguments of stage 0 \(load\) take most"):
+        pack(max_bytes=100)
+    monkeypatch.setattr(graph_packing, "_MOST_CALL_BYTES", 5_000)  # which counts before compression
+    with pytest.raises(PayloadTooLarge, match="the graph before compression takes"):
+        pack(max_bytes=2**20)
 
 
 def test_a_graph_with_too_many_options_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,10 +361,10 @@ def test_several_stages_as_a_target(target: Any, rebuilt: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "message"),
     [
-        (None, TypeError, "the target has a NoneType"),
+        (None, TypeError, "or dictionary of stages, got NoneType"),
         ([], ValueError, "the target names no stage"),
         ({}, ValueError, "the target names no stage"),
-        ([1], TypeError, "the target has a int; expected a stage"),
+        ([1], TypeError, "expected a stage, or a list, tuple or dictionary of stages, got int"),
     ],
 )
 def test_targets_that_cannot_be(target: object, error: type[Exception], message: str) -> None:
@@ -456,3 +463,14 @@ def _put(above: Any, path: tuple[int | str, ...], value: Any) -> None:
         above[key] = tuple(inner)
     else:
         _put(above[key], tuple(rest), value)
+
+
+def test_a_stage_has_no_value_while_the_graph_is_written() -> None:
+    stage: Any = Graph().call(load, "a")
+    with pytest.raises(TypeError, match=r"stage 0 \(load\) is neither true nor false before the graph runs"):
+        bool(stage)
+    no_elements = r"stage 0 \(load\) has no elements before the graph runs: graph\.map"
+    with pytest.raises(TypeError, match=no_elements):
+        iter(stage)
+    with pytest.raises(TypeError, match=no_elements):
+        stage[0]

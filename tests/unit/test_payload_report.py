@@ -224,3 +224,21 @@ def test_an_exception_that_forbids_assignments_travels() -> None:
     error.__cause__ = frozen
     assert original_of(error) is frozen
     assert isinstance(frozen.__cause__, Exception)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"), [("TASK_FAILED", "ValueError: no"), ("WORKER_DIED", "[WORKER_DIED] ValueError: no")]
+)
+def test_the_error_of_a_call_in_a_call_is_said_once(code: str, message: str) -> None:
+    record = ErrorRecord(
+        code=code, message="ValueError: no", hint="Try.", fault=Fault.USER_CODE, builtin_type="ValueError"
+    )
+    for _ in range(3):
+        error = task_error(record, expected=TaskFailed)
+
+        def driver(error: BaseException = error) -> None:
+            raise error
+
+        record = run(driver)
+        assert (record.code, record.message, record.hint) == ("TASK_FAILED", message, "Try.")
+        assert record.builtin_type == "ValueError"

@@ -150,6 +150,8 @@ def test_other_functions_are_not_registered(executor: Executor, submits: Submits
     assert future.stages[last].name == "ignore"
     with pytest.raises(IndexError, match=r"stage 1 \(refuse\) is not among the 2 stages"):
         future.stages[refused]
+    with pytest.raises(ValueError, match=r"stage 0 \(read\) is a stage of another graph"):
+        future.stages[Graph().call(read, "a")]
 
 
 def test_a_graph_is_packed_and_its_functions_are_serialised_once(
@@ -242,7 +244,7 @@ def test_what_cannot_be_submitted_names_its_stage(executor: Executor, submits: S
             r"stage 6 \(count\): The function",
         ),
         (Graph().call(read, "a"), ValueError, "a stage of another graph"),
-        ("text", TypeError, "the target has a str"),
+        ("text", TypeError, "got str"),
     ]
     for target, error, message in cases:
         with pytest.raises(error, match=message):
@@ -427,6 +429,9 @@ def test_the_command_line_shows_stages(
         ["1", "refuse", "failed", "1, 1 failed"],
     ]
     assert not any(line[0] in ("stages", "values") for line in lines)
+    fields = {line[0]: line[1] for line in lines if len(line) == 2}
+    assert fields["stage calls"] == "2"
+    assert fields["stage run"].endswith((" s", " ms"))
     shown = json.loads(Farcall(cloud)("tasks", "show", future.task_id, "--json").stdout)
     assert [each["state"] for each in shown["stages"]] == ["done", "failed"]
 

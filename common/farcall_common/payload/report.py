@@ -56,13 +56,19 @@ def describe_exception(
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
     message = message_of(error)
+    text = f"{name}: {message}" if message else name
     try:
         hint, remote_traceback = hint_for(error), _format(error, own_packages)
+        if isinstance(error, TaskError) and kind.__module__ == TaskError.__module__:
+            # Of a call that the function made: ten calls in one another end with one sentence.
+            is_raised = error.record.code == TaskFailed.code
+            text = f"{'' if is_raised else f'[{error.record.code}] '}{error.record.message}"
+            hint = f"{error.record.hint}"
     except BaseException as failure:  # noqa: BLE001 - attributes of user exceptions may be properties that raise
         hint, remote_traceback = "", f"{name}: {message}\n(its traceback cannot be shown: {type(failure).__name__})\n"
     return ErrorRecord(
         code=TaskFailed.code,
-        message=_storable(f"{name}: {message}" if message else name, _MAX_MESSAGE_CHARACTERS),
+        message=_storable(text, _MAX_MESSAGE_CHARACTERS),
         hint=_storable(hint, _MAX_MESSAGE_CHARACTERS),
         fault=TaskFailed.fault,
         retryable=TaskFailed.retryable,

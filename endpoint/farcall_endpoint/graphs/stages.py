@@ -20,7 +20,10 @@ _NO_UNITS: Final[list[int]] = []
 """Of a stage that has no units yet; nothing is put in."""
 _MAX_WORKERS: Final = 8
 """So many workers of a stage are shown."""
-_MAX_NAME_CHARACTERS: Final = 200
+MAX_NAME_CHARACTERS: Final = 200
+"""Of the name of a stage, as it is shown."""
+PROGRESS_PERIOD_S: Final = 0.25
+"""Shortest time between two reports of how the stages of a task are."""
 _MAX_TEXT_CHARACTERS: Final = 4000
 _MAX_BRIEF_CHARACTERS: Final = 200
 _BRIEF: Final = ("code", "message", "fault", "exception_type")
@@ -43,7 +46,32 @@ class Edge(NamedTuple):
     each: bool
 
 
-class RunningStage:
+class Runs:
+    """The runs of calls, of all attempts: epoch seconds of the first start and the last end, seconds together, and
+    process ids of the first few workers. ``retries``: starts beyond the first of each call; ``value_bytes``: of their
+    values."""
+
+    __slots__ = ("ended_at", "retries", "run_s", "started_at", "value_bytes", "workers")
+
+    def __init__(self) -> None:
+        self.retries = 0
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.run_s = 0.0
+        self.value_bytes = 0
+        self.workers: tuple[int, ...] = ()
+
+    def note_run(self, started_at: float | None, ended_at: float | None, pid: int) -> None:
+        """A call has run, from this epoch second to that one."""
+        if started_at is not None and ended_at is not None:
+            self.started_at = started_at if self.started_at is None else min(self.started_at, started_at)
+            self.ended_at = ended_at if self.ended_at is None else max(self.ended_at, ended_at)
+            self.run_s += ended_at - started_at
+        if pid and pid not in self.workers and len(self.workers) < _MAX_WORKERS:
+            self.workers = (*self.workers, pid)
+
+
+class RunningStage(Runs):
     """What is known of a stage.
 
     Units are what a call counts while it waits: an input, or an element of one where ``needs`` counts them.
@@ -61,7 +89,6 @@ class RunningStage:
         "done",
         "each_total",
         "ended",
-        "ended_at",
         "failed",
         "got",
         "held",
@@ -76,25 +103,21 @@ class RunningStage:
         "parts",
         "pending",
         "readers",
-        "retries",
-        "run_s",
         "running",
         "size",
         "sources",
         "spec",
-        "started_at",
         "taken",
         "unsized",
         "uses",
-        "value_bytes",
         "whole_got",
         "whole_lost",
         "whole_orders",
         "whole_total",
-        "workers",
     )
 
     def __init__(self, number: int, spec: Stage) -> None:
+        super().__init__()
         self.number = number
         self.spec = spec
         self.needs = spec.needs
@@ -122,12 +145,6 @@ class RunningStage:
         self.is_skipped = False
         self.is_spread = False  # whether the elements of its value go to calls one by one, though it is no map
         self.cause: Failure | None = None
-        self.retries = 0
-        self.started_at: float | None = None
-        self.ended_at: float | None = None
-        self.run_s = 0.0
-        self.value_bytes = 0
-        self.workers: tuple[int, ...] = ()
 
     @property
     def collects(self) -> bool:
@@ -148,14 +165,10 @@ class RunningStage:
         """Whether a part of its value, whose number is known, will never be there."""
         return self.calls[number if self.is_map else 0] > DONE
 
-    def note_run(self, started_at: float | None, ended_at: float | None, pid: int) -> None:
-        """A call has run, from this epoch second to that one."""
-        if started_at is not None and ended_at is not None:
-            self.started_at = started_at if self.started_at is None else min(self.started_at, started_at)
-            self.ended_at = ended_at if self.ended_at is None else max(self.ended_at, ended_at)
-            self.run_s += ended_at - started_at
-        if pid and pid not in self.workers and len(self.workers) < _MAX_WORKERS:
-            self.workers = (*self.workers, pid)
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its only call was made before its input is there: its worker has it, and does not run it."""
+        return not (self.is_map or self.needs) and self.calls[0] == STARTED and self.whole_got < self.whole_total
 
     def state(self, *, node: str, end: str, is_brief: bool = False) -> StageState:
         """For people.
@@ -173,11 +186,11 @@ class RunningStage:
         elif end:
             state = "failed" if self.failed else end
         else:
-            state = "running" if self.running or self.ended else "waiting"
+            state = "waiting" if self.is_ahead or not (self.running or self.ended) else "running"
         failure = self.cause
         return StageState(
             number=self.number,
-            name=self.spec.name[:_MAX_NAME_CHARACTERS],
+            name=self.spec.name[:MAX_NAME_CHARACTERS],
             state=state,
             calls=max(0, self.size),
             ended=self.done + self.failed,
@@ -189,13 +202,13 @@ class RunningStage:
             value_bytes=self.value_bytes,
             workers=self.workers,
             node=node if self.workers else "",
-            error=_shown(failure.record, is_brief=is_brief)
+            error=shown_error(failure.record, is_brief=is_brief)
             if failure is not None and failure.stage == self.number
             else None,
         )
 
 
-def _shown(record: Mapping[str, Any], *, is_brief: bool) -> dict[str, Any]:
+def shown_error(record: Mapping[str, Any], *, is_brief: bool = False) -> dict[str, Any]:
     """The part of an error record that is shown with a stage: there may be many, and the exception is in one only."""
     most = _MAX_BRIEF_CHARACTERS if is_brief else _MAX_TEXT_CHARACTERS
     names = _BRIEF if is_brief else _SHOWN

@@ -413,6 +413,7 @@ class ManagerCore:
         details: dict[str, Any] | None = done.details
         if worker.drives:
             details = {**(details or {}), **self._nested.details(job, ended_at - started_at)}
+            output = self._nested.output(job, output)
             self._drive_over(worker, job)
         self._prefetch.observe(ended_at - started_at)
         finish: Callable[..., None] = self._reports.finish
@@ -530,6 +531,7 @@ class ManagerCore:
         if not worker.is_ready and self._stop_at is None:
             self._start_failed(worker, event, now)
         if worker.drives:
+            output = self._nested.output(worker.jobs[0], output)
             self._drive_over(worker, worker.jobs[0])
         self._ahead.forget(worker)
         for job in worker.jobs:
@@ -537,6 +539,8 @@ class ManagerCore:
             self._take_back_followers(job)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
+            if job.owner is not None and job is worker.jobs[0] and worker.is_ready:
+                job.owner.ran(job, now.epoch - (now.mono - worker.since), now.epoch, worker.pid)
             if not job.order.options.output_bytes:
                 output = None
             if stop is not None:

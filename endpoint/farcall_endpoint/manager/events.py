@@ -56,6 +56,9 @@ class Owner(Protocol):
     def started(self, job: Job, at: float) -> None:
         """A call has been running for a while, since the epoch second ``at``."""
 
+    def ran(self, job: Job, started_at: float, ended_at: float, pid: int) -> None:
+        """A call has run between these epoch seconds in a worker that is gone; how it ended follows."""
+
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended, or was cancelled or refused."""
 

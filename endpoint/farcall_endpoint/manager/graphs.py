@@ -27,7 +27,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.run import Call, GraphRun
-from farcall_endpoint.graphs.stages import RunningStage
+from farcall_endpoint.graphs.stages import PROGRESS_PERIOD_S, RunningStage
 from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import GraphSettings, Memory, read
 from farcall_endpoint.manager.actions import ReadGraph
@@ -40,8 +40,6 @@ from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput
 from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
-PROGRESS_PERIOD_S: Final = 0.25
-"""Shortest time between two reports of how a graph is."""
 _INPUT_BYTES: Final = 64
 """Upper limit of what an input adds to an order, without its bytes."""
 _STARTED_AFTER_S: Final = 0.05
@@ -81,6 +79,12 @@ class RunningGraph:
     def started(self, _: Job, at: float) -> None:
         """A call has been running for a while."""
         self._note_start(at)
+
+    def ran(self, job: Job, started_at: float, ended_at: float, pid: int) -> None:
+        """A call has run in a worker that is gone."""
+        if self.run.is_out(call := self._call_of(job)):
+            self._note_start(started_at)
+            self.run.stages[call[0]].note_run(started_at, ended_at, pid)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended; unless it was dropped, that counts."""

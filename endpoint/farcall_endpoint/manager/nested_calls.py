@@ -6,7 +6,6 @@ driver's worker. A driver that waits gives its share of the node to another work
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import heapq
 import math
@@ -21,16 +20,17 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.attempts import Attempts
+from farcall_endpoint.graphs.stages import MAX_NAME_CHARACTERS, PROGRESS_PERIOD_S, Runs, shown_error
+from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import Memory, read
 from farcall_endpoint.manager.actions import Action, Answer
 from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
+from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder
 from farcall_endpoint.shared_memory import Body, Frame, SharedBytes, bytes_of, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
-PROGRESS_PERIOD_S: Final = 0.25
-"""Shortest time between two reports of how the calls are."""
 MOST_DEPTH: Final = 64
 """A chain of calls, each of which waits for the next, is not longer: each of them holds a process."""
 MOST_OPEN: Final = 10_000
@@ -40,45 +40,32 @@ _MOST_FUNCTION_BYTES: Final = 64 * 2**20
 """What one worker may send of functions of its own."""
 _MOST_NAMES: Final = 100
 """So many functions are distinguished in the states of a driver's calls."""
-_MOST_WORKERS: Final = 4
-_MOST_NAME_CHARACTERS: Final = 200
+
+Output = tuple[Printed, bytes]
+"""The tails of what was printed."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Counts:
+class _Counts(Runs):
     """The calls of one function."""
 
-    calls: int = 0
-    ended: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    running: int = 0
-    retries: int = 0
-    started_at: float | None = None
-    ended_at: float | None = None
-    run_s: float = 0.0
-    value_bytes: int = 0
-    workers: tuple[int, ...] = ()
-    error: dict[str, Any] | None = None
+    __slots__ = ("calls", "cancelled", "ended", "error", "failed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.ended = self.failed = self.cancelled = 0
+        self.error: dict[str, Any] | None = None
 
     def add(self, outcome: Outcome) -> None:
         """A call has ended for good."""
         self.ended += 1
         if outcome.state is TaskState.FAILED:
             self.failed += 1
-            self.error = self.error or outcome.error
+            if self.error is None and outcome.error is not None:
+                self.error = shown_error(outcome.error)
         elif outcome.state is TaskState.CANCELLED:
             self.cancelled += 1
-        self.value_bytes += sum(map(len, outcome.parts))
-
-    def ran(self, outcome: Outcome) -> None:
-        """A call has run, for good or to be made again."""
-        if outcome.started_at is not None and outcome.ended_at is not None:
-            self.started_at = min(outcome.started_at, self.started_at or outcome.started_at)
-            self.ended_at = max(outcome.ended_at, self.ended_at or 0.0)
-            self.run_s += outcome.ended_at - outcome.started_at
-        if outcome.pid and outcome.pid not in self.workers and len(self.workers) < _MOST_WORKERS:
-            self.workers = (*self.workers, outcome.pid)
+        else:
+            self.value_bytes += sum(map(len, outcome.parts))
 
     def state(self, number: int, name: str, node: str) -> StageState:
         if self.ended < self.calls:
@@ -115,6 +102,9 @@ class Driver:
         self.payloads: dict[str, Frame] = {}
         self.dropped: set[str] = set()
         self.has_changed = True
+        #: What its calls have printed, which comes behind what it prints itself.
+        self._output = OutputTails(job.order.options.output_bytes)
+        self._output.open = job.order.task_id
         self._calls = calls
         self._counts: dict[str, _Counts] = {}
         self._below_calls, self._below_s = 0, 0.0
@@ -133,11 +123,17 @@ class Driver:
             counts.started_at = min(at, counts.started_at or at)
             self.has_changed = True
 
+    def ran(self, job: Job, started_at: float | None, ended_at: float | None, pid: int) -> None:
+        """A call has run, once."""
+        if (call := self.open.get(job.order.task_id)) is not None:
+            self._count(call).note_run(started_at, ended_at, pid)
+
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended: the driver hears of it, unless the call is made again."""
-        if (call := self.open.get(job.order.task_id)) is None:
+        if job.order.task_id not in self.open:
             return
-        self._count(call).ran(outcome)
+        self.ran(job, outcome.started_at, outcome.ended_at, outcome.pid)
+        self._keep_output(job, outcome.output)
         if outcome.error is not None:
             wait_s, record = self._calls.attempts.raised(
                 job.order.task_id, outcome.error, options=job.order.options, is_retried=outcome.is_retried
@@ -152,6 +148,7 @@ class Driver:
         """The worker of a call is gone."""
         if job.order.task_id not in self.open:
             return
+        self._keep_output(job, None if died.printed is None else (died.printed, died.output))
         record = self._calls.attempts.died(
             job.order.task_id,
             died.reason,
@@ -177,10 +174,20 @@ class Driver:
             sum(each.run_s for each in counts) + self._below_s,
         )
 
+    def all_output(self, own: Output | None) -> Output | None:
+        """The output of the driver, which has ended, and behind it that of its calls."""
+        self._output.end(self.job.order.task_id, "", *(own or (None,)))
+        return self._output.printed()
+
     def states(self) -> tuple[StageState, ...]:
         """How its calls are, by function."""
         node = self._calls.node
         return tuple(counts.state(number, name, node) for number, (name, counts) in enumerate(self._counts.items()))
+
+    def _keep_output(self, job: Job, output: Output | None) -> None:
+        if output is not None:
+            name = self.open[job.order.task_id].name[:MAX_NAME_CHARACTERS]
+            self._output.end(job.order.task_id, f"call {name}, attempt {job.order.attempt}", *output)
 
     def _again(self, job: Job, wait_s: float) -> None:
         self._count(self.open[job.order.task_id]).retries += 1
@@ -198,7 +205,7 @@ class Driver:
         self._calls.answer(self.worker_id, CallEnded(call.number, outcome.error), value)
 
     def _count(self, call: Call) -> _Counts:
-        name = call.name[:_MOST_NAME_CHARACTERS]
+        name = call.name[:MAX_NAME_CHARACTERS]
         if name not in self._counts and len(self._counts) >= _MOST_NAMES:
             name = "others"
         return self._counts.setdefault(name, _Counts())
@@ -355,6 +362,11 @@ class NestedCalls:
             return {}
         calls, calls_s = driver.totals()
         return {STAGES: msgspec.to_builtins(driver.states()), STAGE_CALLS: calls, STAGE_RUN_S: run_s + calls_s}
+
+    def output(self, job: Job, own: Output | None) -> Output | None:
+        """What a driver that has ended and its calls have printed."""
+        driver = self.drivers.get(job.order.task_id)
+        return own if driver is None else driver.all_output(own)
 
     def changed(self, now: float) -> list[GraphProgress]:
         """How the calls of drivers are that are no calls themselves, if that has changed, and not too often."""

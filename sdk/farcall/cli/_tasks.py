@@ -140,7 +140,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "ran": duration(times["ended_at"] - times["started_at"]) if {"started_at", "ended_at"} <= times.keys() else "",
         "retry of": task.retry_of,
         "result": None if task.pending or task.exception else repr(task.value),
-        **{name.replace("_", " "): value for name, value in details.items()},
+        **dict(_field(name, value) for name, value in details.items()),
         "error": error,
     }
     if as_json:
@@ -315,6 +315,13 @@ def export(
     with connected(context, doing=None) as client:
         tasks = client.iter_tasks(state=state and str(state), endpoint_id=endpoint, since=first, until=last)
         write(tasks, _EXPORTED, as_json=as_json)
+
+
+def _field(name: str, value: Any) -> tuple[str, Any]:
+    """A detail of a task as a field: seconds as a duration."""
+    if name.endswith("_s") and isinstance(value, int | float):
+        name, value = name.removesuffix("_s"), duration(value)
+    return name.replace("_", " "), value
 
 
 def _waited_and_ran(task: Mapping[str, Any], now: float) -> tuple[float | None, float | None]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.graphs import COLLECT, Graph, Stage, StageState
+from farcall_common.graphs import COLLECT, STAGE_CALLS, STAGE_RUN_S, STAGES, Graph, Stage, StageState
 from farcall_common.payload import Serializer
 
 _MAX_VALUE_BYTES: Final = 4 * 1024
@@ -96,7 +96,11 @@ class GraphRun:
 
     def details(self, *, failed: bool) -> dict[str, Any]:
         """What the details of the task say of the stages."""
-        found: dict[str, Any] = {"stages": msgspec.to_builtins(self._states)}
+        found: dict[str, Any] = {
+            STAGES: msgspec.to_builtins(self._states),
+            STAGE_CALLS: sum(each.ended for each in self._states),
+            STAGE_RUN_S: sum(each.run_s for each in self._states),
+        }
         if failed:
             pieces = {number: self._serializer.edge_pieces(value) for number, value in self._values.items()}
             values = {str(number): b"".join(each) for number, each in pieces.items()}
