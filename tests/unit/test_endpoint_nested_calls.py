@@ -14,7 +14,7 @@ from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Answer, Kill
 from farcall_endpoint.manager.events import Callees, Job, PacketsReceived, TasksReceived, WorkerDied
 from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, options_of
-from farcall_endpoint.protocol import CancelTasks, TaskOrder
+from farcall_endpoint.protocol import CancelTasks, Stop, TaskOrder
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
 from tests.support.manager import Rig, ready
 
@@ -82,6 +82,32 @@ def test_a_driver_that_waits_gives_its_share_to_another_worker_which_ends_afterw
     rig.die(1)
     rig.jobs("next")
     assert rig.done(0) == "next"
+
+
+@pytest.mark.parametrize("has_called", [True, False])
+def test_a_task_gets_its_calls_while_the_manager_stops(has_called: bool) -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    if has_called:
+        sent(rig, 0, calls("d", range(1)))
+    rig.handle(Stop(5.0))
+    if not has_called:
+        assert rig.killed == [1]
+        rig.die(1)
+        sent(rig, 0, calls("d", range(1)))
+    [other] = [number for number in rig.workers if number]
+    if not has_called:
+        rig.handle(ready(other))
+    assert rig.read(other) == "d/0"
+    assert told(sent(rig, other, (Done("d/0", 0.0, 1.0, parts=(1,)), b"r"))) == [CallEnded(0)]
+    rig.done(0)
+    assert [each.task_id for each in rig.progress().finished] == ["d"]
+    for worker_id in list(rig.workers):
+        assert worker_id in rig.killed
+        rig.die(worker_id)
+    assert rig.leaves
 
 
 def test_tasks_behind_a_driver_are_given_to_others() -> None:
