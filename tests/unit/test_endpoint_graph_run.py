@@ -362,6 +362,8 @@ def test_any_of_two_calls() -> None:
     assert run.dropped == [first]
     [last] = take(run)
     assert run.inputs(last)[0] == (InputOrder((0,), missing=True), InputOrder((1,), (1,)))
+    assert stages_of(run) == ["skipped", "done", "waiting"]  # for a worker
+    run.stages[2].note_start(1.0)
     assert stages_of(run) == ["skipped", "done", "running"]
 
 

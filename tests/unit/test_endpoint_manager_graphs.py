@@ -324,12 +324,15 @@ def test_progress_is_reported_from_time_to_time() -> None:
     rig = rig_of()
     start(rig, *CHAIN)
     end(rig, b"v")
+    rig.now = 0.1
+    rig.handle()
     assert not [each for report in rig.reports for each in report.progress.graphs]
     rig.now = 0.3
     rig.handle()
     [graph] = [each for report in rig.reports for each in report.progress.graphs]
     assert graph.task_id == "g"
     assert [each.state for each in graph.stages] == ["done", "running"]
+    assert graph.stages[1].started_at == 1000.0
     rig.now = 0.6
     rig.handle()
     rig.reports.clear()

@@ -84,6 +84,23 @@ def test_a_driver_that_waits_gives_its_share_to_another_worker_which_ends_afterw
     assert rig.done(0) == "next"
 
 
+def test_calls_that_wait_for_a_worker_do_not_run() -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    driving(rig)
+    rig.now = 0.3
+    rig.handle()
+    [driver] = [each for report in rig.reports for each in report.progress.graphs]
+    assert [each.state for each in driver.stages] == ["waiting"]
+    sent(rig, 0, (Waits("d"), b""))
+    rig.handle(ready(1))
+    rig.reports.clear()
+    for now in (0.5, 0.6, 0.9):
+        rig.now = now
+        rig.handle()
+    assert [each.stages[0].state for report in rig.reports for each in report.progress.graphs][-1] == "running"
+
+
 @pytest.mark.parametrize("has_called", [True, False])
 def test_a_task_gets_its_calls_while_the_manager_stops(has_called: bool) -> None:
     rig = Rig(slots=2)

@@ -65,9 +65,10 @@ class RunningGraph:
 
     # -- owner ---------------------------------------------------------------------------------------------------------
 
-    def started(self, _: Job, at: float) -> None:
+    def started(self, job: Job, at: float) -> None:
         """A call has been running for a while."""
         self._note_start(at)
+        self.run.stages[self._call_of(job)[0]].note_start(at)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended; unless it was dropped, that counts."""

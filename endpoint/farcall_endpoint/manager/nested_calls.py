@@ -79,7 +79,7 @@ class _Counts:
 
     def state(self, number: int, name: str, node: str) -> StageState:
         if self.ended < self.calls:
-            word = "running"
+            word = "running" if self.ended or self.started_at is not None else "waiting"
         elif self.failed:
             word = "failed"
         else:
