@@ -101,6 +101,28 @@ def test_calls_that_wait_for_a_worker_do_not_run() -> None:
     assert [each.stages[0].state for report in rig.reports for each in report.progress.graphs][-1] == "running"
 
 
+def test_two_submitters_whose_tasks_wait_do_not_end_the_workers_of_each_other() -> None:
+    rig = Rig(slots=2)
+    orders = [TaskOrder(name, 1, "h", 0, submitter=name) for name in ("x", "y")]
+    rig.handle(TasksReceived([Job(order, BODY, b"p") for order in orders]))
+    rig.start_all()
+    drivers = {rig.read(number): number for number in list(rig.workers)}
+    assert sorted(drivers) == ["x", "y"]
+    for number in range(3):
+        for name, driver in drivers.items():  # they take turns
+            present = set(rig.workers)
+            sent(rig, driver, calls(name, range(number, number + 1)), (Waits(name), b""))
+            rig.handle(*map(ready, set(rig.workers) - present))
+            [worker_id] = [each for each, worker in rig.workers.items() if worker.ahead]
+            assert rig.read(worker_id) == f"{name}/{number}"
+            rig.workers[worker_id].running = None
+            done = Done(f"{name}/{number}", 0.0, 1.0, parts=(1,))
+            assert told(sent(rig, worker_id, (done, b"r"))) == [CallEnded(number)]
+            sent(rig, driver, (Waits(name, over=True), b""))
+    assert not rig.killed
+    assert len(rig.workers) == 2 + 2
+
+
 @pytest.mark.parametrize("has_called", [True, False])
 def test_a_task_gets_its_calls_while_the_manager_stops(has_called: bool) -> None:
     rig = Rig(slots=2)
@@ -413,5 +435,5 @@ def test_any_calls_end_within_the_slots_and_their_depth(seed: int, submitters: i
     simulation = Simulation(trees, slots=slots, seed=seed, prefetch=chosen.choice([0, 1, 16]), submitters=submitters)
     simulation.run()
     assert finished(simulation) == collections.Counter(map(str, range(len(trees))))
-    assert simulation.most <= slots + depth
+    assert simulation.most <= slots + depth * submitters
     assert not simulation.rig.core._nested.drivers

@@ -792,12 +792,10 @@ class ManagerCore:
             self._yield_to_prewarmed(now)
 
     def _add_extra_workers(self, now: float) -> None:
-        """Start workers for calls of tasks that wait, and end those that are in their way."""
+        """Start workers for calls of tasks that wait."""
         while (extra := self._extras.wanted()) is not None:
             state = self._environments.get(extra.pair.key)
-            if extra.instead is not None:
-                self._kill(extra.instead)
-            if extra.instead is not None or not self._can_start(extra.pair, now):
+            if not self._can_start(extra.pair, now):
                 return
             environment = None if state is None else state.environment
             self._start_worker(extra.pair, extra.slot, now, environment, extra.number)
