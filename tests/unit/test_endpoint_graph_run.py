@@ -362,6 +362,8 @@ def test_any_of_two_calls() -> None:
     assert run.dropped == [first]
     [last] = take(run)
     assert run.inputs(last)[0] == (InputOrder((0,), missing=True), InputOrder((1,), (1,)))
+    assert stages_of(run) == ["skipped", "done", "waiting"]  # for a worker
+    run.stages[2].note_start(1.0)
     assert stages_of(run) == ["skipped", "done", "running"]
 
 
@@ -443,12 +445,15 @@ def test_a_graph_may_be_deep(needs: int) -> None:
     assert run.memory.used_bytes == 0
 
 
-def test_a_call_that_was_made_ahead_waits_until_its_input_is_there() -> None:
+def test_a_call_that_was_made_ahead_waits_until_it_has_run_for_a_moment() -> None:
     run = run_of(Graph((Stage(0, "a"), Stage(0, "b", (Input(0, (0,)),))), (b"", b""), 1))
     [first] = take(run)
     found = run.follower(first)
     assert found is not None
     run.begin_ahead(found[0])
+    run.stages[0].note_start(1.0)
     assert [each.state for each in run.states()] == ["running", "waiting"]
     run.succeeded(first, [b"1"])
+    assert [each.state for each in run.states()] == ["done", "waiting"]
+    run.stages[1].note_start(2.0)
     assert [each.state for each in run.states()] == ["done", "running"]

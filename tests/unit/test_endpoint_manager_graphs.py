@@ -342,12 +342,15 @@ def test_progress_is_reported_from_time_to_time() -> None:
     rig = rig_of()
     start(rig, *CHAIN)
     end(rig, b"v")
+    rig.now = 0.1
+    rig.handle()
     assert not [each for report in rig.reports for each in report.progress.graphs]
     rig.now = 0.3
     rig.handle()
     [graph] = [each for report in rig.reports for each in report.progress.graphs]
     assert graph.task_id == "g"
     assert [each.state for each in graph.stages] == ["done", "running"]
+    assert graph.stages[1].started_at == 1000.0
     rig.now = 0.6
     rig.handle()
     rig.reports.clear()
@@ -577,13 +580,50 @@ def run_of(job: Job) -> RunningGraph:
     return RunningGraph(job, run, callees, Instant(0.0, 0.0), touched={})
 
 
-def test_a_manager_that_stops_has_no_end_of_its_graphs() -> None:
+def test_a_graph_that_has_begun_may_end_while_its_manager_stops() -> None:
+    rig = rig_of(slots=2)
+    start(rig, *CHAIN)
+    rig.read()
+    rig.handle(Stop(5.0))
+    start(rig, *CHAIN, name="late")
+    assert [order.task_id for order in sent(end(rig, b"v"))] == ["g/1"]
+    assert not rig.killed
+    reader = next(number for number, worker in rig.workers.items() if worker.ahead)
+    rig.die(reader)  # before it has begun: another worker makes the call
+    other = next(number for number, worker in rig.workers.items() if worker.ahead)
+    end(rig, b"w", worker=other)
+    [finished] = rig.progress().finished
+    assert (finished.task_id, finished.state) == ("g", TaskState.SUCCESS)
+    assert other in rig.killed
+    for worker_id in list(rig.workers):
+        rig.die(worker_id)
+    assert rig.leaves
+
+
+def test_a_manager_that_stops_does_not_wait_for_graphs_that_have_not_begun() -> None:
+    rig = rig_of()
+    rig.jobs("plain")
+    rig.read()
+    start(rig, *CHAIN)
+    rig.handle(Stop(5.0))
+    rig.done(0)
+    assert rig.killed == [0]
+    rig.die(0)
+    assert [each.task_id for each in rig.progress().finished] == ["plain"]
+    assert rig.leaves
+
+
+def test_a_manager_that_stops_has_no_end_of_a_graph_that_takes_too_long() -> None:
     rig = rig_of()
     start(rig, *CHAIN)
     rig.read()
     rig.handle(Stop(5.0))
     end(rig, b"v")
-    assert not rig.workers[0].ahead
+    rig.read()
+    assert rig.core.next_deadline() <= rig.now + 5.0
+    rig.now += 5.0
+    rig.handle()
+    assert rig.killed == [0]
     rig.die(0)
     assert not rig.progress().finished
     assert rig.leaves

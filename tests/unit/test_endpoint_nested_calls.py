@@ -22,7 +22,7 @@ from farcall_endpoint.manager.graphs import callees_of
 from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, kept_answer, options_of
 from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import CancelTasks, TaskOrder
+from farcall_endpoint.protocol import CancelTasks, Stop, TaskOrder
 from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes, bytes_of
 from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
 from tests.support.manager import Rig, ready
@@ -125,6 +125,71 @@ def test_a_driver_that_waits_gives_its_share_to_another_worker_which_ends_afterw
     rig.die(1)
     rig.jobs("next")
     assert rig.done(0) == "next"
+
+
+def test_calls_that_wait_for_a_worker_do_not_run() -> None:
+    rig = Rig(slots=1)
+    rig.start_all()
+    driving(rig)
+    rig.now = 0.3
+    rig.handle()
+    [driver] = [each for report in rig.reports for each in report.progress.graphs]
+    assert [each.state for each in driver.stages] == ["waiting"]
+    sent(rig, 0, (Waits("d"), b""))
+    rig.handle(ready(1))
+    rig.reports.clear()
+    for now in (0.5, 0.6, 0.9):
+        rig.now = now
+        rig.handle()
+    assert [each.stages[0].state for report in rig.reports for each in report.progress.graphs][-1] == "running"
+
+
+def test_two_submitters_whose_tasks_wait_do_not_end_the_workers_of_each_other() -> None:
+    rig = Rig(slots=2)
+    orders = [TaskOrder(name, 1, "h", 0, submitter=name) for name in ("x", "y")]
+    rig.handle(TasksReceived([Job(order, BODY, b"p") for order in orders]))
+    rig.start_all()
+    drivers = {rig.read(number): number for number in list(rig.workers)}
+    assert sorted(drivers) == ["x", "y"]
+    for number in range(3):
+        for name, driver in drivers.items():  # they take turns
+            present = set(rig.workers)
+            sent(rig, driver, calls(name, range(number, number + 1)), (Waits(name), b""))
+            rig.handle(*map(ready, set(rig.workers) - present))
+            [worker_id] = [each for each, worker in rig.workers.items() if worker.ahead]
+            assert rig.read(worker_id) == f"{name}/{number}"
+            rig.workers[worker_id].running = None
+            done = Done(f"{name}/{number}", 0.0, 1.0, parts=(1,))
+            assert told(sent(rig, worker_id, (done, b"r"))) == [CallEnded(number)]
+            sent(rig, driver, (Waits(name, over=True), b""))
+    assert not rig.killed
+    assert len(rig.workers) == 2 + 2
+
+
+@pytest.mark.parametrize("has_called", [True, False])
+def test_a_task_gets_its_calls_while_the_manager_stops(has_called: bool) -> None:
+    rig = Rig(slots=2)
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    if has_called:
+        sent(rig, 0, calls("d", range(1)))
+    rig.handle(Stop(5.0))
+    if not has_called:
+        assert rig.killed == [1]
+        rig.die(1)
+        sent(rig, 0, calls("d", range(1)))
+    [other] = [number for number in rig.workers if number]
+    if not has_called:
+        rig.handle(ready(other))
+    assert rig.read(other) == "d/0"
+    assert told(sent(rig, other, (Done("d/0", 0.0, 1.0, parts=(1,)), b"r"))) == [CallEnded(0)]
+    rig.done(0)
+    assert [each.task_id for each in rig.progress().finished] == ["d"]
+    for worker_id in list(rig.workers):
+        assert worker_id in rig.killed
+        rig.die(worker_id)
+    assert rig.leaves
 
 
 def test_tasks_behind_a_driver_are_given_to_others() -> None:
@@ -575,5 +640,5 @@ def test_any_calls_end_within_the_slots_and_their_depth(seed: int, submitters: i
     simulation = Simulation(trees, slots=slots, seed=seed, prefetch=chosen.choice([0, 1, 16]), submitters=submitters)
     simulation.run()
     assert finished(simulation) == collections.Counter(map(str, range(len(trees))))
-    assert simulation.most <= slots + depth
+    assert simulation.most <= slots + depth * submitters
     assert not simulation.rig.core._nested.drivers

@@ -428,10 +428,7 @@ def test_the_command_line_shows_stages(
         ["0", "read", "done", "1"],
         ["1", "refuse", "failed", "1, 1 failed"],
     ]
-    assert not any(line[0] in ("stages", "values") for line in lines)
-    fields = {line[0]: line[1] for line in lines if len(line) == 2}
-    assert fields["stage calls"] == "2"
-    assert fields["stage run"].endswith((" s", " ms"))
+    assert not any(line[0] in ("stages", "values", "stage calls", "stage run s") for line in lines)
     shown = json.loads(Farcall(cloud)("tasks", "show", future.task_id, "--json").stdout)
     assert [each["state"] for each in shown["stages"]] == ["done", "failed"]
 

@@ -61,10 +61,14 @@ class Runs:
         self.value_bytes = 0
         self.workers: tuple[int, ...] = ()
 
+    def note_start(self, at: float) -> None:
+        """A call has been running since this epoch second."""
+        self.started_at = at if self.started_at is None else min(self.started_at, at)
+
     def note_run(self, started_at: float | None, ended_at: float | None, pid: int) -> None:
         """A call has run, from this epoch second to that one."""
         if started_at is not None and ended_at is not None:
-            self.started_at = started_at if self.started_at is None else min(self.started_at, started_at)
+            self.note_start(started_at)
             self.ended_at = ended_at if self.ended_at is None else max(self.ended_at, ended_at)
             self.run_s += ended_at - started_at
         if pid and pid not in self.workers and len(self.workers) < _MAX_WORKERS:
@@ -165,11 +169,6 @@ class RunningStage(Runs):
         """Whether a part of its value, whose number is known, will never be there."""
         return self.calls[number if self.is_map else 0] > DONE
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether its only call was made before its input is there: its worker has it, and does not run it."""
-        return not (self.is_map or self.needs) and self.calls[0] == STARTED and self.whole_got < self.whole_total
-
     def state(self, *, node: str, end: str, is_brief: bool = False) -> StageState:
         """For people.
 
@@ -186,7 +185,8 @@ class RunningStage(Runs):
         elif end:
             state = "failed" if self.failed else end
         else:
-            state = "waiting" if self.is_ahead or not (self.running or self.ended) else "running"
+            # Calls that wait for a worker, or were made ahead, do not run.
+            state = "running" if self.ended or (self.running and self.started_at is not None) else "waiting"
         failure = self.cause
         return StageState(
             number=self.number,

@@ -162,6 +162,8 @@ class ManagerCore:
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
         self._launch_at = 0.0  # for the endpoint's own Python
         self._stop_at: float | None = None
+        #: Until then graphs and tasks with calls go on, and nothing else is started; then it stops.
+        self._finish_by: float | None = None
         self._stop_reason = "the agent stopped it"
         self._failure = ""
         self._problem = ""
@@ -216,7 +218,9 @@ class ManagerCore:
         if self._stop_at is not None:
             deadline = min(deadline, self._stop_at)
         else:
-            if self._free_slots:
+            if self._finish_by is not None:
+                deadline = min(deadline, self._finish_by)
+            if self._free_slots and self._can_launch:
                 deadline = min(deadline, self._placement.idle_launch_at(self._launch_at))
             if self._environments:
                 deadline = min(deadline, self._preparations.due_at)
@@ -277,7 +281,7 @@ class ManagerCore:
                     self._environments[worker.pair.key].tasks_ended(ended, now - since)
             case TasksReceived(jobs=jobs, limits=limits):
                 self._nested.limits = limits
-                if self._stop_at is None:
+                if self._stop_at is None and self._finish_by is None:
                     self._tasks_received(jobs, instant)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
@@ -300,7 +304,10 @@ class ManagerCore:
             case MalformedReceived(worker_id=worker_id, reason=reason):
                 self._kill(self._workers[worker_id], reason)
             case Stop(grace_s=grace_s):
-                self._stop(grace_s, now)
+                if grace_s > 0 and self._stop_at is None:
+                    self._finish(now + grace_s, now)
+                else:
+                    self._stop(grace_s, now)
             case Terminated(reason=reason):
                 self._stop_reason = reason
                 self._stop(0.0, now)
@@ -448,8 +455,12 @@ class ManagerCore:
     def _called(self, worker: Worker, packet: Calls | Waits | DropCalls, body: Body, now: Instant) -> None:
         """What a running task says of its calls. One that has ended may have left a thread that still says something,
         and a task can forge all of it."""
-        if not worker.runs(packet.task_id) or self._stop_at is not None:
+        if not worker.runs(packet.task_id):
             return
+        if self._stop_at is not None:
+            if not isinstance(packet, Calls) or now.mono >= self._stop_at:
+                return
+            self._finish_by, self._stop_at = self._stop_at, None  # its calls are a part of what runs
         if isinstance(packet, Waits):
             worker.waits = worker.drives and not packet.over
         elif isinstance(packet, DropCalls):
@@ -550,7 +561,7 @@ class ManagerCore:
                         record, stdout_tail=stdout_tail or None, stderr_tail=stderr_tail or None
                     )
                 self._reports.finish(job, stop.state, record.to_json(), is_retried=stop.is_retried, output=output)
-            elif self._stop_at is None:
+            elif self._goes_on(job):
                 self._reports.died(job, Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
             # else: it stopped with the endpoint, and the agent knows which manager had it
         if worker.environment is not None:
@@ -569,6 +580,36 @@ class ManagerCore:
         if worker.killed and now.mono - worker.since >= self._environment_start_limit_s:
             words = f"it was not ready within {self._environment_start_limit_s:g} s; {last_line}"
         self._preparations.worker_not_started(worker.environment, words, event.stderr_tail, now)
+
+    def _finish(self, by: float, now: float) -> None:
+        """Accept no more tasks, and let those that run finish: of graphs and of tasks with calls, also the calls that
+        have not started."""
+        self._finish_by = by
+        forgotten = self._graphs.forget_others({job.owner for worker in self._workers.values() for job in worker.jobs})
+        if not self._has_calls:
+            self._stop(by - now, now)
+            return
+        forgotten.add(None)
+        self._queue.take_out({job.order.task_id for job in self._queue.items() if job.owner in forgotten})
+        for state in self._environments.values():
+            for job in [job for job in state.waiting if job.owner in forgotten]:
+                state.waiting.remove(job)
+        for worker in self._workers.values():
+            if worker.jobs:
+                self._recall(worker)
+
+    @property
+    def _has_calls(self) -> bool:
+        """Whether there are graphs, or tasks with calls."""
+        return bool(self._graphs.running or self._nested.drivers)
+
+    @property
+    def _can_launch(self) -> bool:
+        return self._finish_by is None or bool(self._queue)
+
+    def _goes_on(self, job: Job) -> bool:
+        """Whether a job that has not started, or whose worker has died, is not left to the agent."""
+        return self._stop_at is None and (self._finish_by is None or job.owner is not None)
 
     def _stop(self, grace_s: float, now: float) -> None:
         """Accept no more tasks, let running ones finish within ``grace_s`` seconds, then kill all workers."""
@@ -596,7 +637,7 @@ class ManagerCore:
             stop = worker.stops.pop(job.order.task_id, None)
             if stop is not None and stop.state is TaskState.CANCELLED:
                 self._reports.finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
-            elif self._stop_at is None:
+            elif self._goes_on(job):
                 self._return(job, worker.pair.key)
 
     def _return(self, job: Job, key: str) -> None:
@@ -631,6 +672,9 @@ class ManagerCore:
         if is_hopeless and not any(each.is_ready for each in self._workers.values()):
             self._failure = self._problem
             self._stop(0.0, now.mono)
+        finish_by = self._finish_by if self._stop_at is None else None
+        if finish_by is not None and (now.mono >= finish_by or not self._has_calls):
+            self._stop(max(0.0, finish_by - now.mono), now.mono)
         if self._stop_at is not None and now.mono >= self._stop_at:
             for worker in self._workers.values():
                 self._kill(worker)
@@ -641,7 +685,7 @@ class ManagerCore:
             if self._environments and now.mono >= self._preparations.due_at:
                 self._preparations.check(now)
             self._placement.review_at = None
-            if self._free_slots:
+            if self._free_slots and self._can_launch:
                 self._launch(now.mono)
             if self._nested.drivers:
                 for job in self._nested.due(now.mono):
@@ -652,7 +696,7 @@ class ManagerCore:
             if self._extras.count:
                 for worker in self._extras.surplus(now.mono):
                     self._kill(worker)
-            if self._warm.parked and self._free_slots:  # theirs
+            if self._warm.parked and self._free_slots and self._can_launch:  # theirs
                 self._launch(now.mono)
                 self._assign(now.mono)
             if self._environments or self._warm.parked:  # now that those that are ready have got what waits for them
@@ -757,12 +801,10 @@ class ManagerCore:
             self._yield_to_prewarmed(now)
 
     def _add_extra_workers(self, now: float) -> None:
-        """Start workers for calls of tasks that wait, and end those that are in their way."""
+        """Start workers for calls of tasks that wait."""
         while (extra := self._extras.wanted()) is not None:
             state = self._environments.get(extra.pair.key)
-            if extra.instead is not None:
-                self._kill(extra.instead)
-            if extra.instead is not None or not self._can_start(extra.pair, now):
+            if not self._can_start(extra.pair, now):
                 return
             environment = None if state is None else state.environment
             self._start_worker(extra.pair, extra.slot, now, environment, extra.number)

@@ -7,9 +7,10 @@ could be held by tasks that wait for calls which get none. So
 - number *k* is started only while a call of depth *k* or more waits, and takes only such calls;
 - all workers take the deepest calls first.
 
-Then a manager has at most as many extra workers as its calls are deep, and there is always a worker for the deepest
-call: if all slots and the extra workers up to *k* are held by tasks that wait, then that of number *k* has a task of
-depth *k* or more, a call of which waits, and is deep enough for number *k* + 1.
+Each submitter and environment has numbers of its own: if two took turns with one extra worker, each call would wait for
+the start of a process. Then there are at most as many extra workers for each as its calls are deep, and there is always
+one for the deepest call: if all slots and the extra workers up to *k* are held by tasks that wait, then that of number
+*k* has a task of depth *k* or more, a call of which waits, and is deep enough for number *k* + 1.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ _IDLE_S: Final = 1.0
 
 
 class ExtraWorker(NamedTuple):
-    """A worker to start, or ``instead`` of it one to end first: one of the same number for other calls."""
+    """A worker to start."""
 
     number: int
     pair: Pair
     slot: int
-    instead: Worker | None = None
 
 
 class Extras:
@@ -58,14 +58,14 @@ class Extras:
             return None
         if any(worker.pair == pair and worker.extra <= depth and not worker.jobs for worker in others):
             return None  # it gets the call, or is about to start
-        extras = {worker.extra: worker for worker in self._workers.values() if worker.extra}
-        taken = {extra.slot for extra in extras.values()}
+        extras = [worker for worker in self._workers.values() if worker.extra]
+        numbers = {worker.extra for worker in extras if worker.pair == pair}
+        number = next(each for each in range(1, len(numbers) + 2) if each not in numbers)
+        if number > depth:
+            return None
+        taken = {extra.slot for extra in extras}
         slot = next((worker.slot for worker in waiting if worker.slot not in taken), waiting[0].slot)
-        number = next(each for each in range(1, len(extras) + 2) if each not in extras)
-        if number <= depth:
-            return ExtraWorker(number, pair, slot)
-        idle = next((each for each in extras.values() if each.is_idle and each.extra <= depth), None)
-        return None if idle is None else ExtraWorker(idle.extra, pair, slot, idle)
+        return ExtraWorker(number, pair, slot)
 
     def surplus(self, now: float) -> list[Worker]:
         """The extra workers that have had nothing to do for a while."""

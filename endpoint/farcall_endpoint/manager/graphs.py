@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -76,9 +76,10 @@ class RunningGraph:
 
     # -- owner ---------------------------------------------------------------------------------------------------------
 
-    def started(self, _: Job, at: float) -> None:
+    def started(self, job: Job, at: float) -> None:
         """A call has been running for a while."""
         self._note_start(at)
+        self.run.stages[self._call_of(job)[0]].note_start(at)
 
     def ran(self, job: Job, started_at: float, ended_at: float, pid: int) -> None:
         """A call has run in a worker that is gone."""
@@ -398,6 +399,20 @@ class Graphs:
                 record = outcomes.cancelled(running=running.started_at is not None)
                 running.run.stop(TaskState.CANCELLED, record.to_json())
                 running.touch()
+
+    def forget_others(self, owners: Collection[object]) -> set[object]:
+        """Forget the graphs that have not begun, which the agent still knows; those.
+
+        :param owners: of the calls in workers.
+        """
+        forgotten: set[object] = set()
+        for task_id, running in list(self.running.items()):
+            if running.started_at is None and running not in owners:
+                forgotten.add(running)
+                del self.running[task_id]
+                self._touched.pop(running, None)
+                self.spread -= running.run.graph.spread
+        return forgotten
 
     def advance(self, now: Instant) -> tuple[list[Job], set[str]]:
         """What follows from the outcomes since the last time: the calls to make now, and the ids of those that are to

@@ -69,7 +69,7 @@ class _Counts(Runs):
 
     def state(self, number: int, name: str, node: str) -> StageState:
         if self.ended < self.calls:
-            word = "running"
+            word = "running" if self.ended or self.started_at is not None else "waiting"
         elif self.failed:
             word = "failed"
         else:
