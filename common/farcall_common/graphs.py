@@ -31,6 +31,10 @@ COLLECT: Final = -1
 MAX_STAGES: Final = 100_000
 MAX_CALLS: Final = 1_000_000
 """Of a graph while it runs, those of all maps together."""
+MAX_INPUTS: Final = 1_000_000
+"""Of all stages together."""
+MAX_READS: Final = 10_000_000
+"""Of a graph while it runs: the inputs of all calls together, where a list counts as many as it has elements."""
 MAX_OPENED_BYTES: Final = 8 * MAX_PAYLOAD_BYTES
 """Of a graph that is not compressed."""
 _SMALL_BYTES: Final = 16 * 1024
@@ -179,6 +183,8 @@ def problem_of(graph: Graph, *, callees: int) -> str:
         return f"{len(graph.stages)} stages, and {len(graph.calls)} calls"
     if not 0 <= graph.output < len(graph.stages):
         return f"its result is stage {graph.output}, which it does not have"
+    if (inputs := sum(len(stage.inputs) for stage in graph.stages)) > MAX_INPUTS:
+        return f"its stages have {inputs:,} inputs; the limit is {MAX_INPUTS:,}"
     for number, stage in enumerate(graph.stages):
         if stage.function >= callees:
             return f"stage {number} calls function {stage.function} of {callees}"

@@ -255,6 +255,12 @@ too_many_calls = Outcome(
     "The maps of the graph make more than {:,} calls.",
     "Let each call do more, or submit several graphs.",
 )
+too_many_reads = Outcome(
+    "GRAPH_TOO_LARGE",
+    Fault.CALLER,
+    "The calls of the graph read more than {:,} values, all together.",
+    "Give a call one value instead of a list of many, or submit several graphs.",
+)
 value_too_large = Outcome(
     "VALUE_TOO_LARGE",
     Fault.USER_CODE,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farcall_common.graphs import COLLECT, Graph, Input, Stage, problem_of
+from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_INPUTS, MAX_READS, Graph, Input, Stage, problem_of
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.graphs.run import Call, GraphRun
@@ -457,3 +457,29 @@ def test_a_call_that_was_made_ahead_waits_until_it_has_run_for_a_moment() -> Non
     assert [each.state for each in run.states()] == ["done", "waiting"]
     run.stages[1].note_start(2.0)
     assert [each.state for each in run.states()] == ["done", "running"]
+
+
+EACH = Input(0, (0,), each=True)
+WHOLE = Input(0, (1,))
+
+
+@pytest.mark.parametrize(
+    ("readers", "parts"),
+    [
+        ([Stage(0, "b", (EACH,) * 1000)], MAX_CALLS),
+        ([Stage(0, "b", (EACH, WHOLE))], 10_000),
+        ([Stage(0, "b", (EACH,)), Stage(0, "c", (Input(1, (0,)), *(WHOLE,) * 1000))], MAX_CALLS),
+    ],
+)
+def test_a_small_graph_whose_calls_read_without_end_is_over_at_once(readers: list[Stage], parts: int) -> None:
+    run = run_of(graph_of(Stage(0, "a"), *readers, Stage(0, "end", (Input(len(readers), (0,)),))))
+    assert take(run) == [(0, 0)]
+    run.succeeded((0, 0), [b"x"] * parts)
+    assert (run.end, run.failure and run.failure.record["code"]) == (TaskState.FAILED, "GRAPH_TOO_LARGE")
+    assert f"{MAX_READS:,}" in str(run.failure)
+    assert run.memory.used_bytes == 0
+
+
+def test_a_graph_has_so_many_inputs() -> None:
+    stages = (Stage(0, "a"), Stage(0, "b", (WHOLE,) * (MAX_INPUTS + 1)))
+    assert f"{MAX_INPUTS:,}" in problem_of(Graph(stages, (b"", b""), 1), callees=1)

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_STATES, Graph, Input, Stage, StageState
+from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_READS, MAX_STATES, Graph, Input, Stage, StageState
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
@@ -63,6 +63,7 @@ class GraphRun:
         self.result: Frame = b""
         self.failure: Failure | None = None
         self._calls = 0
+        self._reads = 0
         self._work: collections.deque[tuple[Callable[[RunningStage, int], None], RunningStage, int]]
         self._work = collections.deque()
         self._attempts: Attempts[Call] = Attempts(jitter)
@@ -385,6 +386,11 @@ class GraphRun:
             self.failure = Failure(stage.number, 0, outcomes.too_many_calls(MAX_CALLS).to_json())
             self._finish(TaskState.FAILED)
             return
+        lists = (len(source.uses) for source, spec in stage.sources if not spec.each and source.is_list)
+        if not self._has_reads(stage, size * (len(stage.sources) + sum(lists)) + sum(sizes)):
+            return
+        if not self._has_reads(stage, size * len(stage.readers)):
+            return
         stage.size = size
         stage.calls = bytearray(size)
         stage.got, stage.lost = [0] * size, [0] * size
@@ -407,6 +413,14 @@ class GraphRun:
             self._over(stage)
             self._complete(stage)
 
+    def _has_reads(self, stage: RunningStage, more: int) -> bool:
+        """Count what calls read; False if that is too much, and the end: each of them takes memory and time here."""
+        self._reads += more
+        if self._reads > MAX_READS:
+            self.failure = Failure(stage.number, 0, outcomes.too_many_reads(MAX_READS).to_json())
+            self._finish(TaskState.FAILED)
+        return self.end is None
+
     # -- values --------------------------------------------------------------------------------------------------------
 
     def _made(self, stage: RunningStage, element: int, parts: Sequence[Frame], *, on_disk: bool = False) -> None:
@@ -422,6 +436,10 @@ class GraphRun:
             return
         if not stage.is_map:
             stage.parts, stage.uses = list(parts), [stage.held] * len(parts)
+            if stage.is_list:
+                calls = sum(max(1, reader.size) for reader, _, each in stage.readers if not each)
+                if not self._has_reads(stage, len(parts) * (1 + calls)):
+                    return
             if not stage.is_list:
                 self._keep_small(stage.number, parts[0])
             units = len(parts) if stage.is_list else 1
