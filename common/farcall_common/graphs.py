@@ -37,6 +37,8 @@ MAX_READS: Final = 10_000_000
 """Of a graph while it runs: the inputs of all calls together, where a list counts as many as it has elements."""
 MAX_OPENED_BYTES: Final = 8 * MAX_PAYLOAD_BYTES
 """Of a graph that is not compressed."""
+MAX_DEPTH: Final = 1000
+"""Of the place of an input: how many lists, tuples and dictionaries it is in."""
 _SMALL_BYTES: Final = 16 * 1024
 _LENGTH: Final = struct.Struct("<I")
 
@@ -53,7 +55,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     stage: _Index
-    path: tuple[int | str, ...]
+    path: Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_DEPTH)]
     each: bool = False
 
 
@@ -106,7 +108,7 @@ class Graph(msgspec.Struct, frozen=True):
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
-    sizes: tuple[int, ...]
+    sizes: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_STAGES)]
     output: _Index
     spread: bool = False
 

@@ -23,7 +23,7 @@ from farcall_common import wire
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.event_log import UserBytes
-from farcall_common.graphs import COLLECT, PREFIX, Graph, Input, Stage, StageState, pack_graph
+from farcall_common.graphs import COLLECT, MAX_DEPTH, MAX_INPUTS, PREFIX, Graph, Input, Stage, StageState, pack_graph
 from farcall_common.sealing import Answer, open_answer
 from farcall_common.ssh_signatures import sign, statement
 from farcall_common.task_options import Callee, TaskOptions
@@ -288,7 +288,11 @@ DEEP = framed(
         pack_graph(Graph((Stage(0, inputs=(Input(0, (0,)),)),), (b"",), 0)),
         pack_graph(Graph((Stage(0, options=TaskOptions(environment=SCI)),), (b"", b""), 0)),
         DEEP,
+        framed(b"\x93\x91\x92\x00\xa1a\xdd" + struct.pack(">I", 5_000_000) + bytes(5_000_000) + b"\x00"),
+        pack_graph(Graph((Stage(0), Stage(0, inputs=(Input(0, (0,) * (MAX_DEPTH + 1)),))), (b"", b""), 1)),
+        pack_graph(Graph((Stage(0), Stage(0, inputs=(Input(0, (0,)),) * (MAX_INPUTS + 1))), (b"", b""), 1)),
     ],
+    ids=range(14),
 )
 def test_a_hostile_graph_fails_its_task_with_a_sentence(payload: bytes) -> None:
     record = error_of(send(connected(), spec("a"), payload=payload))

@@ -299,6 +299,8 @@ class NestedCalls:
     def _cancelled(self, task_ids: Iterable[str]) -> set[str]:
         """Calls to cancel; those that wait for a retry end here."""
         gone = set(task_ids)
+        if not gone:
+            return gone
         for waiting in [job for _, job in self._waits] + [job for _, _, job in self._due]:
             if waiting.order.task_id in gone and waiting.owner is not None:
                 waiting.owner.ended(
