@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -195,3 +196,10 @@ def test_forged_packets_with_descriptors_are_malformed(ends: tuple[Channel, Chan
         return
     assert answer is not None
     assert all(part.is_complete for part in ranges_of(answer[1]))
+
+
+@pytest.mark.parametrize("segments", [[(0, 2**63, 1)], [(0, 0, 2**63)], [(0, 0, 2**62)] * 2])
+def test_forged_lengths_that_no_file_has_are_malformed(segments: list[tuple[int, int, int]]) -> None:
+    table = struct.pack("<I", len(segments)) + b"".join(struct.pack("<iQQ", *each) for each in segments)
+    with pytest.raises(ValueError, match="segment of"):
+        unpack(memoryview(table), [MemoryFile.of([b"x"])])

@@ -513,6 +513,19 @@ def test_a_call_has_no_more_than_its_driver() -> None:
     )
 
 
+def test_a_call_that_runs_for_hours_holds_up_no_calls_of_another_submitter() -> None:
+    rig = Rig(slots=2)
+    orders = [TaskOrder(name, 1, "h", 0, submitter=name) for name in ("a", "b")]
+    rig.handle(TasksReceived([Job(order, BODY, b"") for order in orders]))
+    rig.handle(*map(ready, rig.workers))
+    for number, task_id in [(number, rig.read(number)) for number in (0, 1)]:
+        sent(rig, number, calls(task_id, range(2)), (Waits(task_id), b""))
+        extra = max(rig.workers)
+        rig.handle(ready(extra))
+        assert rig.read(extra) == f"{task_id}/0"
+    assert len(rig.workers) == 4  # one for each slot that was given up, however many calls wait
+
+
 class Simulation:
     """Tasks that are trees of calls, on workers that act in any order."""
 

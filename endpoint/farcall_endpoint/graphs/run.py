@@ -28,6 +28,7 @@ from farcall_endpoint.graphs.stages import (
     Edge,
     Failure,
     RunningStage,
+    shown_error,
 )
 from farcall_endpoint.graphs.values import Memory
 from farcall_endpoint.shared_memory import Frame
@@ -38,6 +39,8 @@ Call = tuple[int, int]
 _SMALL_BYTES: Final = 4 * 1024
 _MOST_FULL_ERRORS: Final = 20
 """When more stages have failed, their errors are shown without tracebacks."""
+_MOST_KEPT_ERRORS: Final = 1000
+"""When more stages have failed, whose readers go on without them, their errors are kept without tracebacks."""
 _MOST_SMALL_BYTES: Final = 64 * 1024
 """Values of stages that have ended are in the details of a failed graph if they are not larger, and all together."""
 
@@ -64,6 +67,7 @@ class GraphRun:
         self.failure: Failure | None = None
         self._calls = 0
         self._reads = 0
+        self._failed = 0
         self._work: collections.deque[tuple[Callable[[RunningStage, int], None], RunningStage, int]]
         self._work = collections.deque()
         self._attempts: Attempts[Call] = Attempts(jitter)
@@ -585,6 +589,10 @@ class GraphRun:
             stage.whole_orders = {}
 
     def _fail(self, stage: RunningStage, element: int, record: dict[str, Any]) -> None:
+        if not stage.failed:
+            self._failed += 1
+        if self._failed > _MOST_KEPT_ERRORS:
+            record = shown_error(record, is_brief=True)
         failure = Failure(stage.number, element, record)
         if not stage.failed:
             stage.cause = failure

@@ -187,7 +187,7 @@ class ManagerCore:
         self.value_memory = self._graphs.memory
         self._nested = NestedCalls(actions=self._actions, memory=self.value_memory, jitter=jitter, node=graphs.node)
         self._ahead = AheadCalls(workers=self._workers, actions=self._actions)
-        self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
+        self._extras = Extras(workers=self._workers, queue=self._queue)
         self._reads: list[ReadOutput] = []
 
     # -- the shell's side ----------------------------------------------------------------------------------------------

@@ -11,12 +11,15 @@ Each submitter and environment has numbers of its own: if two took turns with on
 the start of a process. Then there are at most as many extra workers for each as its calls are deep, and there is always
 one for the deepest call: if all slots and the extra workers up to *k* are held by tasks that wait, then that of number
 *k* has a task of depth *k* or more, a call of which waits, and is deep enough for number *k* + 1.
+
+Extra workers of a submitter run for the slots that its tasks have given up: calls of one that run for hours hold up no
+other submitter, and no depth gives one more of the node.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from farcall_endpoint.manager.task_queue import TaskQueue
@@ -38,32 +41,42 @@ class Extras:
     """Decides on extra workers. ``count``: how many there are.
 
     :param workers: all of the manager.
-    :param slots: how many tasks run at a time.
     """
 
-    def __init__(self, *, workers: Mapping[int, Worker], queue: TaskQueue, slots: int) -> None:
+    def __init__(self, *, workers: Mapping[int, Worker], queue: TaskQueue) -> None:
         self._workers = workers
         self._queue = queue
-        self._slots = slots
         self.count = 0
 
     def wanted(self) -> ExtraWorker | None:
         """The next one that is needed; call it when idle workers have got what they can take."""
-        waiting = [worker for worker in self._workers.values() if worker.waits and not worker.killed]
-        if not waiting or (found := self._queue.deepest()) is None:
+        waiting: dict[str, list[Worker]] = {}
+        for worker in self._workers.values():
+            if worker.waits and not worker.killed:
+                waiting.setdefault(worker.pair.submitter, []).append(worker)
+        if not waiting:
             return None
-        pair, depth = found
-        others = [worker for worker in self._workers.values() if not (worker.waits or worker.parked)]
-        if sum(bool(worker.jobs) or not worker.is_ready for worker in others) >= self._slots:
+        found = (
+            self._wanted(waiting[pair.submitter], pair, depth)
+            for pair, depth in self._queue.deepest()
+            if pair.submitter in waiting
+        )
+        return next((each for each in found if each is not None), None)
+
+    def _wanted(self, waiting: Sequence[Worker], pair: Pair, depth: int) -> ExtraWorker | None:
+        """The same for the deepest calls of one submitter, for which these workers wait among others."""
+        own = [worker for worker in self._workers.values() if worker.pair.submitter == pair.submitter]
+        others = [worker for worker in own if not (worker.waits or worker.parked)]
+        given_up = sum(worker.has_slot for worker in waiting)
+        if sum(worker.extra > 0 and (bool(worker.jobs) or not worker.is_ready) for worker in others) >= given_up:
             return None
         if any(worker.pair == pair and worker.extra <= depth and not worker.jobs for worker in others):
             return None  # it gets the call, or is about to start
-        extras = [worker for worker in self._workers.values() if worker.extra]
-        numbers = {worker.extra for worker in extras if worker.pair == pair}
+        numbers = {worker.extra for worker in own if worker.extra and worker.pair == pair}
         number = next(each for each in range(1, len(numbers) + 2) if each not in numbers)
         if number > depth:
             return None
-        taken = {extra.slot for extra in extras}
+        taken = {worker.slot for worker in self._workers.values() if worker.extra}
         slot = next((worker.slot for worker in waiting if worker.slot not in taken), waiting[0].slot)
         return ExtraWorker(number, pair, slot)
 

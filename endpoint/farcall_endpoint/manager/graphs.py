@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -21,13 +22,13 @@ from farcall_common.graphs import (
     is_graph,
     unpack_graph,
 )
-from farcall_common.limits import OUTPUT_TAIL_BYTES
+from farcall_common.limits import MAX_PAYLOAD_BYTES, OUTPUT_TAIL_BYTES
 from farcall_common.retries import WALLTIME_NAME
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.run import Call, GraphRun
-from farcall_endpoint.graphs.stages import PROGRESS_PERIOD_S, RunningStage
+from farcall_endpoint.graphs.stages import PROGRESS_PERIOD_S, RunningStage, shown_error
 from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import GraphSettings, Memory, read
 from farcall_endpoint.manager.actions import ReadGraph
@@ -37,11 +38,13 @@ from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput, TaskOrder, WantedOutput
-from farcall_endpoint.shared_memory import Frame, bytes_of, piece_of
+from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
 _INPUT_BYTES: Final = 64
 """Upper limit of what an input adds to an order, without its bytes."""
+_MOST_ERROR_BYTES: Final = 256 * 1024
+"""Of a larger error record the parts are kept that are shown; a worker writes none that is so large."""
 _STARTED_AFTER_S: Final = 0.05
 """As for a task: a graph that is over sooner is reported only by its result."""
 
@@ -71,7 +74,8 @@ class RunningGraph:
         self._options = msgspec.structs.replace(job.order.options, walltime_s=None, callees=())
         self._prefix = f"{job.order.task_id}/"
         self._by_stage: dict[int, Any] = {}
-        self._raised: dict[Call, Frame] = {}
+        self._raised: dict[Call, Bytes] = {}
+        self._raised_bytes = 0
         self._below_calls, self._below_s = 0, 0.0
 
     # -- owner ---------------------------------------------------------------------------------------------------------
@@ -103,9 +107,22 @@ class RunningGraph:
             assert job.call is not None
             self._succeeded(call, job.call, outcome.parts)
         else:
-            if len(outcome.result):
-                self._raised[call] = outcome.result
-            run.raised(call, outcome.error or {}, is_retried=outcome.is_retried)
+            self._keep_raised(call, outcome.result)
+            record = outcome.error or {}
+            if sum(map(_length, record.values())) > _MOST_ERROR_BYTES:
+                record = shown_error(record, is_brief=False)
+            run.raised(call, record, is_retried=outcome.is_retried)
+
+    def _keep_raised(self, call: Call, raised: Frame) -> None:
+        """Keep what a function raised: of many calls that the graph goes on without, the first and the last."""
+        self._raised_bytes -= len(self._raised.pop(call, b""))
+        if not len(raised):
+            return
+        while self._raised and self._raised_bytes + len(raised) > MAX_PAYLOAD_BYTES:
+            self._raised_bytes -= len(self._raised.popitem()[1])
+        with contextlib.suppress(ValueError):  # the record says the same in words
+            self._raised[call] = read(raised)
+            self._raised_bytes += len(raised)
 
     def _succeeded(self, call: Call, order: CallOrder, parts: Sequence[Frame]) -> None:
         run, memory = self.run, self.run.memory
@@ -474,6 +491,10 @@ class Graphs:
             is_retried=run.end is TaskState.FAILED and is_too_long and WALLTIME_NAME in job.order.options.retry_on,
             output=running.output.printed(),
         )
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str) else sum(map(len, value)) if isinstance(value, list) else 0
 
 
 def _take_ready(running: RunningGraph) -> Iterator[Job]:

@@ -83,6 +83,8 @@ _WARM_PERIOD_S: Final = 10.0
 """How often the memory of one worker of an environment is measured, one after the other."""
 _OUTPUT_PERIOD_S: Final = 0.01
 """The same for its output, while that grows."""
+_MOST_FILES: Final = 64
+"""When packets have brought so many, the core decides first which of them stay open."""
 _MOST_PACKETS: Final = 20_000
 """A worker does not send as many while its manager reads them; a task that writes to its socket could do so faster than
 they are read, and no other worker would be served."""
@@ -192,7 +194,10 @@ class Manager:
             if worker is not None and worker.worker_id in self._workers:
                 if mask & select.EPOLLOUT:
                     self._answer_rest(worker.worker_id)
-                events += self._reap(worker) if descriptor == worker.process.pidfd else self._receive(worker)
+                if descriptor == worker.process.pidfd:
+                    events += self._reap(worker)
+                else:
+                    events += self._receive(worker, most_files=_MOST_FILES)
             elif descriptor == self._launcher.fileno():
                 events += self._serve_launcher()
             elif descriptor == self._agent_pidfd:
@@ -466,7 +471,11 @@ class Manager:
 
     def _connect(self, action: Connect) -> None:
         """Connect two workers. Where that fails, values go through this process."""
-        (here, ledger), (there, _) = edge_pair()
+        try:
+            (here, ledger), (there, _) = edge_pair()
+        except OSError:
+            _logger.warning("workers cannot be connected: this process has no room for more open files")
+            return
         ends = ((action.first, here), (action.second, there))
         for worker_id, end in ends:
             worker = self._workers.get(worker_id)
@@ -600,10 +609,12 @@ class Manager:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def _receive(self, worker: _Worker) -> list[Event]:
-        """All packets that a worker has sent. A task can write to its worker's socket, so they may be malformed."""
+    def _receive(self, worker: _Worker, *, most_files: int = sys.maxsize) -> list[Event]:
+        """All packets that a worker has sent, or the first of them, with about so many files. A task can write to its
+        worker's socket, so they may be malformed, or never end."""
         packets: list[tuple[Packet, Body]] = []
         events: list[Event] = [PacketsReceived(worker.worker_id, packets)]
+        files = 0
         try:
             while (received := worker.process.channel.receive_shared()) is not None:
                 _check_files(*received)
@@ -617,6 +628,10 @@ class Manager:
                     self._launcher.learn(worker.process.imports_key, received[0].names)
                 else:
                     packets.append(received)
+                if not isinstance(body, bytes):
+                    files += len(ranges_of(body))
+                    if files >= most_files:
+                        break
         except BlockingIOError:
             pass
         except MALFORMED as error:

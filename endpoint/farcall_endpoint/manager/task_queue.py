@@ -171,12 +171,16 @@ class TaskQueue:
         jobs = self._jobs.get(pair)
         return -1 if jobs is None else jobs.depth
 
-    def deepest(self) -> tuple[Pair, int] | None:
-        """For whose workers the deepest job waits, and its depth; None if nothing waits."""
-        if not self._jobs:
-            return None
-        pair = max(self._jobs, key=self._depth)
-        return Pair("", pair.key) if self._shared else pair, self._jobs[pair].depth
+    def deepest(self) -> list[tuple[Pair, int]]:
+        """For whose workers the deepest job of each submitter waits, and its depth; the deepest of all first. Where
+        workers serve all submitters, that is one pair."""
+        pairs = sorted(self._jobs, key=self._depth, reverse=True)
+        if self._shared:
+            return [(Pair("", pair.key), self._depth(pair)) for pair in pairs[:1]]
+        first: dict[str, Pair] = {}
+        for pair in pairs:
+            first.setdefault(pair.submitter, pair)
+        return [(pair, self._depth(pair)) for pair in first.values()]
 
     def take_out(self, task_ids: Collection[str]) -> list[Job]:
         """Take out tasks; they do not count as taken."""

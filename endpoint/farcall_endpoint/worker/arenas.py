@@ -318,9 +318,13 @@ class Returns:
         if len(memories) != 1:  # forged: then only its own arena is not returned
             return body
         [memory] = memories.values()
+        try:
+            descriptor = os.dup(memory.descriptor)
+        except OSError:  # no room for more open files: it is not returned, either
+            return body
         if self._known.get(slot, (-1, 0))[0] != number:
             self._known[slot] = (number, 0)
-        lent = LentFile(os.dup(memory.descriptor), functools.partial(self._returned, number, slot))
+        lent = LentFile(descriptor, functools.partial(self._returned, number, slot))
         own: list[Frame] = [
             SharedBytes(lent, frame.start, frame.size) if isinstance(frame, SharedBytes) else frame for frame in frames
         ]

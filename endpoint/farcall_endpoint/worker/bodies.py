@@ -28,6 +28,8 @@ from farcall_endpoint.shared_memory import (
 _MOST_FILES: Final = 60
 _MOST_SEGMENTS: Final = 1000
 """Of files that are passed on. Their table must fit into a packet."""
+_MOST_BYTES: Final = 2**53
+"""A body is not larger, and ends there in its files: beyond what a file may have, a number is no length any more."""
 _COUNT: Final = struct.Struct("<I")
 _SEGMENT: Final = struct.Struct("<iQQ")
 _INLINE: Final = -1
@@ -85,7 +87,11 @@ def unpack(packet: memoryview, memories: Sequence[MemoryFile]) -> Body:
         (count,) = _COUNT.unpack_from(packet)
         inline_at = _COUNT.size + count * _SEGMENT.size
         frames: list[Frame] = []
+        total = 0
         for number, start, size in _SEGMENT.iter_unpack(packet[_COUNT.size : inline_at]):
+            total += size
+            if max(start + size, total) > _MOST_BYTES:
+                raise ValueError(f"a segment of {size} bytes at {start}")
             if number == _INLINE:
                 frames.append(bytes(packet[inline_at + start :][:size]))
             else:

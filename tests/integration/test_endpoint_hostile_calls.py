@@ -1,0 +1,76 @@
+"""Tasks that write to their worker's sockets what no worker writes: the manager ends the worker, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.endpoint.fake_agent import FakeAgent
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    agent = FakeAgent(tmp_path)
+    try:
+        agent.listen(lambda: agent.progress and agent.progress[-1].workers)
+        yield agent
+    finally:
+        agent.close()
+
+
+def seven() -> int:
+    return 7
+
+
+def say_without_end() -> None:
+    import gc
+    import os
+
+    from farcall_endpoint.worker.channel import Channel, Waits
+
+    [channel] = [each for each in gc.get_objects() if isinstance(each, Channel)]
+    for _ in range(2):
+        os.fork()  # together they write faster than one process reads
+    while True:
+        channel.send(Waits("a"))
+
+
+def never_read_answers() -> None:
+    import gc
+    import itertools
+
+    from farcall_endpoint.worker.channel import Call, Calls, Channel
+
+    [channel] = [each for each in gc.get_objects() if isinstance(each, Channel)]
+    for number in itertools.count(0, 1000):
+        channel.send(Calls("a", tuple(Call(number + each, "unknown", 0) for each in range(1000))))
+
+
+def never_read_values() -> None:
+    import gc
+    import hashlib
+
+    from farcall_common.payload import Serializer
+    from farcall_endpoint.worker.channel import Call, Calls, Channel, Waits
+
+    code = Serializer().pack_function(bytes)
+    arguments = Serializer().pack_call((70_000,))
+    function_hash = hashlib.sha256(code).hexdigest()
+    [channel] = [each for each in gc.get_objects() if isinstance(each, Channel)]
+    channel.send(Calls("a", (), ((function_hash, len(code)),)), (code,))
+    channel.send(Waits("a"))
+    for number in range(0, 3000, 50):
+        packet = Calls("a", tuple(Call(number + each, function_hash, len(arguments)) for each in range(50)))
+        channel.send(packet, (arguments,) * 50)
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("hostile", [say_without_end, never_read_answers, never_read_values])
+def test_a_task_that_fills_its_manager_ends(agent: FakeAgent, hostile: Callable[[], None]) -> None:
+    agent.run("a", hostile)
+    agent.listen(lambda: any(each.died for each in agent.progress))
+    agent.run("good", seven)
+    assert agent.value("good") == 7
