@@ -48,27 +48,7 @@ def never_read_answers() -> None:
         channel.send(Calls("a", tuple(Call(number + each, "unknown", 0) for each in range(1000))))
 
 
-def never_read_values() -> None:
-    import gc
-    import hashlib
-
-    from farcall_common.payload import Serializer
-    from farcall_endpoint.worker.channel import Call, Calls, Channel, Waits
-
-    code = Serializer().pack_function(bytes)
-    arguments = Serializer().pack_call((70_000,))
-    function_hash = hashlib.sha256(code).hexdigest()
-    [channel] = [each for each in gc.get_objects() if isinstance(each, Channel)]
-    channel.send(Calls("a", (), ((function_hash, len(code)),)), (code,))
-    channel.send(Waits("a"))
-    for number in range(0, 3000, 50):
-        packet = Calls("a", tuple(Call(number + each, function_hash, len(arguments)) for each in range(50)))
-        channel.send(packet, (arguments,) * 50)
-    while True:
-        pass
-
-
-@pytest.mark.parametrize("hostile", [say_without_end, never_read_answers, never_read_values])
+@pytest.mark.parametrize("hostile", [say_without_end, never_read_answers])
 def test_a_task_that_fills_its_manager_ends(agent: FakeAgent, hostile: Callable[[], None]) -> None:
     agent.run("a", hostile)
     agent.listen(lambda: any(each.died for each in agent.progress))

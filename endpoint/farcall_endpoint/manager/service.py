@@ -56,7 +56,7 @@ from farcall_endpoint.manager.events import (
 )
 from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
-from farcall_endpoint.manager.nested_calls import kept_answer
+from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import WorkerProcess
@@ -83,6 +83,8 @@ _WARM_PERIOD_S: Final = 10.0
 """How often the memory of one worker of an environment is measured, one after the other."""
 _OUTPUT_PERIOD_S: Final = 0.01
 """The same for its output, while that grows."""
+_MOST_UNSENT: Final = 2 * MOST_OPEN
+"""So many answers wait for a task that reads none; its worker makes fewer calls before it reads."""
 _MOST_FILES: Final = 64
 """When packets have brought so many, the core decides first which of them stay open."""
 _MOST_PACKETS: Final = 20_000
