@@ -498,6 +498,9 @@ class Manager:
         unsent = self._unsent.get(action.worker_id)
         if unsent is not None:
             unsent.append(kept_answer(action, self._core.value_memory))
+            if len(unsent) == _MOST_UNSENT:
+                _logger.warning("worker %d reads none of its answers; killing it", action.worker_id)
+                self._workers[action.worker_id].kill()
         elif action.worker_id in self._workers and not self._answered(action):
             self._unsent[action.worker_id] = collections.deque([kept_answer(action, self._core.value_memory)])
             self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
