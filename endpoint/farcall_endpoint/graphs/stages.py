@@ -72,6 +72,7 @@ class RunningStage:
         "is_spread",
         "lost",
         "needs",
+        "nodes",
         "number",
         "parts",
         "pending",
@@ -128,6 +129,7 @@ class RunningStage:
         self.run_s = 0.0
         self.value_bytes = 0
         self.workers: tuple[int, ...] = ()
+        self.nodes: tuple[str, ...] = ()  # other than that of the graph are named
 
     @property
     def collects(self) -> bool:
@@ -148,8 +150,13 @@ class RunningStage:
         """Whether a part of its value, whose number is known, will never be there."""
         return self.calls[number if self.is_map else 0] > DONE
 
-    def note_run(self, started_at: float | None, ended_at: float | None, pid: int) -> None:
-        """A call has run, from this epoch second to that one."""
+    def note_run(self, started_at: float | None, ended_at: float | None, pid: int, node: str = "") -> None:
+        """A call has run, from this epoch second to that one.
+
+        :param node: of another manager; empty: at that of the graph.
+        """
+        if pid and node not in self.nodes and len(self.nodes) < _MAX_WORKERS:
+            self.nodes = (*self.nodes, node)
         if started_at is not None and ended_at is not None:
             self.started_at = started_at if self.started_at is None else min(self.started_at, started_at)
             self.ended_at = ended_at if self.ended_at is None else max(self.ended_at, ended_at)
@@ -188,7 +195,7 @@ class RunningStage:
             run_s=self.run_s,
             value_bytes=self.value_bytes,
             workers=self.workers,
-            node=node if self.workers else "",
+            node=", ".join(dict.fromkeys(each or node for each in self.nodes)),
             error=_shown(failure.record, is_brief=is_brief)
             if failure is not None and failure.stage == self.number
             else None,

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -41,9 +41,11 @@ from farcall_endpoint.manager.actions import (
     Recall,
 )
 from farcall_endpoint.manager.ahead import AheadCalls
+from farcall_endpoint.manager.away import AwayCalls, Guests
 from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import (
     AgentLost,
+    CallNewsReceived,
     EnvironmentFailed,
     EnvironmentGone,
     EnvironmentProgress,
@@ -74,8 +76,10 @@ from farcall_endpoint.protocol import (
     Died,
     Prewarm,
     ReadOutput,
+    RefuseCalls,
     ResultsTaken,
     Stop,
+    TakeCalls,
     TaskOrder,
     WantedOutput,
 )
@@ -113,6 +117,7 @@ class ManagerCore:
     :param warm: how long workers of environments stay without a task.
     :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
     :param graphs: what values between calls of graphs may occupy.
+    :param types: see :class:`~farcall_endpoint.manager.away.AwayCalls`.
     :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
@@ -130,6 +135,7 @@ class ManagerCore:
         warm: WarmPoolSettings | None = None,
         tasks_per_worker: int = 0,
         graphs: GraphSettings | None = None,
+        types: Mapping[str, str] | None = None,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._start_limit_s = start_limit_s
@@ -184,6 +190,14 @@ class ManagerCore:
         self._graphs = Graphs(graphs, reports=self._reports, writers=slots, jitter=jitter)
         self._nested = NestedCalls(actions=self._actions, memory=self._graphs.memory, jitter=jitter, node=graphs.node)
         self._ahead = AheadCalls(workers=self._workers, actions=self._actions)
+        self._away = AwayCalls(
+            queue=self._queue,
+            reports=self._reports,
+            actions=self._actions,
+            types=types,
+            default_key=self._default_key,
+        )
+        self.guests = Guests(reports=self._reports, node=graphs.node)
         self._extras = Extras(workers=self._workers, queue=self._queue, slots=slots)
         self._reads: list[ReadOutput] = []
 
@@ -229,6 +243,8 @@ class ManagerCore:
             deadline = min(deadline, self._placement.review_at)
         if self._graphs.running:
             deadline = min(deadline, self._graphs.due_at)
+        if self._away:
+            deadline = min(deadline, self._away.due_at)
         due = [
             self._deadline(worker)
             for worker in self._workers.values()
@@ -278,6 +294,12 @@ class ManagerCore:
                 self._nested.limits = limits
                 if self._stop_at is None:
                     self._tasks_received(jobs, instant)
+            case TakeCalls():
+                self._away.give(event, now)
+            case CallNewsReceived(news=news, bodies=bodies):
+                self._away.heard(news, bodies)
+            case RefuseCalls():
+                self._away.refuse(event)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
@@ -334,6 +356,10 @@ class ManagerCore:
         for named, several in itertools.groupby(jobs, _ENVIRONMENT_OF):
             if named is None and self._default is None:
                 self._queue.add(several, "", first=first)
+            elif self._away.cannot_run(named):
+                calls = list(several)
+                self._away.hold([job for job in calls if job.owner is not None], "" if named is None else named.key)
+                self._preparations.add(named, [job for job in calls if job.owner is None], now, first=first)
             else:
                 self._preparations.add(named, list(several), now, first=first)
 
@@ -356,6 +382,8 @@ class ManagerCore:
             for job in [job for job in state.waiting if job.order.task_id in task_ids]:
                 state.waiting.remove(job)
                 self._reports.finish(job, TaskState.CANCELLED, record)
+        if self._away:
+            self._away.cancel(task_ids)
         for worker in self._workers.values():
             for job in worker.jobs:
                 if job.order.task_id in task_ids:
@@ -850,6 +878,11 @@ class ManagerCore:
         if self._nested.drivers:
             for progress in self._nested.changed(now.mono):
                 self._reports.graph(progress)
+        if self._stop_at is None and (self._graphs.running or self._nested.drivers or self._away):
+            slots = sum(worker.is_ready and worker.has_slot for worker in self._workers.values())
+            self._away.review(now.mono, mean_s=self._prefetch.mean_s, slots=slots)
+        if self.guests:
+            self._actions.append(self.guests.news())
         if not self._reports.is_due(now.mono, everything=everything):
             return
         ready = [worker for worker in self._workers.values() if worker.is_ready and worker.has_slot]

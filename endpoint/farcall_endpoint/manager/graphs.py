@@ -78,7 +78,7 @@ class RunningGraph:
         stage = run.stages[call[0]]
         if outcome.started_at is not None:
             self._note_start(outcome.started_at)
-        stage.note_run(outcome.started_at, outcome.ended_at, outcome.pid)
+        stage.note_run(outcome.started_at, outcome.ended_at, outcome.pid, outcome.node)
         self._keep_output(job, call, outcome.output)
         self.touch()
         if outcome.state is TaskState.SUCCESS:
@@ -188,7 +188,7 @@ class RunningGraph:
             self._callees,
             CallOrder(inputs, is_edge, spread, memory.room_bytes, memory.most_bytes),
             frames,
-            sum(map(len, frames)) + _INPUT_BYTES * len(frames),
+            input_bytes(frames),
             self.job.depth,
             self,
         )
@@ -418,6 +418,11 @@ def _take_ready(running: RunningGraph) -> Iterator[Job]:
     run = running.run
     ready, run.ready = run.ready, []
     return (running.job_of(call) for call in ready if run.is_out(call))
+
+
+def input_bytes(frames: Sequence[Frame]) -> int:
+    """How many bytes inputs add to the packet of a call."""
+    return sum(map(len, frames)) + _INPUT_BYTES * len(frames)
 
 
 def opened(

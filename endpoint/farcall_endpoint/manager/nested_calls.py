@@ -59,6 +59,7 @@ class _Counts:
     run_s: float = 0.0
     value_bytes: int = 0
     workers: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
     error: dict[str, Any] | None = None
 
     def add(self, outcome: Outcome) -> None:
@@ -76,6 +77,8 @@ class _Counts:
         self.value_bytes += sum(map(len, outcome.parts))
         if outcome.pid and outcome.pid not in self.workers and len(self.workers) < _MOST_WORKERS:
             self.workers = (*self.workers, outcome.pid)
+        if outcome.pid and outcome.node not in self.nodes and len(self.nodes) < _MOST_WORKERS:
+            self.nodes = (*self.nodes, outcome.node)
 
     def state(self, number: int, name: str, node: str) -> StageState:
         if self.ended < self.calls:
@@ -97,7 +100,7 @@ class _Counts:
             self.run_s,
             self.value_bytes,
             self.workers,
-            node,
+            ", ".join(dict.fromkeys(each or node for each in self.nodes)),
             self.error,
         )
 

@@ -25,6 +25,7 @@ from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.graphs.tails import joined
+from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
@@ -33,6 +34,7 @@ from farcall_endpoint.manager.actions import (
     Kill,
     Launch,
     Leave,
+    Pass,
     Prepare,
     ReadStreams,
     Recall,
@@ -44,6 +46,7 @@ from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
     Callees,
+    CallNewsReceived,
     EnvironmentGone,
     Event,
     Instant,
@@ -56,7 +59,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.graphs import opened
+from farcall_endpoint.manager.graphs import input_bytes, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
@@ -80,6 +83,9 @@ _LINGER_S: Final = 1.0
 _LIMIT_PERIOD_S: Final = 0.1
 """How often a task with limits is measured. Its worker checks again at its end, so that no task which exceeded them
 succeeds."""
+_READ_BYTES: Final = 16 * 1024
+"""Values up to this size are read, and larger ones passed on as files, of which a packet has at most so many."""
+_MOST_FILES: Final = 60
 _WARM_PERIOD_S: Final = 10.0
 """How often the memory of one worker of an environment is measured, one after the other."""
 _OUTPUT_PERIOD_S: Final = 0.01
@@ -131,6 +137,7 @@ class Manager:
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
+        self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
         self._limits: protocol.Limits | None = None
         # What goes on when a location was looked up: tasks that came, by environment, and workers to be started.
         self._arrived: dict[Environment, list[Job]] = {}
@@ -309,6 +316,12 @@ class Manager:
                     events += [*self._arrived_of(set(task_ids)), message]
                 case protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
                     events.append(message)
+                case protocol.TakeCalls() | protocol.RefuseCalls():
+                    events.append(message)
+                case protocol.RunCalls():
+                    events.append(self._calls_received(message, bodies))
+                case protocol.CallNews():
+                    events.append(CallNewsReceived(message, bodies))
                 case protocol.Prewarm(environment=environment):
                     self._launcher.trust(environment)  # only the owner can ask an agent for that
                     events.append(message)
@@ -339,6 +352,35 @@ class Manager:
         for order in orders:
             job = Job(order, functions[order.function_hash], bodies[order.payload])
             jobs.append(self._with_callees(job) if order.options.callees else job)
+        return self._checked(jobs)
+
+    def _calls_received(self, message: protocol.RunCalls, bodies: list[Frame]) -> TasksReceived:
+        """Calls of another manager."""
+        self._limits = message.limits
+        functions = self._functions_of.setdefault(message.home, {})
+        if message.forget:
+            functions.clear()
+        for function_hash, body in message.functions:
+            functions[function_hash] = bodies[body]
+        callees = [Callees({each: functions[each] for each in hashes}) for hashes in message.callees]
+        jobs: list[Job] = []
+        for each in message.calls:
+            order = capped(each.order, self._memory_per_worker_bytes)
+            behind = order.payload + 1
+            inputs = tuple(bodies[behind : behind + each.inputs])
+            jobs.append(
+                Job(
+                    order,
+                    functions[order.function_hash],
+                    bodies[order.payload],
+                    callees=None if each.callees < 0 else callees[each.callees],
+                    call=each.call,
+                    inputs=inputs,
+                    input_bytes=input_bytes(inputs),
+                    depth=each.depth,
+                    owner=self._core.guests.owner(each.number),
+                )
+            )
         return self._checked(jobs)
 
     def _with_callees(self, job: Job) -> Job:
@@ -410,6 +452,22 @@ class Manager:
         self._agent.send(protocol.encode(message, bodies, number=self._sent_number))
         self._watch_congestion()
 
+    def _pass(
+        self, message: protocol.CallsTaken | protocol.CallNews | protocol.CallsDropped, bodies: Sequence[Frame]
+    ) -> None:
+        """Send the agent what it passes on. To one on this machine large values go as files; they are not mapped here,
+        because a worker could let its file shrink."""
+        files = _MOST_FILES if isinstance(self._agent, Pipe) else 0
+        frames: list[Frame] = []
+        for body in bodies:
+            if isinstance(body, SharedBytes):
+                if body.size > _READ_BYTES and files:
+                    files -= 1
+                else:
+                    body = read(body)
+            frames.append(body)
+        self._send(message, frames)
+
     def _watch_congestion(self) -> None:
         """Wait until the connection to the agent is writable, while messages wait for that."""
         if self._agent.is_congested != self._is_congested and self._is_connected:
@@ -437,6 +495,8 @@ class Manager:
                     self._answer(action)
                 case Report(progress=progress, results=results):
                     self._send(progress, results)
+                case Pass(message=message, bodies=bodies):
+                    self._pass(message, bodies)
                 case Launch():
                     events += self._launch(action)
                 case Prepare(environment=environment):
