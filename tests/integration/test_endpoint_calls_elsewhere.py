@@ -69,11 +69,156 @@ def manager_of(number: int, path: str, others: int) -> int:
 def test_a_fan_out_runs_on_both_managers(endpoint: EndpointProcess, tmp_path: Path) -> None:
     task_id = submit(endpoint, [numbers, manager_of], fan_out(endpoint, 200, str(tmp_path), 2))
     ended = endpoint.cloud.end(task_id)
-    assert ended.error is None, ended.error
+    assert ended.state is TaskState.SUCCESS, ended.error
     managers = ended.value
     assert len(managers) == 200
     assert set(managers) == {each.pid for each in endpoint.managers()}
     [_, calls] = ended.spec.details["stages"]
-    assert (calls["state"], calls["calls"], calls["ended"], calls["retries"]) == ("done", 200, 200, 0)
+    assert (calls["state"], calls["calls"], calls["ended"], calls.get("retries", 0)) == ("done", 200, 200, 0)
     assert len(calls["workers"]) == 2
     assert calls["node"]
+
+
+def driver(path: str, count: int) -> list[int]:
+    """Call a function many times, which waits until two managers run it."""
+    from farcall_common.running import current
+
+    def manager(path: str) -> int:
+        import os
+        import time
+        from pathlib import Path
+
+        Path(path, str(os.getppid())).touch()
+        while len(list(Path(path).iterdir())) < 2:
+            time.sleep(0.005)
+        return os.getppid()
+
+    futures = [current().submit(manager, path) for _ in range(count)]
+    return [each.result() for each in futures]
+
+
+def test_calls_of_a_running_task_run_on_both_managers(endpoint: EndpointProcess, tmp_path: Path) -> None:
+    ended = endpoint.cloud.end(endpoint.cloud.submit(driver, str(tmp_path), 20))
+    assert ended.state is TaskState.SUCCESS, ended.error
+    assert set(ended.value) == {each.pid for each in endpoint.managers()}
+    [calls] = ended.spec.details["stages"]
+    assert (calls["state"], calls["calls"], calls["ended"]) == ("done", 20, 20)
+
+
+def large(number: int, path: str, size: int) -> bytes:
+    """A large value, made when two managers have begun to make some."""
+    import os
+    import time
+    from pathlib import Path
+
+    Path(path, str(os.getppid())).touch()
+    while len(list(Path(path).iterdir())) < 2:
+        time.sleep(0.005)
+    return bytes([number]) * size
+
+
+def check(values: list[bytes], size: int) -> list[int]:
+    """The numbers that the values were made of."""
+    assert all(value == value[:1] * size for value in values)
+    return [value[0] for value in values]
+
+
+def test_large_values_come_back_and_are_inputs(endpoint: EndpointProcess, tmp_path: Path) -> None:
+    pack = endpoint.cloud.serializer.pack_call
+    stages = (
+        Stage(0, "numbers"),
+        Stage(1, "large", (Input(0, (0,), each=True),)),
+        Stage(2, "check", (Input(1, (0,)),)),
+    )
+    calls = (pack([8]), pack([None, str(tmp_path), MIB]), pack([None, MIB]))
+    ended = endpoint.cloud.end(submit(endpoint, [numbers, large, check], pack_graph(Graph(stages, calls, 2))))
+    assert (ended.state, ended.value) == (TaskState.SUCCESS, list(range(8)))
+
+
+def raising(number: int, path: str) -> int:
+    """Print, and raise, when two managers have begun."""
+    import os
+    import time
+    from pathlib import Path
+
+    Path(path, str(os.getppid())).touch()
+    while len(list(Path(path).iterdir())) < 2:
+        time.sleep(0.005)
+    print("printed", number)
+    if number == 1:
+        raise ValueError("element 1")
+    return number
+
+
+def test_an_error_and_what_was_printed_come_back(endpoint: EndpointProcess, tmp_path: Path) -> None:
+    ended = endpoint.cloud.end(submit(endpoint, [numbers, raising], fan_out(endpoint, 2, str(tmp_path))))
+    assert ended.state is TaskState.FAILED
+    assert "stage 1 (each), element 1" in ended.error["message"]
+    assert "ValueError" in ended.error["traceback"]
+
+
+def hold(number: int, path: str) -> int:
+    """Say that it runs, by its number and its manager, and wait to be let go. What is made again goes on."""
+    import os
+    import time
+    from pathlib import Path
+
+    with Path(path, "log").open("a") as log:
+        log.write(f"{number} {os.getppid()}\n")
+    while not Path(path, "go").exists():
+        time.sleep(0.005)
+    return os.getppid()
+
+
+def held(path: Path) -> list[list[str]]:
+    """The numbers and managers of calls that have begun."""
+    log = path / "log"
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def test_calls_elsewhere_end_with_their_graph(endpoint: EndpointProcess, tmp_path: Path) -> None:
+    task_id = submit(endpoint, [numbers, hold], fan_out(endpoint, 2, str(tmp_path)))
+    wait_until(lambda: len(held(tmp_path)) == 2)
+    assert {int(manager) for _, manager in held(tmp_path)} == {each.pid for each in endpoint.managers()}
+    endpoint.cloud.cancel(task_id)
+    assert endpoint.cloud.end(task_id).state is TaskState.CANCELLED
+    tasks = endpoint.cloud.submit_many(pow, [(2, 3), (3, 2)])  # both workers are there for others
+    assert [each.value for each in endpoint.cloud.ends(tasks)] == [8, 9]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_the_death_of_a_manager_is_the_death_of_its_calls(tmp_path: Path, once: bool) -> None:
+    with running_endpoint(tmp_path / "home", workers=1, engine=TWO) as endpoint:
+        wait_until(lambda: len(endpoint.workers()) == 2)
+        options = TaskOptions(idempotent=False) if once else None
+        task_id = submit(endpoint, [numbers, hold], fan_out(endpoint, 2, str(tmp_path), options=options))
+        wait_until(lambda: len(held(tmp_path)) == 2)
+        home = other = 0
+        for number, manager in held(tmp_path):  # the last element leaves
+            home, other = (int(manager), other) if number == "0" else (home, int(manager))
+        os.kill(other, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        ended = endpoint.cloud.end(task_id)
+        runs = [number for number, _ in held(tmp_path)]
+        if once:
+            assert (ended.state, runs.count("1")) == (TaskState.FAILED, 1)
+            assert ended.error["code"] == "WORKER_DIED"
+        else:
+            assert (ended.state, runs.count("1")) == (TaskState.SUCCESS, 2)
+            assert ended.value[0] == home
+            [_, calls] = ended.spec.details["stages"]
+            assert calls["retries"] == 1
+
+
+def test_a_graph_whose_manager_dies_runs_again_and_its_calls_elsewhere_end(tmp_path: Path) -> None:
+    with running_endpoint(tmp_path / "home", workers=1, engine=TWO) as endpoint:
+        wait_until(lambda: len(endpoint.workers()) == 2)
+        task_id = submit(endpoint, [numbers, hold], fan_out(endpoint, 2, str(tmp_path)))
+        wait_until(lambda: len(held(tmp_path)) == 2)
+        [home] = [int(manager) for number, manager in held(tmp_path) if number == "0"]
+        os.kill(home, signal.SIGKILL)
+        wait_until(lambda: len(held(tmp_path)) > 2)  # the other worker was free for it
+        (tmp_path / "go").touch()
+        ended = endpoint.cloud.end(task_id)
+        assert ended.state is TaskState.SUCCESS, ended.error
+        assert home not in ended.value
