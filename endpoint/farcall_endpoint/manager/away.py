@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +21,8 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.values import read
 from farcall_endpoint.manager.actions import Action, Pass
-from farcall_endpoint.manager.events import Job, Outcome
+from farcall_endpoint.manager.events import Callees, Job, Outcome
+from farcall_endpoint.manager.graphs import input_bytes
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.protocol import (
@@ -32,6 +33,7 @@ from farcall_endpoint.protocol import (
     Died,
     GivenCall,
     RefuseCalls,
+    RunCalls,
     Started,
     TakeCalls,
 )
@@ -342,6 +344,38 @@ class Guest:
     def died(self, _: Job, died: Died) -> None:
         """The worker of the call is gone."""
         self._guests.died(self._number, died)
+
+
+def jobs_of(
+    message: RunCalls, bodies: Sequence[Frame], *, functions: dict[str, Frame], owner: Callable[[int], Guest]
+) -> list[Job]:
+    """Calls of another manager as jobs.
+
+    :param functions: those of this home that are known, to which the message adds some.
+    :param owner: returns the owner of a call by its number.
+    """
+    if message.forget:
+        functions.clear()
+    functions.update((function_hash, bodies[body]) for function_hash, body in message.functions)
+    callees = [Callees({each: functions[each] for each in hashes}) for hashes in message.callees]
+    jobs: list[Job] = []
+    for each in message.calls:
+        order, behind = each.order, each.order.payload + 1
+        inputs = tuple(bodies[behind : behind + each.inputs])
+        jobs.append(
+            Job(
+                order,
+                functions[order.function_hash],
+                bodies[order.payload],
+                callees=None if each.callees < 0 else callees[each.callees],
+                call=each.call,
+                inputs=inputs,
+                input_bytes=input_bytes(inputs),
+                depth=each.depth,
+                owner=owner(each.number),
+            )
+        )
+    return jobs
 
 
 def _may_leave(job: Job) -> bool:

@@ -42,6 +42,7 @@ from farcall_endpoint.manager.actions import (
     Report,
     Send,
 )
+from farcall_endpoint.manager.away import jobs_of
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
@@ -59,7 +60,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.graphs import input_bytes, opened
+from farcall_endpoint.manager.graphs import opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
@@ -358,29 +359,10 @@ class Manager:
         """Calls of another manager."""
         self._limits = message.limits
         functions = self._functions_of.setdefault(message.home, {})
-        if message.forget:
-            functions.clear()
-        for function_hash, body in message.functions:
-            functions[function_hash] = bodies[body]
-        callees = [Callees({each: functions[each] for each in hashes}) for hashes in message.callees]
-        jobs: list[Job] = []
-        for each in message.calls:
-            order = capped(each.order, self._memory_per_worker_bytes)
-            behind = order.payload + 1
-            inputs = tuple(bodies[behind : behind + each.inputs])
-            jobs.append(
-                Job(
-                    order,
-                    functions[order.function_hash],
-                    bodies[order.payload],
-                    callees=None if each.callees < 0 else callees[each.callees],
-                    call=each.call,
-                    inputs=inputs,
-                    input_bytes=input_bytes(inputs),
-                    depth=each.depth,
-                    owner=self._core.guests.owner(each.number),
-                )
-            )
+        jobs = jobs_of(message, bodies, functions=functions, owner=self._core.guests.owner)
+        if self._memory_per_worker_bytes is not None:
+            most = self._memory_per_worker_bytes
+            jobs = [msgspec.structs.replace(job, order=capped(job.order, most)) for job in jobs]
         return self._checked(jobs)
 
     def _with_callees(self, job: Job) -> Job:
