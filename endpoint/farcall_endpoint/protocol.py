@@ -256,6 +256,12 @@ class CallNews(_Message, frozen=True):
     returned: tuple[str, ...] = ()
 
 
+class ManagerGone(_Message, frozen=True):
+    """A manager is gone with which this one has exchanged calls: its functions can be forgotten."""
+
+    manager_id: str
+
+
 FromAgent = (
     RunTasks
     | CancelTasks
@@ -268,6 +274,7 @@ FromAgent = (
     | RefuseCalls
     | RunCalls
     | CallNews
+    | ManagerGone
 )
 
 # -- manager to agent --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Calls on other managers: the cores of two managers and what the agent keeps of their calls, with simulated workers."""
+"""Calls on other managers: the cores of two managers, and what the agent keeps of their calls; no processes."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ from farcall_endpoint.protocol import (
     Finished,
     RunCalls,
     Started,
+    TakeCalls,
     TaskOrder,
 )
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Calls, Done, Waits
 from farcall_endpoint.worker.channel import Call as NestedCall
+from farcall_endpoint.worker.channel import Calls, Done, Waits
 from tests.support.manager import Rig, ready
 
 VENV = Environment(type="venv", location="/env")
@@ -139,7 +140,8 @@ class Site:
             match each.message:
                 case RunCalls() as run:
                     known = self.functions.setdefault((each.manager_id, run.home), {})
-                    rig.handle(TasksReceived(jobs_of(run, bodies, functions=known, owner=rig.core.guests.owner)))  # type: ignore[arg-type]
+                    frames: Any = bodies
+                    rig.handle(TasksReceived(jobs_of(run, frames, functions=known, owner=rig.core.guests.owner)))
                 case CallNews() as news:
                     rig.handle(CallNewsReceived(news, bodies))  # type: ignore[arg-type]
                 case message:
@@ -296,13 +298,9 @@ def test_an_environment_that_only_the_other_manager_has() -> None:
     site.end("home", b"value")
     site.tell("other", EnvironmentReady(VENV.key))
     assert site.managers.sent == {VENV.key: 1}
-    [worker] = [each for each in site.other.core._workers.values() if each.pair.key == VENV.key] or [None]
-    while worker is None:  # the other one ends first
-        [old] = [each for each in site.other.core._workers.values() if each.killed]
-        site.other.die(old.worker_id)
-        site.wait(1.0)
-        worker = next((each for each in site.other.core._workers.values() if each.pair.key == VENV.key), None)
-    site.tell("other", ready(worker.worker_id))
+    site.die("other", 0)  # for a worker in the environment
+    [worker] = site.other.core._workers.values()
+    assert worker.pair.key == VENV.key
     site.end("other", b"result", worker=worker.worker_id)
     assert site.only().state is TaskState.SUCCESS
     assert site.managers.sent == {}
@@ -356,6 +354,35 @@ def test_calls_that_arrive_for_a_manager_that_is_gone_go_back() -> None:
     taken = CallsTaken("other", "", 1, calls=())
     site.elsewhere.taken("home", taken, UserBytes())
     assert not site.elsewhere.messages
+
+
+def test_calls_that_cannot_run_at_home_take_turns_with_tasks_elsewhere_in_both_directions() -> None:
+    site = Site(types={"home": {"apptainer": ""}, "other": {"venv": ""}})
+    image = Environment(type="apptainer", location="/image")
+    site.environments[image.key] = image
+    for name in site.rigs:
+        site.managers.members[name].load.free = -2  # tasks of the queue wait there
+    site.elsewhere.note("home", [(VENV.key, 5)])
+    site.elsewhere.note("other", [(image.key, 5)])
+    site.elsewhere.ask(site.environments.get, depth=0, now=0.0)
+    assert {each.manager_id: each.message for each in site.elsewhere.messages} == {
+        "home": TakeCalls("other", VENV.key, 1, 1),
+        "other": TakeCalls("home", image.key, 1, 1),
+    }
+
+
+def test_functions_are_sent_once_and_forgotten_with_their_manager() -> None:
+    site = Site()
+    site.start(graph_job("g", WIDE))
+    site.end("home", *(b"x" for _ in range(4)))
+    site.wait(0.01)
+    site.end("other", b"1")
+    site.wait(0.01)
+    site.end("other", b"2")
+    assert site.home.core._away._known == {"other": {"h0", "h1"}}
+    assert list(site.functions) == [("other", "home")]
+    site.lose("other")
+    assert site.home.core._away._known == {}
 
 
 def test_managers_whose_time_ends_or_that_drain_take_no_calls() -> None:

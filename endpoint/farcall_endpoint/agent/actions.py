@@ -13,7 +13,7 @@ from farcall_common.environments import Environment
 from farcall_common.event_log import UserBytes
 from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
 from farcall_endpoint.agent.tasks import Kept, Task
-from farcall_endpoint.protocol import CallNews, RefuseCalls, RunCalls, TakeCalls
+from farcall_endpoint.protocol import CallNews, ManagerGone, RefuseCalls, RunCalls, TakeCalls
 from farcall_endpoint.protocol import CancelTasks as CancelCalls
 
 
@@ -82,7 +82,7 @@ class PassOn(Action, frozen=True):
     before WriteSpool: the spool knows nothing of them."""
 
     manager_id: str
-    message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelCalls
+    message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelCalls | ManagerGone
     bodies: UserBytes
 
 

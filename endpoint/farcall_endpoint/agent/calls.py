@@ -2,7 +2,7 @@
 
 The tasks stay at their manager, the *home* of their calls, which says how many of these wait. While other managers have
 idle slots, and no task of the queue comes first, the agent asks a home for calls and passes them on; their outcomes go
-back the same way. It knows which call is where, and nothing of that is in the spool: the calls are a part of their task.
+back the same way. It knows which call is where; nothing of that is in the spool, because calls are a part of their task.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from farcall_endpoint.protocol import (
     CallsTaken,
     CancelTasks,
     Died,
+    ManagerGone,
     RefuseCalls,
     RunCalls,
     TakeCalls,
@@ -71,6 +72,7 @@ class CallsElsewhere:
         self._placed: dict[int, _Placed] = {}
         self._numbers: dict[tuple[str, str], int] = {}  # by home and id
         self._next_number = itertools.count(1)
+        self._met: dict[str, set[str]] = {}  # by manager, those that have functions of it, or from which it has some
         #: To send, in this order; its taker clears it.
         self.messages: list[PassOn] = []
 
@@ -92,26 +94,35 @@ class CallsElsewhere:
         """
         self._refuse(find)
         for load in self._managers.loads:
-            if load.manager_id in self._asked or load.manager_id in self.waiting:
+            if load.manager_id in self._asked:
                 continue
-            idle, room = self._room(load, depth)
-            if room <= 0 or (idle <= 0 and 2 * room < load.slots * depth):
-                continue
-            for home in list(self.waiting):
-                found = next((key for key in self.waiting[home] if self._runs(load, home, key, find, now)), None)
-                if found is not None:
-                    count = min(room, _MOST_AT_ONCE)
-                    self._asked[load.manager_id] = _Asked(home, found, count)
-                    self._managers.lend(load.manager_id, found, count)
-                    self._send(home, TakeCalls(load.manager_id, found, count, max(0, idle)))
-                    self.waiting[home] = self.waiting.pop(home)  # homes take turns
-                    break
+            own = self.waiting.get(load.manager_id, {})
+            for home, key in [(home, key) for home, counts in self.waiting.items() for key in counts]:
+                if key in own or not self._runs(load, home, key, find, now):
+                    continue
+                is_only_elsewhere = bool(self._managers.members[home].load.refusal(find(key)))
+                idle, room = self._room(load, depth, is_only_elsewhere=is_only_elsewhere)
+                if room <= 0 or (idle <= 0 and 2 * room < load.slots * depth):
+                    continue
+                count = min(room, _MOST_AT_ONCE)
+                self._asked[load.manager_id] = _Asked(home, key, count)
+                self._managers.lend(load.manager_id, key, count)
+                self._send(home, TakeCalls(load.manager_id, key, count, max(0, idle)))
+                self.waiting[home] = self.waiting.pop(home)  # homes take turns
+                break
 
-    def _room(self, load: ManagerLoad, depth: int) -> tuple[int, int]:
-        """The idle slots of a manager, and how many calls it takes."""
+    def _room(self, load: ManagerLoad, depth: int, *, is_only_elsewhere: bool) -> tuple[int, int]:
+        """The idle slots of a manager, and how many calls it takes.
+
+        :param is_only_elsewhere: of calls that cannot run at home: they take turns with the tasks there, which may
+            never leave a slot idle.
+        """
+        member = self._managers.members[load.manager_id]
+        if is_only_elsewhere and (most := load.slots - member.guests) > load.free:
+            return most, most
         if not load.ahead:
             return load.free, load.room(depth)
-        idle = min(load.free, self._managers.members[load.manager_id].idle_workers)  # its own graphs may need the rest
+        idle = min(load.free, member.idle_workers)  # its own graphs may need the rest
         return idle, idle
 
     def _runs(
@@ -162,6 +173,8 @@ class CallsElsewhere:
             self._placed[number] = _Placed(home, order.task_id, other, asked.key, order.options.idempotent)
             self._numbers[home, order.task_id] = number
             calls.append(msgspec.structs.replace(each, number=number))
+        self._met.setdefault(home, set()).add(other)
+        self._met.setdefault(other, set()).add(home)
         message = RunCalls(home, tuple(calls), taken.functions, taken.forget, taken.callees)
         self._send(other, message, bodies)
 
@@ -239,6 +252,9 @@ class CallsElsewhere:
         for home in {**died, **returned}:
             news = CallNews(died=tuple(died.get(home, ())), returned=tuple(returned.get(home, ())))
             self._send(home, news)
+        for each in sorted(self._met.pop(manager_id, ())):
+            self._met[each].discard(manager_id)
+            self._send(each, ManagerGone(manager_id))
 
     def _over(self, other: str, number: int) -> _Placed | None:
         """A call has ended at a manager."""
@@ -254,7 +270,7 @@ class CallsElsewhere:
     def _send(
         self,
         manager_id: str,
-        message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelTasks,
+        message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelTasks | ManagerGone,
         bodies: UserBytes = _NOTHING,
     ) -> None:
         self.messages.append(PassOn(manager_id, message, bodies))

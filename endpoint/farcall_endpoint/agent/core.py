@@ -187,6 +187,8 @@ class AgentCore:
         for event in events:
             self._apply(event, now)
         retry_at = self._space.retry_at
+        if self._elsewhere.messages:
+            self._pass_on()
         if retry_at is not None and now < retry_at:
             return self._turn.cancel_actions()
         return self._finish_turn(now)
@@ -374,10 +376,8 @@ class AgentCore:
             self._give_credit()
             if self._elsewhere.waiting:
                 self._elsewhere.ask(self._environments.get, depth=self._prefetch.depth, now=now)
+                self._pass_on()
         turn = self._turn
-        if self._elsewhere.messages:
-            turn.passed += self._elsewhere.messages
-            self._elsewhere.messages.clear()
         if self._prewarming.is_due:
             turn.prewarms = tuple(self._prewarming.changes(self._managers))
         turn.transitions += self._transitions.due(now=now, connected=self._is_connected)
@@ -803,6 +803,10 @@ class AgentCore:
             turn.starts.append(task)
             turn.orders.setdefault(manager_id, []).append(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
+
+    def _pass_on(self) -> None:
+        self._turn.passed += self._elsewhere.messages
+        self._elsewhere.messages.clear()
 
     def _refuse_unsupported(self) -> None:
         """Tasks fail whose environment no present manager can run."""

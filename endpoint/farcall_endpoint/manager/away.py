@@ -2,9 +2,9 @@
 
 A graph, and a running task with its calls, stay at their manager, the *home* of the calls. When more of these wait than
 its workers begin soon, or some need an environment that its node cannot run, the agent takes calls over, and passes
-them to managers with idle slots. A call that is away is a job without a worker to its home: its outcome comes as a message,
-and goes to its owner as if a worker of its own had ended it. To the other manager it is a job like others, whose owner
-passes the outcome on.
+them to managers with idle slots. To its home, a call that is away is a job without a worker: its outcome comes as a
+message, and goes to its owner as if a worker of its own had ended it. To the other manager it is a job like others,
+whose owner passes the outcome on.
 """
 
 from __future__ import annotations
@@ -230,6 +230,10 @@ class AwayCalls:
         for task_id in reversed(news.returned):
             if (job := self.taken.pop(task_id, None)) is not None:
                 self._accept_again(job)
+
+    def forget(self, manager_id: str) -> None:
+        """A manager is gone that had functions of this one."""
+        self._known.pop(manager_id, None)
 
     def refuse(self, message: RefuseCalls) -> None:
         """Calls fail that no manager can run."""

@@ -74,6 +74,7 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
     Died,
+    ManagerGone,
     Prewarm,
     ReadOutput,
     RefuseCalls,
@@ -300,6 +301,8 @@ class ManagerCore:
                 self._away.heard(news, bodies)
             case RefuseCalls():
                 self._away.refuse(event)
+            case ManagerGone(manager_id=manager_id):
+                self._away.forget(manager_id)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
@@ -878,7 +881,7 @@ class ManagerCore:
         if self._nested.drivers:
             for progress in self._nested.changed(now.mono):
                 self._reports.graph(progress)
-        if self._stop_at is None and (self._graphs.running or self._nested.drivers or self._away):
+        if (self._away or (self._queue and (self._graphs.running or self._nested.drivers))) and self._stop_at is None:
             slots = sum(worker.is_ready and worker.has_slot for worker in self._workers.values())
             self._away.review(now.mono, mean_s=self._prefetch.mean_s, slots=slots)
         if self.guests:

@@ -16,6 +16,7 @@ from farcall_endpoint.protocol import (
     CancelTasks,
     Died,
     Limits,
+    ManagerGone,
     Prewarm,
     ReadOutput,
     RefuseCalls,
@@ -217,6 +218,7 @@ Event = (
     | TakeCalls
     | RefuseCalls
     | CallNewsReceived
+    | ManagerGone
     | ResultsTaken
     | Recalled
     | WorkerDied

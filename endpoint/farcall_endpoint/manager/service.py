@@ -323,6 +323,9 @@ class Manager:
                     events.append(self._calls_received(message, bodies))
                 case protocol.CallNews():
                     events.append(CallNewsReceived(message, bodies))
+                case protocol.ManagerGone(manager_id=manager_id):
+                    self._functions_of.pop(manager_id, None)
+                    events.append(message)
                 case protocol.Prewarm(environment=environment):
                     self._launcher.trust(environment)  # only the owner can ask an agent for that
                     events.append(message)
@@ -446,7 +449,11 @@ class Manager:
                 if body.size > _READ_BYTES and files:
                     files -= 1
                 else:
-                    body = read(body)
+                    try:
+                        body = read(body)
+                    except ValueError as error:  # of a hostile task: what gets nothing in its place fails
+                        _logger.warning("%s", error)
+                        body = b""
             frames.append(body)
         self._send(message, frames)
 
