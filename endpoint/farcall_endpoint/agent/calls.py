@@ -2,7 +2,7 @@
 
 The tasks stay at their manager, the *home* of their calls, which says how many of these wait. While other managers have
 idle slots, and no task of the queue comes first, the agent asks a home for calls and passes them on; their outcomes go
-back the same way. It knows which call is where; nothing of that is in the spool, because calls are a part of their task.
+back the same way. It knows which call is where; nothing of that is in the spool: calls are a part of their task.
 """
 
 from __future__ import annotations
