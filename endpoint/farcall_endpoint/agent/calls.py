@@ -39,7 +39,7 @@ _NOTHING: Final = UserBytes()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """A request to a home for calls, for which slots of another manager are kept free."""
 
     home: str
@@ -68,7 +68,7 @@ class CallsElsewhere:
         self._managers = managers
         #: By home and the key of their environment, how many more could leave.
         self.waiting: dict[str, dict[str, int]] = {}
-        self._asked: dict[str, _Asked] = {}  # by the manager that is to run them
+        self._asked: dict[str, _Request] = {}  # by the manager that is to run them
         self._placed: dict[int, _Placed] = {}
         self._numbers: dict[tuple[str, str], int] = {}  # by home and id
         self._next_number = itertools.count(1)
@@ -105,7 +105,7 @@ class CallsElsewhere:
                 if room <= 0 or (idle <= 0 and 2 * room < load.slots * depth):
                     continue
                 count = min(room, _MOST_AT_ONCE)
-                self._asked[load.manager_id] = _Asked(home, key, count)
+                self._asked[load.manager_id] = _Request(home, key, count)
                 self._managers.lend(load.manager_id, key, count)
                 self._send(home, TakeCalls(load.manager_id, key, count, max(0, idle)))
                 self.waiting[home] = self.waiting.pop(home)  # homes take turns

@@ -39,7 +39,7 @@ from farcall_endpoint.protocol import (
 )
 from farcall_endpoint.shared_memory import Frame
 
-_PATIENCE_S: Final = 0.005
+_SHORT_WAIT_S: Final = 0.005
 """Calls that would begin within so long do not leave: to send one away takes a good part of that."""
 _LONG_S: Final = 0.05
 """After so long calls may leave, whatever is expected."""
@@ -121,8 +121,8 @@ class AwayCalls:
         self._look_at = math.inf
         found: dict[str, int] = {}
         if self._since is not None:
-            is_short = mean_s is not None and total * mean_s < _PATIENCE_S * max(1, slots)
-            ripe_at = max(self._quiet_until, self._since + (_LONG_S if is_short else _PATIENCE_S))
+            is_short = mean_s is not None and total * mean_s < _SHORT_WAIT_S * max(1, slots)
+            ripe_at = max(self._quiet_until, self._since + (_LONG_S if is_short else _SHORT_WAIT_S))
             if now >= ripe_at:
                 found = {self._key(key): count for key, count in counts.items()}
             else:
