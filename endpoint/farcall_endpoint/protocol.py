@@ -27,8 +27,6 @@ from farcall_common.wire import TaskState
 from farcall_endpoint import output as output_of_tasks
 from farcall_endpoint.output import Printed
 from farcall_endpoint.shared_memory import Frame, bytes_of
-from farcall_endpoint.worker import channel
-from farcall_endpoint.worker.channel import CallOrder
 
 Body = int
 N = TypeVar("N", int, float)
@@ -203,12 +201,13 @@ class RefuseCalls(_Message, frozen=True):
 
 
 class GivenCall(_Part, frozen=True):
-    """A call of a graph, or of a running task, that another manager runs. Its ``inputs`` are so many bodies behind that
-    of its payload. ``depth``: how many tasks wait for it. ``callees``: which list of the message; -1: it calls no named
-    functions. ``number``: the agent's, unique while it lives."""
+    """A call of a graph, or of a running task, that another manager runs. ``call`` is what is special about its
+    order, which only managers read. Its ``inputs`` are so many bodies behind that of its payload. ``depth``: how many
+    tasks wait for it. ``callees``: which list of the message; -1: it calls no named functions. ``number``: the agent's,
+    unique while it lives."""
 
     order: TaskOrder
-    call: CallOrder
+    call: bytes
     inputs: int = 0
     depth: int = 0
     callees: int = -1
@@ -514,6 +513,6 @@ def software_fingerprint() -> str:
         graphs_of_tasks.__file__,
         environments_of_tasks.__file__,
         output_of_tasks.__file__,
-        channel.__file__,
+        Path(__file__).parent / "worker" / "channel.py",  # between managers
     )
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]

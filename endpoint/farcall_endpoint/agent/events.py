@@ -253,6 +253,7 @@ def for_log(event: Event) -> tuple[Event, int]:
             calls = tuple(
                 msgspec.structs.replace(
                     each,
+                    call=b"",
                     order=msgspec.structs.replace(
                         each.order, options=TaskOptions(idempotent=each.order.options.idempotent)
                     ),

@@ -38,6 +38,7 @@ from farcall_endpoint.protocol import (
     TakeCalls,
 )
 from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.worker.channel import CallOrder
 
 _SHORT_WAIT_S: Final = 0.005
 """Calls that would begin within so long do not leave: to send one away takes a good part of that."""
@@ -50,6 +51,8 @@ _MOST_INPUT_BYTES: Final = 16 * 2**20
 _MOST_MESSAGE_BYTES: Final = 64 * 2**20
 _MOST_KNOWN_FUNCTIONS: Final = 1000
 _UNKNOWN_TYPE: Final = "the endpoint's nodes do not have it"
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(CallOrder).decode
 
 
 class AwayCalls:
@@ -190,7 +193,7 @@ class AwayCalls:
             assert job.call is not None
             order = msgspec.structs.replace(job.order, payload=len(bodies))
             number = -1 if job.callees is None else lists[id(job.callees)]
-            calls.append(GivenCall(order, job.call, len(job.inputs), job.depth, number))
+            calls.append(GivenCall(order, _encode(job.call), len(job.inputs), job.depth, number))
             bodies += [job.payload, *job.inputs]
             self.taken[job.order.task_id] = job
         functions = tuple((function_hash, number) for number, function_hash in enumerate(new))
@@ -372,7 +375,7 @@ def jobs_of(
                 functions[order.function_hash],
                 bodies[order.payload],
                 callees=None if each.callees < 0 else callees[each.callees],
-                call=each.call,
+                call=_decode(each.call),
                 inputs=inputs,
                 input_bytes=input_bytes(inputs),
                 depth=each.depth,
