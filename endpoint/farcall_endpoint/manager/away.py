@@ -42,6 +42,8 @@ from farcall_endpoint.worker.channel import CallOrder
 
 _SHORT_WAIT_S: Final = 0.005
 """Calls that would begin within so long do not leave: to send one away takes a good part of that."""
+_PERIOD_S: Final = 0.001
+"""How often the queue is looked at, while it has something."""
 _LONG_S: Final = 0.05
 """After so long calls may leave, whatever is expected."""
 _PAUSE_S: Final = 0.1
@@ -60,6 +62,7 @@ class AwayCalls:
 
     :param types: technologies of environments, each with why it does not work on this node, empty if it does; None:
         all work.
+    :param slots: how many calls run here at a time.
     :param default_key: of the environment of tasks that name none; to the agent its key is empty.
     """
 
@@ -70,12 +73,14 @@ class AwayCalls:
         reports: Reports,
         actions: list[Action],
         types: Mapping[str, str] | None,
+        slots: int,
         default_key: str,
     ) -> None:
         self._queue = queue
         self._reports = reports
         self._actions = actions
         self._types = types
+        self._slots = max(1, slots)
         self._default_key = default_key
         self.taken: dict[str, Job] = {}
         #: Those that cannot run here, by environment.
@@ -85,6 +90,7 @@ class AwayCalls:
         self._since: float | None = None
         self._quiet_until = -math.inf
         self._look_at = math.inf
+        self._seen_at = -math.inf
 
     # -- offers --------------------------------------------------------------------------------------------------------
 
@@ -99,22 +105,26 @@ class AwayCalls:
     def hold(self, jobs: Iterable[Job], key: str) -> None:
         """Calls wait for another manager."""
         self._held.setdefault(key, collections.deque()).extend(jobs)
+        self._seen_at = -math.inf
 
     def __bool__(self) -> bool:
-        """Whether some are away, or were offered."""
-        return bool(self.taken or self._held or self._offered or self._since is not None)
+        """Whether some are away or were offered, or are to be."""
+        return bool(self.taken or self._held or self._offered or self._since is not None or self._look_at != math.inf)
 
     @property
     def due_at(self) -> float:
         """When :meth:`review` is due without an event."""
         return self._look_at
 
-    def review(self, now: float, *, mean_s: float | None, slots: int) -> None:
+    def review(self, now: float, *, mean_s: float | None) -> None:
         """Offer the agent the calls that wait for long, or withdraw that.
 
         :param mean_s: how long a call runs; None if that is not known.
-        :param slots: workers that can run them.
         """
+        if now < self._seen_at + _PERIOD_S and now < self._look_at and self._queue:
+            self._look_at = min(self._look_at, self._seen_at + _PERIOD_S)
+            return
+        self._seen_at = now
         counts = self._queue.calls()
         total = sum(counts.values())
         if not total:
@@ -124,7 +134,7 @@ class AwayCalls:
         self._look_at = math.inf
         found: dict[str, int] = {}
         if self._since is not None:
-            is_short = mean_s is not None and total * mean_s < _SHORT_WAIT_S * max(1, slots)
+            is_short = mean_s is not None and total * mean_s < _SHORT_WAIT_S * self._slots
             ripe_at = max(self._quiet_until, self._since + (_LONG_S if is_short else _SHORT_WAIT_S))
             if now >= ripe_at:
                 found = {self._key(key): count for key, count in counts.items()}

@@ -196,6 +196,7 @@ class ManagerCore:
             reports=self._reports,
             actions=self._actions,
             types=types,
+            slots=slots,
             default_key=self._default_key,
         )
         self.guests = Guests(reports=self._reports, node=graphs.node)
@@ -882,8 +883,7 @@ class ManagerCore:
             for progress in self._nested.changed(now.mono):
                 self._reports.graph(progress)
         if (self._away or (self._queue and (self._graphs.running or self._nested.drivers))) and self._stop_at is None:
-            slots = sum(worker.is_ready and worker.has_slot for worker in self._workers.values())
-            self._away.review(now.mono, mean_s=self._prefetch.mean_s, slots=slots)
+            self._away.review(now.mono, mean_s=self._prefetch.mean_s)
         if self.guests:
             self._actions.append(self.guests.news())
         if not self._reports.is_due(now.mono, everything=everything):
