@@ -296,6 +296,7 @@ def test_an_environment_that_only_the_other_manager_has() -> None:
     site = Site(types={"home": {}, "other": {"venv": ""}})
     site.start(graph_job("g", (Stage(0, "a"), Stage(1, "b", (Input(0, (0,)),), options=TaskOptions(environment=VENV)))))
     site.end("home", b"value")
+    assert VENV.key not in site.home.core._environments, "it is not prepared where it cannot run"
     site.tell("other", EnvironmentReady(VENV.key))
     assert site.managers.sent == {VENV.key: 1}
     site.die("other", 0)  # for a worker in the environment

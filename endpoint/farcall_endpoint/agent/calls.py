@@ -36,6 +36,7 @@ from farcall_endpoint.shared_memory import Bytes, Frame
 _MOST_AT_ONCE: Final = 256
 """Calls in one message."""
 _NOTHING: Final = UserBytes()
+_FORGOTTEN: Final = "it has not been named for so long that the endpoint does not know it any more"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class CallsElsewhere:
         for home, counts in list(self.waiting.items()):
             for key in [key for key in counts if key]:
                 environment = find(key)
-                reason = "" if environment is None else self._managers.refusal(environment)
+                reason = _FORGOTTEN if environment is None else self._managers.refusal(environment)
                 if reason:
                     self._send(home, RefuseCalls(key, reason))
                     del counts[key]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -102,9 +102,10 @@ class AwayCalls:
             and bool(self._types.get(environment.type, _UNKNOWN_TYPE))
         )
 
-    def hold(self, jobs: Iterable[Job], key: str) -> None:
+    def hold(self, jobs: Sequence[Job], key: str) -> None:
         """Calls wait for another manager."""
-        self._held.setdefault(key, collections.deque()).extend(jobs)
+        if jobs:
+            self._held.setdefault(key, collections.deque()).extend(jobs)
         self._seen_at = -math.inf
 
     def __bool__(self) -> bool:

@@ -360,12 +360,13 @@ class ManagerCore:
         for named, several in itertools.groupby(jobs, _ENVIRONMENT_OF):
             if named is None and self._default is None:
                 self._queue.add(several, "", first=first)
-            elif self._away.cannot_run(named):
-                calls = list(several)
-                self._away.hold([job for job in calls if job.owner is not None], "" if named is None else named.key)
-                self._preparations.add(named, [job for job in calls if job.owner is None], now, first=first)
-            else:
-                self._preparations.add(named, list(several), now, first=first)
+                continue
+            jobs_there = list(several)
+            if named is not None and self._away.cannot_run(named):  # calls go where it can
+                self._away.hold([job for job in jobs_there if job.owner is not None], named.key)
+                jobs_there = [job for job in jobs_there if job.owner is None]
+            if jobs_there:
+                self._preparations.add(named, jobs_there, now, first=first)
 
     def _advance_graphs(self, now: Instant) -> None:
         """Make the calls of graphs that are ready, before other tasks of their submitters: what has begun is finished
