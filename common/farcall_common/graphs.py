@@ -211,7 +211,7 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     :param run_s: seconds in its function, of all calls together.
     :param value_bytes: size of its value.
     :param workers: process ids of workers that made the calls, the first few.
-    :param node: host name of the node where it ran last.
+    :param node: host names of the nodes where it ran, the first few.
     :param error: the record of the first call that failed for good.
     """
 

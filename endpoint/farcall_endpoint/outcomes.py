@@ -159,8 +159,8 @@ graph_invalid = Outcome(
 graph_apart = Outcome(
     "CONTAINER_UNSUPPORTED",
     Fault.CALLER,
-    "No node of this endpoint can run all stages of the graph: {}",
-    "Choose environments that one node can run, or submit the stages as tasks of their own.",
+    "The nodes of this endpoint cannot run all stages of the graph: {}",
+    "Choose environments that its nodes can run, or submit the stages as tasks of their own.",
 )
 isolation_missing = Outcome(
     "ISOLATION_MISSING",

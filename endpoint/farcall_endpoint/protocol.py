@@ -26,7 +26,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import output as output_of_tasks
 from farcall_endpoint.output import Printed
-from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
+from farcall_endpoint.shared_memory import Frame, bytes_of
 
 Body = int
 N = TypeVar("N", int, float)
@@ -168,7 +168,116 @@ class Ping(_Message, frozen=True):
     """Heartbeat of the agent. A manager without messages for too long stops."""
 
 
-FromAgent = RunTasks | CancelTasks | ReadOutput | Stop | ResultsTaken | Prewarm | Ping
+class Started(_Part, frozen=True):
+    """A task is running for long enough to be reported."""
+
+    task_id: str
+    at: float
+
+
+class Died(_Part, frozen=True):
+    """The worker that ran a task is gone. The agent decides whether the task may be started again."""
+
+    task_id: str
+    reason: str
+    stdout_tail: str = ""
+    stderr_tail: str = ""
+    printed: Printed | None = None
+    output: bytes = b""
+
+
+class TakeCalls(_Message, frozen=True):
+    """Hand over calls of graphs and of running tasks that wait here for an environment, for the manager ``to``: at most
+    ``count``, of which so many as are ``idle`` start at once. Answered by CallsTaken."""
+
+    to: str
+    key: str
+    count: int
+    idle: int
+
+
+class RefuseCalls(_Message, frozen=True):
+    """No present manager can ever run calls of this environment that wait here."""
+
+    key: str
+    reason: str
+
+
+class GivenCall(_Part, frozen=True):
+    """A call of a graph, or of a running task, that another manager runs. ``call`` is what is special about its
+    order, which only managers read. Its ``inputs`` are so many bodies behind that of its payload. ``depth``: how many
+    tasks wait for it. ``callees``: which list of the message; -1: it calls no named functions. ``number``: the agent's,
+    unique while it lives."""
+
+    order: TaskOrder
+    call: bytes
+    inputs: int = 0
+    depth: int = 0
+    callees: int = -1
+    number: int = 0
+
+
+class RunCalls(_Message, frozen=True):
+    """Run these calls of another manager, ``home``. ``functions``, ``forget`` and ``limits`` as in RunTasks, but by
+    home: what is known of its functions. ``callees``: lists of hashes."""
+
+    home: str
+    calls: tuple[GivenCall, ...]
+    functions: tuple[tuple[str, Body], ...] = ()
+    forget: bool = False
+    callees: tuple[tuple[str, ...], ...] = ()
+    limits: Limits | None = None
+
+
+class CallEnd(_Part, frozen=True):
+    """How a call has ended. The ``parts`` of its value, or of what was raised, are so many bodies from ``first`` on;
+    the tails of what it ``printed`` are in the body behind them. ``pid``, ``node``: of its worker."""
+
+    number: int
+    task_id: str
+    state: TaskState
+    error: dict[str, Any] | None = None
+    first: Body = 0
+    parts: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    is_retried: bool = False
+    printed: Printed | None = None
+    pid: int = 0
+    node: str = ""
+
+
+class CallNews(_Message, frozen=True):
+    """News of calls that another manager runs, on their way to the agent, and from there to their home. By the agent's
+    numbers, those that have ``started``, and whose worker ``died``. ``returned``: the ids of calls that have not
+    started and come back."""
+
+    ended: tuple[CallEnd, ...] = ()
+    died: tuple[tuple[int, Died], ...] = ()
+    started: tuple[tuple[int, Started], ...] = ()
+    returned: tuple[str, ...] = ()
+
+
+class ManagerGone(_Message, frozen=True):
+    """A manager is gone with which this one has exchanged calls: its functions can be forgotten."""
+
+    manager_id: str
+
+
+FromAgent = (
+    RunTasks
+    | CancelTasks
+    | ReadOutput
+    | Stop
+    | ResultsTaken
+    | Prewarm
+    | Ping
+    | TakeCalls
+    | RefuseCalls
+    | RunCalls
+    | CallNews
+    | ManagerGone
+)
 
 # -- manager to agent --------------------------------------------------------------------------------------------------
 
@@ -226,13 +335,6 @@ class EnvironmentStatus(_Part, frozen=True):
     retry_at: float | None = None
 
 
-class Started(_Part, frozen=True):
-    """A task is running for long enough to be reported."""
-
-    task_id: str
-    at: float
-
-
 class Finished(_Part, frozen=True):
     """The result of an attempt. ``error`` is an ErrorRecord in its JSON form; with it, ``result`` is the pickled
     exception, for an engine of the same user. ``is_retried``: the task's options retry this error. ``output`` has the
@@ -248,17 +350,6 @@ class Finished(_Part, frozen=True):
     printed: Printed | None = None
     output: Body | None = None
     is_retried: bool = False
-
-
-class Died(_Part, frozen=True):
-    """The worker that ran a task is gone. The agent decides whether the task may be started again."""
-
-    task_id: str
-    reason: str
-    stdout_tail: str = ""
-    stderr_tail: str = ""
-    printed: Printed | None = None
-    output: bytes = b""
 
 
 class RunningOutput(_Part, frozen=True):
@@ -294,7 +385,8 @@ class GraphProgress(_Part, frozen=True):
 class Progress(_Message, frozen=True):
     """News since the last Progress, and the state of the manager. ``problem``: why it cannot run tasks.
     ``environments``: all that the node knows; None: unchanged since the last Progress. ``graphs``: those that run and
-    have changed, each at most every quarter of a second."""
+    have changed, each at most every quarter of a second. ``waiting_calls``: by the key of their environment, how many
+    calls other managers may take over; None: unchanged."""
 
     finished: tuple[Finished, ...] = ()
     died: tuple[Died, ...] = ()
@@ -304,6 +396,27 @@ class Progress(_Message, frozen=True):
     problem: str = ""
     environments: tuple[EnvironmentStatus, ...] | None = None
     graphs: tuple[GraphProgress, ...] = ()
+    waiting_calls: tuple[tuple[str, int], ...] | None = None
+
+
+class CallsTaken(_Message, frozen=True):
+    """The answer to a TakeCalls: at most ``asked`` calls. ``waiting``: how many others another manager may take over.
+    The rest as in RunCalls, for which the agent passes this on."""
+
+    to: str
+    key: str
+    asked: int
+    calls: tuple[GivenCall, ...] = ()
+    functions: tuple[tuple[str, Body], ...] = ()
+    forget: bool = False
+    callees: tuple[tuple[str, ...], ...] = ()
+    waiting: int = 0
+
+
+class CallsDropped(_Message, frozen=True):
+    """Calls that other managers run are not needed any more."""
+
+    task_ids: tuple[str, ...]
 
 
 class Leaving(_Message, frozen=True):
@@ -314,7 +427,7 @@ class Leaving(_Message, frozen=True):
     failed: bool = False
 
 
-FromManager = Registered | Progress | OutputRead | Leaving
+FromManager = Registered | Progress | OutputRead | CallsTaken | CallNews | CallsDropped | Leaving
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_agent: Final[msgspec.msgpack.Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)
@@ -342,18 +455,24 @@ def decode_from_agent(frames: Sequence[Frame]) -> tuple[FromAgent, list[Frame]]:
     return _from_agent.decode(memoryview(bytes_of(frames[0]))[_NUMBER_BYTES:]), _bodies(frames)
 
 
-def decode_from_manager(frames: Sequence[Bytes]) -> tuple[FromManager, list[Bytes]]:
-    """Read a message of a manager: header and bodies.
+def decode_from_manager(frames: Sequence[Frame]) -> tuple[FromManager, list[Frame]]:
+    """Read a message of a manager: header and bodies. Those of calls, which are passed on, are not read.
 
     :raises ValueError: if it is none (msgspec.DecodeError is one), or names bodies that it does not have.
     """
     try:
-        bodies = [bytes_of(body) for body in _bodies(frames)]
-        message = _from_manager.decode(memoryview(frames[0])[_NUMBER_BYTES:])
+        bodies = _bodies(frames)
+        message = _from_manager.decode(memoryview(bytes_of(frames[0]))[_NUMBER_BYTES:])
+        if type(message) is not CallNews and type(message) is not CallsTaken:
+            bodies = [bytes_of(body) for body in bodies]
     except (IndexError, TypeError) as error:
         raise ValueError(f"frames are missing: {error}") from error
     if type(message) is Progress and message.finished:
         _check_bodies(message.finished, len(bodies))
+    elif type(message) is CallNews:
+        for end in message.ended:
+            if not 0 <= end.first <= end.first + end.parts <= len(bodies) - (end.printed is not None):
+                raise ValueError(f"there are no bodies {end.first} and {end.parts - 1} behind it")
     return message, bodies
 
 
@@ -397,5 +516,6 @@ def software_fingerprint() -> str:
         graphs_of_tasks.__file__,
         environments_of_tasks.__file__,
         output_of_tasks.__file__,
+        Path(__file__).parent / "worker" / "channel.py",  # between managers
     )
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]

@@ -304,7 +304,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "StageShape.error": "The error of the first call that failed for good.",
     "StageShape.failed": "How many of its calls ended without success.",
     "StageShape.name": "Name of its function, or the one that the submitter gave.",
-    "StageShape.node": "Name of the node where it ran last.",
+    "StageShape.node": "Names of the nodes where it ran.",
     "StageShape.number": "Its place in the graph, from 0.",
     "StageShape.retries": "Starts of its calls beyond the first of each.",
     "StageShape.run_s": "Seconds of all its calls together.",

@@ -34,7 +34,7 @@ class StageInfo:
     :param started_at: epoch seconds of the first start, by the clock of its node; ``ended_at`` of the last end.
     :param run_s: seconds in its function, of all calls together.
     :param value_bytes: size of its value.
-    :param workers: process ids of workers that made the calls, the first few; ``node``: where it ran last.
+    :param workers: process ids of workers that made the calls, the first few; ``node``: where it ran.
     :param error: of the first call that failed for good.
     """
 

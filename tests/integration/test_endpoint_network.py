@@ -21,7 +21,7 @@ from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.demand import Demand
-from farcall_endpoint.agent.fleet import Fleet, Lost
+from farcall_endpoint.agent.fleet import Fleet, Lost, Reported
 from farcall_endpoint.agent.links import Network
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.pipe import Pipe, pipe_pair
@@ -250,7 +250,7 @@ class Site:
         self.fleet = one_block_fleet(self.context, self.poller, self.nodes, network, **settings)
         self.fleet.maintain(now=time.monotonic())
         self.lost: list[Lost] = []
-        self.heard: list[protocol.Registered | protocol.Progress | protocol.OutputRead] = []
+        self.heard: list[Reported] = []
         command = self.nodes.commands["b1"]
         self.address = command[command.index("--agent") + 1]
         variables = self.nodes.variables

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Recall, Report, Send
+from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Pass, Recall, Report, Send
 from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.events import (
     Event,
@@ -51,7 +51,7 @@ class Worker:
                 order = self.orders.popleft()
                 if self.claims:
                     self.claims -= 1
-                    assert order.function_hash in self.known
+                    assert not order.function_hash or order.function_hash in self.known
                     self.running = order
                     return True
             if not self.packets:
@@ -78,6 +78,7 @@ class Rig:
         self.killed: list[int] = []
         self.reports: list[Report] = []
         self.leaves: list[Leave] = []
+        self.passed: list[Pass] = []
 
     def handle(self, *events: Event) -> list[Action]:
         """Let the core handle events, and perform its actions; all but the reports."""
@@ -105,6 +106,8 @@ class Rig:
                 self.killed.append(worker_id)
             case Report():
                 self.reports.append(action)
+            case Pass():
+                self.passed.append(action)
             case Leave():
                 self.leaves.append(action)
         return []

@@ -28,7 +28,19 @@ from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
 from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, EnvironmentStatus, Finished, PrewarmRequest, Progress, Started
+from farcall_endpoint.protocol import (
+    CallEnd,
+    CallNews,
+    CallsTaken,
+    Died,
+    EnvironmentStatus,
+    Finished,
+    GivenCall,
+    PrewarmRequest,
+    Progress,
+    Started,
+    TaskOrder,
+)
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, spec
 
 SECRET = b"the user's own bytes"
@@ -131,6 +143,8 @@ def _outline(value: object) -> object:
             return value.task_id
         case bytes():
             return len(value)
+        case UserBytes():
+            return value.sizes
         case tuple() | list():
             return [_outline(each) for each in value]
         case _:
@@ -165,6 +179,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
     stored = StoredResult(TaskState.FAILED, error, 0, "", None, None)
     spooled = [SpooledTask(1, spec("old"), 1, 0.0, 1), SpooledTask(2, spec("r"), 1, 0.0, result=stored)]
     progress = Progress(finished=done, workers=2)
+    calls = tuple(GivenCall(TaskOrder(f"g/{number}", 1, HASH, number - 1), b"") for number in (1, 2))
     return [
         (0.0, [ev.Restored(spooled, [HASH], [SIGNED])]),
         (0.1, [ev.SpoolWritten()]),
@@ -185,6 +200,11 @@ def story() -> list[tuple[float, list[ev.Event]]]:
         (1.7, [ev.BlobGranted(grant), ev.ManagerProgress("m", Progress(died=(died,), workers=2))]),
         (1.8, [ev.ResultUploaded("c", 5, blob), ev.CancelRequested(["e"]), ev.SpoolMeasured((1, 2))]),
         (1.9, [ev.ResultsRecorded([wire.TaskRef(task_id="a", attempt=1)]), ev.FetchFailed("x", 1, "HTTP 403")]),
+        (1.92, [ev.ManagerRegistered("z", 20), ev.ManagerProgress("z", Progress(workers=20))]),
+        (1.93, [ev.ManagerProgress("n", Progress(workers=2, waiting_calls=(("", 3),)))]),
+        (1.94, [ev.CallsHandedOver("n", CallsTaken("z", "", 3, calls), UserBytes([SECRET, SECRET]))]),
+        (1.95, [ev.CallsHeard("z", CallNews((CallEnd(1, "g/1", TaskState.SUCCESS, parts=1),)), UserBytes([SECRET]))]),
+        (1.96, [ev.CallsNotNeeded("n", ["g/2"])]),
         (2.0, [ev.ManagerLost("m", "it died"), ev.UploadFailed("c", 5, "HTTP 500", retryable=True)]),
         (9.0, []),
         (9.1, [ev.SessionClosed(), ev.DrainOrdered()]),

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 import msgspec
 
 from farcall_common.environments import Environment
+from farcall_common.event_log import UserBytes
 from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
 from farcall_endpoint.agent.tasks import Kept, Task
+from farcall_endpoint.protocol import CallNews, ManagerGone, RefuseCalls, RunCalls, TakeCalls
+from farcall_endpoint.protocol import CancelTasks as CancelCalls
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -72,6 +75,15 @@ class Prewarm(Action, frozen=True):
     environment: Environment
     count: int
     retry: bool = False
+
+
+class PassOn(Action, frozen=True):
+    """Send a manager something about calls of graphs and running tasks, with bodies that come from another one. Comes
+    before WriteSpool: the spool knows nothing of them."""
+
+    manager_id: str
+    message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelCalls | ManagerGone
+    bodies: UserBytes
 
 
 # -- to the log --------------------------------------------------------------------------------------------------------

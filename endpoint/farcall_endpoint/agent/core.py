@@ -28,6 +28,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.actions import Action
+from farcall_endpoint.agent.calls import CallsElsewhere, run_times
 from farcall_endpoint.agent.demand import Demand, demand_of
 from farcall_endpoint.agent.environments import (
     EnvironmentsSeen,
@@ -151,6 +152,7 @@ class AgentCore:
         self._image_check = image_check
         self._default_environment = default_environment
         self._managers = Managers("" if default_environment is None else default_environment.key)
+        self._elsewhere = CallsElsewhere(self._managers)
         self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming(image_check=image_check)
         self._look_again_at: float | None = None
@@ -185,6 +187,8 @@ class AgentCore:
         for event in events:
             self._apply(event, now)
         retry_at = self._space.retry_at
+        if self._elsewhere.messages:
+            self._pass_on()
         if retry_at is not None and now < retry_at:
             return self._turn.cancel_actions()
         return self._finish_turn(now)
@@ -306,6 +310,13 @@ class AgentCore:
                 self._on_write_failed(reason, now)
             case ev.CancelRequested(task_ids=task_ids):
                 self._cancel(task_ids)
+            case ev.CallsHandedOver():
+                self._elsewhere.taken(event.manager_id, event.taken, event.bodies)
+            case ev.CallsHeard():
+                self._elsewhere.heard(event.manager_id, event.news, event.bodies)
+                self._prefetch.observe_all(run_times(event.news))
+            case ev.CallsNotNeeded():
+                self._elsewhere.dropped(event.manager_id, event.task_ids)
             case ev.BlobGranted(grant=grant):
                 self._on_grant(grant, now)
             case ev.PayloadFetched():
@@ -363,6 +374,9 @@ class AgentCore:
         if not self._is_draining:
             self._dispatch(now)
             self._give_credit()
+            if self._elsewhere.waiting:
+                self._elsewhere.ask(self._environments.get, depth=self._prefetch.depth, now=now)
+                self._pass_on()
         turn = self._turn
         if self._prewarming.is_due:
             turn.prewarms = tuple(self._prewarming.changes(self._managers))
@@ -710,6 +724,8 @@ class AgentCore:
         if progress.environments is not None:
             self._managers.note_environments(manager_id, progress.environments)
             self._prewarming.managers_changed()
+        if progress.waiting_calls is not None:
+            self._elsewhere.note(manager_id, progress.waiting_calls)
         for each in progress.graphs:
             running = self._tasks.get(each.task_id)
             if running is not None and running.stage is Stage.DISPATCHED and running.manager_id == manager_id:
@@ -744,6 +760,7 @@ class AgentCore:
         self._on_managers_changed()
         if manager is not None:
             suspects = 0 if event.expected or event.unstarted else manager.slots
+            self._elsewhere.lost(manager, reason=event.reason, suspects=suspects, unstarted=event.unstarted)
             for task in manager.outstanding.values():
                 self._queue.done(task)
             tasks = list(manager.outstanding.values())
@@ -787,6 +804,10 @@ class AgentCore:
             turn.orders.setdefault(manager_id, []).append(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
 
+    def _pass_on(self) -> None:
+        self._turn.passed += self._elsewhere.messages
+        self._elsewhere.messages.clear()
+
     def _refuse_unsupported(self) -> None:
         """Tasks fail whose environment no present manager can run."""
         for key in list(self._queue.waiting):
@@ -807,11 +828,15 @@ class AgentCore:
                 self._finish(task, self._results.failed(task, record))
 
     def _refuse_apart(self) -> None:
-        """Graphs fail whose stages need environments that no present manager can run together."""
+        """Graphs whose stages need environments that no present manager can run together go to one that can run most,
+        and those fail whose stages all of them together cannot run."""
         for task in sorted(self._graphs.unchecked, key=lambda each: each.seq):
-            if task.stage is Stage.QUEUED and task.graph is not None and self._managers.refusal_of(task.graph):
+            if task.stage is not Stage.QUEUED or task.graph is None:
+                continue
+            task.is_apart = bool(self._managers.refusal_of(task.graph))
+            if task.is_apart and self._managers.refusal_apart(task.graph):
                 labels = ["the endpoint's own" if each is None else each.label for each in task.graph.environments]
-                record = outcomes.graph_apart(f"they need the environments {', '.join(labels)} together.")
+                record = outcomes.graph_apart(f"they need the environments {', '.join(labels)}.")
                 self._finish(task, self._results.failed(task, record))
         self._graphs.unchecked.clear()
 

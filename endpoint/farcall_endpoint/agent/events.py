@@ -13,7 +13,15 @@ from farcall_common.wire import BlobGrant, BlobLocation, FunctionSpec, TaskRef, 
 from farcall_endpoint.agent.environments import without_credentials, without_secrets
 from farcall_endpoint.agent.graphs import GraphNeeds, StageNeeds
 from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask
-from farcall_endpoint.protocol import EnvironmentStatus, GraphProgress, PrewarmRequest, Progress
+from farcall_endpoint.protocol import (
+    CallNews,
+    CallsTaken,
+    Died,
+    EnvironmentStatus,
+    GraphProgress,
+    PrewarmRequest,
+    Progress,
+)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -169,6 +177,29 @@ class ManagerLost(Event, frozen=True):
     unstarted: bool = False
 
 
+class CallsHandedOver(Event, frozen=True):
+    """A manager hands over calls for another one. The bodies only pass through."""
+
+    manager_id: str
+    taken: CallsTaken
+    bodies: UserBytes = msgspec.field(default_factory=UserBytes)
+
+
+class CallsHeard(Event, frozen=True):
+    """News of calls of other managers, from the one that runs them."""
+
+    manager_id: str
+    news: CallNews
+    bodies: UserBytes = msgspec.field(default_factory=UserBytes)
+
+
+class CallsNotNeeded(Event, frozen=True):
+    """A manager does not need calls any more that it has handed over."""
+
+    manager_id: str
+    task_ids: Sequence[str]
+
+
 # -- from the spool ----------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +249,26 @@ def for_log(event: Event) -> tuple[Event, int]:
                 progress = msgspec.structs.replace(progress, environments=tuple(map(_quiet, progress.environments)))
             logged_progress = ManagerProgress(event.manager_id, progress, event.results.without_bytes())
             return logged_progress, len(progress.finished) + len(progress.died) + len(progress.started)
+        case CallsHandedOver(taken=taken):
+            calls = tuple(
+                msgspec.structs.replace(
+                    each,
+                    call=b"",
+                    order=msgspec.structs.replace(
+                        each.order, options=TaskOptions(idempotent=each.order.options.idempotent)
+                    ),
+                )
+                for each in taken.calls
+            )
+            taken = msgspec.structs.replace(taken, calls=calls)
+            return CallsHandedOver(event.manager_id, taken, event.bodies.without_bytes()), len(calls)
+        case CallsHeard(news=news):
+            news = msgspec.structs.replace(
+                news,
+                ended=tuple(msgspec.structs.replace(each, error=_code_of(each.error)) for each in news.ended),
+                died=tuple((number, _quiet_death(each)) for number, each in news.died),
+            )
+            return CallsHeard(event.manager_id, news, event.bodies.without_bytes()), len(news.ended) + len(news.died)
         case BlobGranted(grant=grant):
             return BlobGranted(msgspec.structs.replace(grant, upload_url="", headers={})), 1
         case PayloadFetched():
@@ -302,13 +353,14 @@ def _code_of(error: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if error is None else {"code": error.get("code", "")}
 
 
+def _quiet_death(died: Died) -> Died:
+    return msgspec.structs.replace(died, stdout_tail="", stderr_tail="", output=bytes(len(died.output)))
+
+
 def _without_texts(progress: Progress) -> Progress:
     """Errors and output of user code removed; a finished task keeps the code of its error."""
     finished = tuple(
         msgspec.structs.replace(each, error=_code_of(each.error), details=None) for each in progress.finished
     )
-    died = tuple(
-        msgspec.structs.replace(each, stdout_tail="", stderr_tail="", output=bytes(len(each.output)))
-        for each in progress.died
-    )
+    died = tuple(map(_quiet_death, progress.died))
     return msgspec.structs.replace(progress, finished=finished, died=died)

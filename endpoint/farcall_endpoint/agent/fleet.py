@@ -13,10 +13,12 @@ import zmq
 
 from farcall_common.environments import Environment
 from farcall_endpoint import protocol
+from farcall_endpoint.agent.actions import PassOn
 from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.demand import Demand
 from farcall_endpoint.agent.links import Gap, Links, Malformed, Network
 from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Block, Phase, Provider
@@ -41,6 +43,15 @@ _KILL_AFTER_S: Final = 10.0
 
 
 NO_LIMITS: Final = Limits()
+Reported = (
+    protocol.Registered
+    | protocol.Progress
+    | protocol.OutputRead
+    | protocol.CallsTaken
+    | protocol.CallNews
+    | protocol.CallsDropped
+)
+"""What a manager tells the agent's core."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,9 +386,7 @@ class Fleet:
 
     # -- managers ------------------------------------------------------------------------------------------------------
 
-    def receive(
-        self, *, ready: Collection[object], now: float
-    ) -> Iterator[tuple[str, protocol.Registered | protocol.Progress | protocol.OutputRead, list[Bytes]]]:
+    def receive(self, *, ready: Collection[object], now: float) -> Iterator[tuple[str, Reported, list[Frame]]]:
         """What managers report: id, message, bodies. One of another version is sent away, and so is one that is not of
         this fleet any more, or was of an earlier agent's: whatever it had is being done elsewhere.
 
@@ -474,6 +483,22 @@ class Fleet:
             bodies.append(self._payload(task))
         self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits), bodies)
 
+    def pass_on(self, passed: PassOn) -> None:
+        """Send a manager something about calls. Large values stay in their files where that is possible."""
+        manager = self._managers.get(passed.manager_id)
+        if manager is None:
+            return
+        message = passed.message
+        if isinstance(message, protocol.RunCalls):
+            limits = self._limits
+            if manager.registered.image:
+                limits = msgspec.structs.replace(limits or NO_LIMITS, in_image=True)
+            message = msgspec.structs.replace(message, limits=limits)
+        bodies: list[Frame] = [b"" if body is None else body for body in passed.bodies.bodies]
+        if not self._links.is_here(passed.manager_id):
+            bodies = [_read(body) for body in bodies]
+        self._links.send(passed.manager_id, message, bodies)
+
     def prewarm(self, manager_id: str, environment: Environment, count: int, *, retry: bool) -> None:
         """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""
         self._links.send(manager_id, protocol.Prewarm(environment, count, retry))
@@ -509,6 +534,15 @@ class Fleet:
         block.managers.add(manager_id)
         self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)
         return manager
+
+
+def _read(body: Frame) -> Bytes:
+    """A copy of a body; nothing if its file has lost it, as one that belongs to a hostile task may."""
+    try:
+        return read(body)
+    except ValueError as error:
+        _logger.warning("%s", error)
+        return b""
 
 
 def _isolation(registered: protocol.Registered) -> str:

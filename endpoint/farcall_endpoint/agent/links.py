@@ -20,7 +20,7 @@ from farcall_common.wire import Envelope, decode, encode
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.connection import Address
 from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.shared_memory import Bytes, Frame
+from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.transport import CurveKeys, FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
 
 _logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Malformed:
     reason: str
 
 
-ManagerMessage = tuple[str, protocol.FromManager | Gap | Malformed, list[Bytes]]
+ManagerMessage = tuple[str, protocol.FromManager | Gap | Malformed, list[Frame]]
 
 
 class Links:
@@ -149,6 +149,10 @@ class Links:
                 raise
             _logger.debug("manager %s cannot be reached now", manager_id)
 
+    def is_here(self, manager_id: str) -> bool:
+        """Whether a manager is on this machine, and gets files as they are."""
+        return manager_id in self._by_name
+
     def forget(self, manager_id: str) -> None:
         """A manager was given up; its messages are numbered from 1 again, so it detects a gap."""
         self._sent_numbers.pop(manager_id, None)
@@ -193,7 +197,7 @@ class Links:
             self._watch(pipe)
         for _ in range(_MOST_PER_TURN):
             try:
-                frames = pipe.receive()
+                frames = pipe.receive_shared()
             except BlockingIOError:
                 return
             except ValueError as error:
@@ -222,7 +226,7 @@ class Links:
             self._poller.modify(descriptor, zmq.POLLIN | zmq.POLLOUT if pipe.is_congested else zmq.POLLIN)
 
 
-def _decoded(frames: Sequence[Bytes]) -> tuple[protocol.FromManager | Malformed, list[Bytes]]:
+def _decoded(frames: Sequence[Frame]) -> tuple[protocol.FromManager | Malformed, list[Frame]]:
     try:
         return protocol.decode_from_manager(frames)
     except ValueError as error:

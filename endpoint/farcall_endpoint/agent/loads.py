@@ -107,14 +107,17 @@ class ManagerLoad:
         key = task.environment_key
         if (key or self.image or self.problem) and not self._runs(key, task.environment):
             return False
-        if task.graph is not None and self.refusal_of(task.graph):
+        if self.lacks(task):
             return False
         return self.lifetime is None or self.lifetime.fits(task.walltime_s, now=now)
 
     def refusal_of(self, graph: GraphNeeds) -> str:
-        """Why it can never run all stages of a graph; empty if it can. What runs on several managers is not in it yet:
-        a policy that splits graphs begins here."""
+        """Why it can never run all stages of a graph; empty if it can."""
         return next(filter(None, map(self.refusal, graph.environments)), "")
+
+    def lacks(self, task: Task) -> bool:
+        """Whether it cannot run all stages of a graph that another manager can run as a whole."""
+        return task.graph is not None and not task.is_apart and bool(self.refusal_of(task.graph))
 
     def ahead_of(self, task: Task) -> int:
         """The slots that a task can use here beyond one: a graph those of its widest layer."""

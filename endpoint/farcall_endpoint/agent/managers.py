@@ -21,7 +21,7 @@ _NO_NODE: Final[Mapping[str, str]] = {}
 class ManagerEntry:
     """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
     its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last. ``ahead``:
-    what graphs among the tasks add to that of the load."""
+    what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks."""
 
     slots: int
     load: ManagerLoad
@@ -31,6 +31,7 @@ class ManagerEntry:
     node: str = ""
     environments: tuple[EnvironmentStatus, ...] = ()
     ahead: dict[str, int] = dataclasses.field(default_factory=dict)
+    guests: int = 0
 
 
 class Managers:
@@ -69,7 +70,7 @@ class Managers:
     @property
     def busy(self) -> Collection[str]:
         """The ids of managers that have tasks."""
-        return [manager_id for manager_id, member in self._members.items() if member.outstanding]
+        return [manager_id for manager_id, member in self._members.items() if member.outstanding or member.guests]
 
     @property
     def problem(self) -> str:
@@ -158,6 +159,14 @@ class Managers:
         refusals = [member.load.refusal_of(graph) for member in self._members.values()]
         return min(refusals, default="")
 
+    def refusal_apart(self, graph: GraphNeeds) -> str:
+        """Why the present managers together can never run all stages of a graph, each at the one that it is sent to or
+        taken over by; empty if they can, or there is none."""
+        if not self._members or any(member.load.image for member in self._members.values()):
+            return self.refusal_of(graph)
+        refusals = (self.refusal(each) for each in graph.environments if each is not None)
+        return next(filter(None, refusals), "")
+
     def _count_sent(self, key: str, change: int) -> None:
         if left := self.sent.get(key, 0) + change:
             self.sent[key] = left
@@ -175,6 +184,18 @@ class Managers:
             key = task.environment_key
             member.load.environments.setdefault(key, EnvironmentLoad()).sent += 1
             self._count_sent(key, 1)
+            self.has_environments = True
+
+    def lend(self, manager_id: str, key: str, calls: int) -> None:
+        """A manager gets so many calls of another one's tasks, in this environment; fewer if below 0."""
+        member = self._members.get(manager_id)
+        if member is None or not calls:
+            return
+        member.guests += calls
+        member.load.free -= calls
+        if key:
+            member.load.environments.setdefault(key, EnvironmentLoad()).sent += calls
+            self._count_sent(key, calls)
             self.has_environments = True
 
     def release(self, manager_id: str, task_id: str) -> Task | None:

@@ -46,6 +46,7 @@ from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.blobs import Blobs, BlobsMode
+from farcall_endpoint.agent.calls import about_calls
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.environments import ProblemsLogged
 from farcall_endpoint.agent.fleet import Fleet
@@ -558,9 +559,12 @@ class Agent:
                         _logger.warning("%s: %s", manager_id, progress.problem)
                     for level, text in self._problems_logged.changes(manager_id, progress.environments):
                         _logger.log(level, "%s: %s", manager_id, text)
-                    self._events.append(ev.ManagerProgress(manager_id, progress, UserBytes(bodies)))
+                    results = UserBytes([bytes_of(body) for body in bodies])
+                    self._events.append(ev.ManagerProgress(manager_id, progress, results))
                 case protocol.OutputRead() as read:
                     self._outputs_read.append(read)
+                case message:
+                    self._events.append(about_calls(manager_id, message, bodies))
             size_bytes += sum(map(len, bodies))
             if size_bytes > self._transfer_memory_bytes:
                 return  # these go into the spool first; the rest waits where it is
@@ -608,6 +612,8 @@ class Agent:
                     self._fleet.order(manager_id, tasks)
                 case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
                     self._fleet.cancel(manager_id, task_ids)
+                case do.PassOn():
+                    self._fleet.pass_on(action)
                 case do.Prewarm(manager_id=manager_id, environment=environment, count=count, retry=retry):
                     self._fleet.prewarm(manager_id, environment, count, retry=retry)
                 case do.FetchPayloads(tasks=tasks):

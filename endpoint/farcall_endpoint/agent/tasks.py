@@ -100,7 +100,7 @@ class Task:
 
     ``environment_key`` is that of its environment, of a graph that of most stages; empty if that is the endpoint's
     default, or its own Python. ``graph``: what is known of its graph; None if it is no graph, or its payload is not
-    here.
+    here. ``is_apart``: no manager can run all of its stages; others take over calls.
     """
 
     seq: int
@@ -125,6 +125,7 @@ class Task:
     earlier_run_s: float = 0.0
     environment_key: str = ""
     graph: GraphNeeds | None = None
+    is_apart: bool = False
 
     @property
     def task_id(self) -> str:

@@ -33,6 +33,7 @@ class Turn:
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     prewarms: Sequence[Change] = ()
+    passed: list[do.PassOn] = dataclasses.field(default_factory=list)
     # to the blob store
     fetches: list[Task] = dataclasses.field(default_factory=list)
     uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
@@ -63,9 +64,11 @@ class Turn:
         return None if write == _NOTHING else write
 
     def cancel_actions(self) -> list[Action]:
-        """The cancels of the turn, which need not wait for the spool."""
+        """The cancels of the turn, and what is about calls, which need not wait for the spool."""
         actions: list[Action] = [do.CancelTasks(manager_id, tuple(ids)) for manager_id, ids in self.cancels.items()]
         self.cancels.clear()
+        actions += self.passed
+        self.passed.clear()
         return actions
 
     def other_actions(self) -> list[Action]:

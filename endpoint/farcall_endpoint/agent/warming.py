@@ -16,7 +16,6 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.loads import (
     MOST_OVERTAKEN,
     NO_ENVIRONMENTS,
@@ -277,7 +276,7 @@ class _Plan:
                     need.places.append((node.manager, False, True))
                 need.left -= max(0, count)
 
-    def _apart(self, need: _Need, task: Task, graph: GraphNeeds, planned: ManagerLoad) -> ManagerLoad:
+    def _apart(self, need: _Need, task: Task, planned: ManagerLoad) -> ManagerLoad:
         """Another manager that is warm for a graph, if graphs can use all free slots of the one that was planned."""
         if planned.free > planned.ahead:
             return planned
@@ -287,7 +286,7 @@ class _Plan:
             if seats.ready > 0
             and node.manager.free > node.manager.ahead
             and node.manager.lasts(task.walltime_s, now=self._now)
-            and not node.manager.refusal_of(graph)
+            and not node.manager.lacks(task)
         ]
         return max(others, key=lambda each: each.free - each.ahead, default=planned)
 
@@ -319,16 +318,16 @@ class _Plan:
         """The next place where a task can run, of a graph one with few slots that others can use; None if there is
         none."""
         indexes: Iterable[int] = range(len(need.places) - 1, -1, -1)
-        if (graph := task.graph) is not None:
+        if task.graph is not None:
             indexes = sorted(indexes, key=lambda each: need.places[each][0].ahead - need.places[each][0].free)
         for index in indexes:
             manager, is_cold, is_behind = need.places[index]
             if (is_behind and not task.is_idempotent) or not manager.lasts(task.walltime_s, now=self._now):
                 continue
-            if graph is not None:
-                if manager.refusal_of(graph):
+            if task.graph is not None:
+                if manager.lacks(task):
                     continue
-                manager = self._apart(need, task, graph, manager)
+                manager = self._apart(need, task, manager)
             del need.places[index]
             if is_cold and need.key:
                 manager.environments.setdefault(need.key, EnvironmentLoad()).cold += 1

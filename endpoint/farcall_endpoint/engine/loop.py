@@ -38,6 +38,7 @@ from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
+from farcall_endpoint.agent.calls import about_calls
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.nodes import make_network, plan_blocks, provider_of
@@ -48,7 +49,7 @@ from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
-from farcall_endpoint.shared_memory import Bytes
+from farcall_endpoint.shared_memory import Bytes, bytes_of
 
 _logger = logging.getLogger(__name__)
 
@@ -315,10 +316,15 @@ class EngineLoop:
                     _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)
                     self._events.append(ev.ManagerRegistered(manager_id, registered.slots, registered.ends_at))
                 case protocol.Progress() as progress:
-                    self._events.append(ev.ManagerProgress(manager_id, progress, UserBytes(bodies)))
+                    results = UserBytes([bytes_of(body) for body in bodies])
+                    self._events.append(ev.ManagerProgress(manager_id, progress, results))
+                case protocol.CallsTaken() | protocol.CallNews() | protocol.CallsDropped():
+                    self._events.append(about_calls(manager_id, message, bodies))
 
     def _perform(self, fleet: Fleet, action: do.Action) -> None:
         match action:
+            case do.PassOn():
+                self._fleet.pass_on(action)
             case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
                 fleet.cancel(manager_id, task_ids)
             case do.RunTasks(manager_id=manager_id, tasks=tasks):

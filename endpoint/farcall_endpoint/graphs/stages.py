@@ -48,10 +48,10 @@ class Edge(NamedTuple):
 
 class Runs:
     """The runs of calls, of all attempts: epoch seconds of the first start and the last end, seconds together, and
-    process ids of the first few workers. ``retries``: starts beyond the first of each call; ``value_bytes``: of their
-    values."""
+    process ids and nodes of the first few workers. ``retries``: starts beyond the first of each call; ``value_bytes``:
+    of their values."""
 
-    __slots__ = ("ended_at", "retries", "run_s", "started_at", "value_bytes", "workers")
+    __slots__ = ("ended_at", "nodes", "retries", "run_s", "started_at", "value_bytes", "workers")
 
     def __init__(self) -> None:
         self.retries = 0
@@ -60,13 +60,19 @@ class Runs:
         self.run_s = 0.0
         self.value_bytes = 0
         self.workers: tuple[int, ...] = ()
+        self.nodes: tuple[str, ...] = ()
 
     def note_start(self, at: float) -> None:
         """A call has been running since this epoch second."""
         self.started_at = at if self.started_at is None else min(self.started_at, at)
 
-    def note_run(self, started_at: float | None, ended_at: float | None, pid: int) -> None:
-        """A call has run, from this epoch second to that one."""
+    def note_run(self, started_at: float | None, ended_at: float | None, pid: int, node: str = "") -> None:
+        """A call has run, from this epoch second to that one.
+
+        :param node: of another manager; empty: at that of the graph.
+        """
+        if pid and node not in self.nodes and len(self.nodes) < _MAX_WORKERS:
+            self.nodes = (*self.nodes, node)
         if started_at is not None and ended_at is not None:
             self.note_start(started_at)
             self.ended_at = ended_at if self.ended_at is None else max(self.ended_at, ended_at)
@@ -201,7 +207,7 @@ class RunningStage(Runs):
             run_s=self.run_s,
             value_bytes=self.value_bytes,
             workers=self.workers,
-            node=node if self.workers else "",
+            node=", ".join(dict.fromkeys(each or node for each in self.nodes)),
             error=shown_error(failure.record, is_brief=is_brief)
             if failure is not None and failure.stage == self.number
             else None,

@@ -176,6 +176,7 @@ def main() -> None:
             ),
             tasks_per_worker=environments.tasks_per_worker,
             graphs=_graph_settings(options, node.memory_bytes),
+            types=technologies(environments),
             jitter=random.random,
         ),
         launcher=FreshProcessLauncher(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from farcall_common.environments import Environment
-from farcall_endpoint.protocol import Progress, RunningOutput, WantedOutput
+from farcall_endpoint.protocol import CallNews, CallsDropped, CallsTaken, Progress, RunningOutput, WantedOutput
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import CallEnded, Run
 
@@ -84,6 +84,13 @@ class Report(_Action, frozen=True):
     results: Sequence[Frame]
 
 
+class Pass(_Action, frozen=True):
+    """Send the agent what it passes on to another manager: calls, or how they have ended."""
+
+    message: CallsTaken | CallNews | CallsDropped
+    bodies: tuple[Frame, ...]
+
+
 class ReadGraph(msgspec.Struct, frozen=True):
     """What is known of the output of a graph, without that of the call that the worker runs (None: none is read), which
     begins at these offsets of both streams."""
@@ -112,4 +119,4 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Prepare | Release | Send | Connect | Answer | Recall | Kill | Report | ReadStreams | Leave
+Action = Launch | Prepare | Release | Send | Connect | Answer | Recall | Kill | Report | Pass | ReadStreams | Leave

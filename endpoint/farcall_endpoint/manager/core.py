@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -41,9 +41,11 @@ from farcall_endpoint.manager.actions import (
     Recall,
 )
 from farcall_endpoint.manager.ahead import AheadCalls
+from farcall_endpoint.manager.away import AwayCalls, Guests
 from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import (
     AgentLost,
+    CallNewsReceived,
     EnvironmentFailed,
     EnvironmentGone,
     EnvironmentProgress,
@@ -72,10 +74,13 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
     Died,
+    ManagerGone,
     Prewarm,
     ReadOutput,
+    RefuseCalls,
     ResultsTaken,
     Stop,
+    TakeCalls,
     TaskOrder,
     WantedOutput,
 )
@@ -113,6 +118,7 @@ class ManagerCore:
     :param warm: how long workers of environments stay without a task.
     :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
     :param graphs: what values between calls of graphs may occupy.
+    :param types: see :class:`~farcall_endpoint.manager.away.AwayCalls`.
     :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
@@ -130,6 +136,7 @@ class ManagerCore:
         warm: WarmPoolSettings | None = None,
         tasks_per_worker: int = 0,
         graphs: GraphSettings | None = None,
+        types: Mapping[str, str] | None = None,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._start_limit_s = start_limit_s
@@ -187,6 +194,15 @@ class ManagerCore:
         self.value_memory = self._graphs.memory
         self._nested = NestedCalls(actions=self._actions, memory=self.value_memory, jitter=jitter, node=graphs.node)
         self._ahead = AheadCalls(workers=self._workers, actions=self._actions)
+        self._away = AwayCalls(
+            queue=self._queue,
+            reports=self._reports,
+            actions=self._actions,
+            types=types,
+            slots=slots,
+            default_key=self._default_key,
+        )
+        self.guests = Guests(reports=self._reports, node=graphs.node)
         self._extras = Extras(workers=self._workers, queue=self._queue)
         self._reads: list[ReadOutput] = []
 
@@ -234,6 +250,8 @@ class ManagerCore:
             deadline = min(deadline, self._placement.review_at)
         if self._graphs.running:
             deadline = min(deadline, self._graphs.due_at)
+        if self._away:
+            deadline = min(deadline, self._away.due_at)
         due = [
             self._deadline(worker)
             for worker in self._workers.values()
@@ -283,6 +301,14 @@ class ManagerCore:
                 self._nested.limits = limits
                 if self._stop_at is None and self._finish_by is None:
                     self._tasks_received(jobs, instant)
+            case TakeCalls():
+                self._away.give(event, now)
+            case CallNewsReceived(news=news, bodies=bodies):
+                self._away.heard(news, bodies)
+            case RefuseCalls():
+                self._away.refuse(event)
+            case ManagerGone(manager_id=manager_id):
+                self._away.forget(manager_id)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
@@ -342,8 +368,13 @@ class ManagerCore:
         for named, several in itertools.groupby(jobs, _ENVIRONMENT_OF):
             if named is None and self._default is None:
                 self._queue.add(several, "", first=first)
-            else:
-                self._preparations.add(named, list(several), now, first=first)
+                continue
+            jobs_there = list(several)
+            if named is not None and self._away.cannot_run(named):  # calls go where it can
+                self._away.hold([job for job in jobs_there if job.owner is not None], named.key)
+                jobs_there = [job for job in jobs_there if job.owner is None]
+            if jobs_there:
+                self._preparations.add(named, jobs_there, now, first=first)
 
     def _advance_graphs(self, now: Instant) -> None:
         """Make the calls of graphs that are ready, before other tasks of their submitters: what has begun is finished
@@ -364,6 +395,8 @@ class ManagerCore:
             for job in [job for job in state.waiting if job.order.task_id in task_ids]:
                 state.waiting.remove(job)
                 self._reports.finish(job, TaskState.CANCELLED, record)
+        if self._away:
+            self._away.cancel(task_ids)
         for worker in self._workers.values():
             for job in worker.jobs:
                 if job.order.task_id in task_ids:
@@ -901,6 +934,10 @@ class ManagerCore:
         if self._nested.drivers:
             for progress in self._nested.changed(now.mono):
                 self._reports.graph(progress)
+        if (self._away or (self._queue and (self._graphs.running or self._nested.drivers))) and self._stop_at is None:
+            self._away.review(now.mono, mean_s=self._prefetch.mean_s)
+        if self.guests:
+            self._actions.append(self.guests.news())
         if not self._reports.is_due(now.mono, everything=everything):
             return
         ready = [worker for worker in self._workers.values() if worker.is_ready and worker.has_slot]

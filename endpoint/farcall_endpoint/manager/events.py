@@ -11,7 +11,20 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.graphs import Graph
 from farcall_common.wire import TaskState
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import CancelTasks, Died, Limits, Prewarm, ReadOutput, ResultsTaken, Stop, TaskOrder
+from farcall_endpoint.protocol import (
+    CallNews,
+    CancelTasks,
+    Died,
+    Limits,
+    ManagerGone,
+    Prewarm,
+    ReadOutput,
+    RefuseCalls,
+    ResultsTaken,
+    Stop,
+    TakeCalls,
+    TaskOrder,
+)
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import CallOrder, Packet
 
@@ -30,6 +43,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     :param is_retried: whether the options of the call retry its error.
     :param output: the tails of what it printed.
     :param pid: process id of its worker; 0 if none ran it.
+    :param node: host name of another manager, if that ran it.
     """
 
     state: TaskState
@@ -40,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     is_retried: bool = False
     output: tuple[Printed, bytes] | None = None
     pid: int = 0
+    node: str = ""
 
     @property
     def result(self) -> Frame:
@@ -116,6 +131,13 @@ class TasksReceived(_Event, frozen=True):
 
     jobs: Sequence[Job]
     limits: Limits | None = None
+
+
+class CallNewsReceived(_Event, frozen=True):
+    """News of calls that other managers run, with the bodies of the message."""
+
+    news: CallNews
+    bodies: Sequence[Frame]
 
 
 class PacketsReceived(_Event, frozen=True):
@@ -201,6 +223,10 @@ class AgentLost(_Event, frozen=True):
 Event = (
     PacketsReceived
     | TasksReceived
+    | TakeCalls
+    | RefuseCalls
+    | CallNewsReceived
+    | ManagerGone
     | ResultsTaken
     | Recalled
     | WorkerDied

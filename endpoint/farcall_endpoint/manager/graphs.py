@@ -100,7 +100,7 @@ class RunningGraph:
         stage = run.stages[call[0]]
         if outcome.started_at is not None and not (self.started_at and self.started_at <= outcome.started_at):
             self._note_start(outcome.started_at)
-        stage.note_run(outcome.started_at, outcome.ended_at, outcome.pid)
+        stage.note_run(outcome.started_at, outcome.ended_at, outcome.pid, outcome.node)
         self._keep_output(job, call, outcome.output)
         self.touch()
         if outcome.state is TaskState.SUCCESS:
@@ -229,7 +229,7 @@ class RunningGraph:
             self._callees,
             CallOrder(inputs, is_edge, spread, room_bytes, most_bytes),
             frames,
-            sum(map(len, frames)) + _INPUT_BYTES * len(frames),
+            input_bytes(frames),
             self.job.depth,
             self,
         )
@@ -502,6 +502,11 @@ def _take_ready(running: RunningGraph) -> Iterator[Job]:
     ready, run.ready = run.ready, []
     rooms = run.memory.rooms if ready else (0, 0)
     return (running.job_of(call, rooms=rooms) for call in ready if run.is_out(call))
+
+
+def input_bytes(frames: Sequence[Frame]) -> int:
+    """How many bytes inputs add to the packet of a call."""
+    return sum(map(len, frames)) + _INPUT_BYTES * len(frames)
 
 
 def opened(

@@ -87,7 +87,7 @@ class _Counts(Runs):
             self.run_s,
             self.value_bytes,
             self.workers,
-            node,
+            ", ".join(dict.fromkeys(each or node for each in self.nodes)),
             self.error,
         )
 
@@ -130,9 +130,9 @@ class Driver:
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended: the driver hears of it, unless the call is made again."""
-        if job.order.task_id not in self.open:
+        if (call := self.open.get(job.order.task_id)) is None:
             return
-        self.ran(job, outcome.started_at, outcome.ended_at, outcome.pid)
+        self._count(call).note_run(outcome.started_at, outcome.ended_at, outcome.pid, outcome.node)
         self._keep_output(job, outcome.output)
         if outcome.error is not None:
             wait_s, record = self._calls.attempts.raised(

@@ -45,6 +45,7 @@ class Reports:
         self._died: list[Died] = []
         self._started: list[Started] = []
         self._graphs: dict[str, GraphProgress] = {}
+        self._offered: tuple[tuple[str, int], ...] | None = None  # if it has changed
         self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
         self._known_environments: tuple[EnvironmentStatus, ...] = ()
         self.environments_at = 0.0
@@ -63,6 +64,7 @@ class Reports:
         output: tuple[Printed, bytes] | None = None,
         parts: Sequence[Frame] | None = None,
         pid: int = 0,
+        node: str = "",
     ) -> None:
         """A task has ended, or a call, which is a matter of its owner."""
         if job.owner is not None:
@@ -77,6 +79,7 @@ class Reports:
                     is_retried=is_retried,
                     output=output,
                     pid=pid,
+                    node=node,
                 ),
             )
             return
@@ -113,6 +116,14 @@ class Reports:
         """How a graph is now."""
         self._graphs[progress.task_id] = progress
 
+    def offer(self, calls: tuple[tuple[str, int], ...]) -> None:
+        """Other managers may take over these calls, by environment."""
+        self._offered = calls
+
+    def passed(self, size_bytes: int) -> None:
+        """Bytes of calls go to the agent, too; it has the same room for them."""
+        self._untaken_bytes += size_bytes
+
     def environments(self, statuses: Callable[[], tuple[EnvironmentStatus, ...]], now: Instant) -> None:
         """Look at the environments, which is due at ``environments_at``, and report them if they have changed."""
         self.environments_at = now.mono + _ENVIRONMENTS_PERIOD_S
@@ -137,7 +148,7 @@ class Reports:
         if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
         has_news = self._died or self._started or self._graphs or self.changed or self._environments is not None
-        return bool(has_news) or now >= self.due_at
+        return bool(has_news) or self._offered is not None or now >= self.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
         """The next report. Results for which the agent has no room stay here, unless it must have ``everything``."""
@@ -163,6 +174,9 @@ class Reports:
         if self._graphs:
             progress = msgspec.structs.replace(progress, graphs=tuple(self._graphs.values()))
             self._graphs = {}
+        if self._offered is not None:
+            progress = msgspec.structs.replace(progress, waiting_calls=self._offered)
+            self._offered = None
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes

@@ -24,6 +24,7 @@ from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.graphs.tails import joined
+from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
@@ -32,6 +33,7 @@ from farcall_endpoint.manager.actions import (
     Kill,
     Launch,
     Leave,
+    Pass,
     Prepare,
     ReadStreams,
     Recall,
@@ -39,9 +41,11 @@ from farcall_endpoint.manager.actions import (
     Report,
     Send,
 )
+from farcall_endpoint.manager.away import jobs_of
 from farcall_endpoint.manager.core import ManagerCore, breach, capped
 from farcall_endpoint.manager.events import (
     AgentLost,
+    CallNewsReceived,
     EnvironmentGone,
     Event,
     Instant,
@@ -79,13 +83,16 @@ _LINGER_S: Final = 1.0
 _LIMIT_PERIOD_S: Final = 0.1
 """How often a task with limits is measured. Its worker checks again at its end, so that no task which exceeded them
 succeeds."""
+_READ_BYTES: Final = 16 * 1024
+"""Values up to this size are read, and larger ones passed on as files, of which a packet has at most so many."""
+_MOST_FILES: Final = 60
 _WARM_PERIOD_S: Final = 10.0
 """How often the memory of one worker of an environment is measured, one after the other."""
 _OUTPUT_PERIOD_S: Final = 0.01
 """The same for its output, while that grows."""
 _MOST_UNSENT: Final = 2 * MOST_OPEN
 """So many answers wait for a task that reads none; its worker makes fewer calls before it reads."""
-_MOST_FILES: Final = 64
+_MOST_NEW_FILES: Final = 64
 """When packets have brought so many, the core decides first which of them stay open."""
 _MOST_PACKETS: Final = 20_000
 """A worker does not send as many while its manager reads them; a task that writes to its socket could do so faster than
@@ -137,6 +144,7 @@ class Manager:
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
+        self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
         self._limits: protocol.Limits | None = None
         # What goes on when a location was looked up: tasks that came, by environment, and workers to be started.
         self._arrived: dict[Environment, list[Job]] = {}
@@ -199,7 +207,7 @@ class Manager:
                 if descriptor == worker.process.pidfd:
                     events += self._reap(worker)
                 else:
-                    events += self._receive(worker, most_files=_MOST_FILES)
+                    events += self._receive(worker, most_files=_MOST_NEW_FILES)
             elif descriptor == self._launcher.fileno():
                 events += self._serve_launcher()
             elif descriptor == self._agent_pidfd:
@@ -318,6 +326,15 @@ class Manager:
                     events += [*self._arrived_of(set(task_ids)), message]
                 case protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
                     events.append(message)
+                case protocol.TakeCalls() | protocol.RefuseCalls():
+                    events.append(message)
+                case protocol.RunCalls():
+                    events.append(self._calls_received(message, bodies))
+                case protocol.CallNews():
+                    events.append(CallNewsReceived(message, bodies))
+                case protocol.ManagerGone(manager_id=manager_id):
+                    self._functions_of.pop(manager_id, None)
+                    events.append(message)
                 case protocol.Prewarm(environment=environment):
                     self._launcher.trust(environment)  # only the owner can ask an agent for that
                     events.append(message)
@@ -348,6 +365,16 @@ class Manager:
         for order in orders:
             job = Job(order, functions[order.function_hash], bodies[order.payload])
             jobs.append(self._with_callees(job) if order.options.callees else job)
+        return self._checked(jobs)
+
+    def _calls_received(self, message: protocol.RunCalls, bodies: list[Frame]) -> TasksReceived:
+        """Calls of another manager."""
+        self._limits = message.limits
+        functions = self._functions_of.setdefault(message.home, {})
+        jobs = jobs_of(message, bodies, functions=functions, owner=self._core.guests.owner)
+        if self._memory_per_worker_bytes is not None:
+            most = self._memory_per_worker_bytes
+            jobs = [msgspec.structs.replace(job, order=capped(job.order, most)) for job in jobs]
         return self._checked(jobs)
 
     def _with_callees(self, job: Job) -> Job:
@@ -416,6 +443,26 @@ class Manager:
         self._agent.send(protocol.encode(message, bodies, number=self._sent_number))
         self._watch_congestion()
 
+    def _pass(
+        self, message: protocol.CallsTaken | protocol.CallNews | protocol.CallsDropped, bodies: Sequence[Frame]
+    ) -> None:
+        """Send the agent what it passes on. To one on this machine large values go as files; they are not mapped here,
+        because a worker could let its file shrink."""
+        files = _MOST_FILES if isinstance(self._agent, Pipe) else 0
+        frames: list[Frame] = []
+        for body in bodies:
+            if isinstance(body, SharedBytes):
+                if body.size > _READ_BYTES and files:
+                    files -= 1
+                else:
+                    try:
+                        body = read(body)
+                    except ValueError as error:  # of a hostile task: what gets nothing in its place fails
+                        _logger.warning("%s", error)
+                        body = b""
+            frames.append(body)
+        self._send(message, frames)
+
     def _watch_congestion(self) -> None:
         """Wait until the connection to the agent is writable, while messages wait for that."""
         if self._agent.is_congested != self._is_congested and self._is_connected:
@@ -443,6 +490,8 @@ class Manager:
                     self._answer(action)
                 case Report(progress=progress, results=results):
                     self._send(progress, results)
+                case Pass(message=message, bodies=bodies):
+                    self._pass(message, bodies)
                 case Launch():
                     events += self._launch(action)
                 case Prepare(environment=environment):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 from farcall_common.fairness import FairQueue
@@ -17,6 +17,8 @@ from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.orders import unread_bytes
 from farcall_endpoint.manager.workers import Pair
 
+_MOST_LOOKED_AT: Final = 64
+"""At the end of a queue, so many calls more than are wanted are looked at, to find those with small inputs."""
 _SUBMITTER_OF: Final = operator.attrgetter("order.submitter")
 
 
@@ -63,6 +65,35 @@ class _Waiting:
             if jobs:
                 break
             del self._by_level[level]
+        return taken
+
+    @property
+    def calls(self) -> int:
+        """How many of them are calls."""
+        return len(self) - len(self._by_level.get(0, ()))
+
+    def take_calls(self, most: int, may_leave: Callable[[Job], bool], once: int) -> list[Job]:
+        """Take calls from the end, of the least deep ones, those with the smallest inputs first.
+
+        :param once: at most so many that may not run twice.
+        """
+        taken: list[Job] = []
+        for level in sorted(self._by_level):
+            jobs = self._by_level[level]
+            if level == 0 or len(taken) >= most:
+                continue
+            count = min(len(jobs), most - len(taken) + _MOST_LOOKED_AT)
+            seen = [jobs.pop() for _ in range(count)]
+            chosen: set[int] = set()
+            for index in sorted(range(count), key=lambda index: seen[index].input_bytes + len(seen[index].payload)):
+                job = seen[index]
+                if len(taken) < most and may_leave(job) and (job.order.options.idempotent or once > 0):
+                    once -= not job.order.options.idempotent
+                    chosen.add(index)
+                    taken.append(job)
+            jobs.extend(job for index, job in reversed(list(enumerate(seen))) if index not in chosen)
+            if not jobs:
+                del self._by_level[level]
         return taken
 
     def take_out(self, task_ids: Collection[str]) -> list[Job]:
@@ -189,6 +220,33 @@ class TaskQueue:
             out = jobs.take_out(task_ids)
             for _ in out:
                 self._turns.remove(pair.submitter, None)
+            if not jobs:
+                self._forget(pair)
+            found += out
+        return found
+
+    def calls(self) -> dict[str, int]:
+        """How many calls of graphs and running tasks wait, by the key of their environment."""
+        counts: dict[str, int] = {}
+        for pair, jobs in self._jobs.items():
+            if count := jobs.calls:
+                counts[pair.key] = counts.get(pair.key, 0) + count
+        return counts
+
+    def take_calls(self, key: str, most: int, may_leave: Callable[[Job], bool], *, once: int) -> list[Job]:
+        """Take out calls that another manager runs, of the submitter that is next first; they do not count as taken.
+
+        :param once: at most so many that may not run twice.
+        """
+        found: list[Job] = []
+        for submitter in list(self._turns.in_turn()) if most > 0 else ():
+            pair = Pair(submitter, key)
+            if (jobs := self._jobs.get(pair)) is None or len(found) >= most:
+                continue
+            out = jobs.take_calls(most - len(found), may_leave, once)
+            once -= sum(not job.order.options.idempotent for job in out)
+            for _ in out:
+                self._turns.remove(submitter, None)
             if not jobs:
                 self._forget(pair)
             found += out

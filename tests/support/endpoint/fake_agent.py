@@ -19,6 +19,7 @@ from farcall_common.graphs import COLLECT, Graph, Input, Stage, pack_graph
 from farcall_common.payload import Serializer
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_endpoint import protocol
+from farcall_endpoint.shared_memory import bytes_of
 from farcall_endpoint.transport import fleet_socket, send_frames
 from tests.support.endpoint.endpoint_process import wait_gone
 from tests.waiting import WAIT_S
@@ -151,12 +152,16 @@ class FakeAgent:
             self.progress.append(message)
             self.finished.update({finished.task_id: finished for finished in message.finished})
             self.results |= {
-                each.task_id: bytes(bodies[each.result]) for each in message.finished if each.result is not None
+                each.task_id: bytes(bytes_of(bodies[each.result]))
+                for each in message.finished
+                if each.result is not None
             }
             self.tails |= {
-                each.task_id: bytes(bodies[each.output]) for each in message.finished if each.output is not None
+                each.task_id: bytes(bytes_of(bodies[each.output]))
+                for each in message.finished
+                if each.output is not None
             }
         elif isinstance(message, protocol.OutputRead):
             self.outputs.append(message)
-        else:
+        elif isinstance(message, protocol.Leaving):
             self.leaving = message.reason
