@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Action, Connect, Recall, Send
 from farcall_endpoint.manager.events import Callees, Event, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.manager.orders import MAX_UNREAD_BYTES
 from farcall_endpoint.protocol import CancelTasks, TaskOrder
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import ITSELF, Delivery, Done, Order, Packet, Run, Sync, Synced
@@ -37,8 +39,10 @@ class Sim(Rig):
         deaths: float = 0.0,
         errors: float = 0.0,
         losses: float = 0.0,
+        **options: Any,
     ) -> None:
-        super().__init__(slots=slots, prefetch=prefetch)
+        super().__init__(slots=slots, prefetch=prefetch, **options)
+        self.elements = 2  # of a value whose elements go to calls one by one
         self.random = random.Random(seed)
         self.deaths, self.errors, self.losses = deaths, errors, losses
         self.ready: set[int] = set()
@@ -60,8 +64,10 @@ class Sim(Rig):
         words = self.outbox.pop(number, [])
         return [PacketsReceived(number, words)] if words else []
 
-    def submit(self, *stages: Stage, name: str = "g", spread: bool = False, **options: object) -> list[Action]:
-        order = TaskOrder(name, 1, "h", 0, TaskOptions(callees=(CALLEE,), **options))  # type: ignore[arg-type]
+    def submit(
+        self, *stages: Stage, name: str = "g", spread: bool = False, submitter: str = "", **options: Any
+    ) -> list[Action]:
+        order = TaskOrder(name, 1, "h", 0, TaskOptions(callees=(CALLEE,), **options), submitter=submitter)
         graph = Graph(stages, (b"",) * len(stages), len(stages) - 1, spread)
         return self.handle(TasksReceived([Job(order, b"body", b"", callees=Callees({"h": b"body"}, graph))]))
 
@@ -109,7 +115,7 @@ class Sim(Rig):
             self.outbox[number].append((done, b"" if fails else b"r"))
             return
         undelivered = [n for n, each in enumerate(call.deliver) if not self.deliver(number, each)]
-        parts = ((1, 1) if call.spread else (1,)) if call.is_edge else ()
+        parts = (1,) * (self.elements if call.spread else 1) if call.is_edge else ()
         done = Done(order.task_id, 0.0, 0.001, parts=parts, undelivered=tuple(undelivered))
         self.outbox[number].append((done, b"v" * max(1, len(parts))))
 
@@ -175,7 +181,7 @@ class Sim(Rig):
         )
 
 
-def started(**given: int) -> Sim:
+def started(**given: Any) -> Sim:
     sim = Sim(**given)
     sim.handle()
     for number in list(sim.workers):
@@ -293,6 +299,28 @@ def test_a_worker_that_is_asked_twice_to_give_tasks_back_answers_once() -> None:
     sim.run()
     assert not sim.killed
     assert len(sim.progress().finished) == 3
+
+
+def test_no_more_calls_are_sent_ahead_than_the_sockets_have_room_for() -> None:
+    sim = started(slots=2, prefetch=256)
+    sim.elements = 500
+    maps = [Stage(0, f"s{n}", (Input(n - 1, (0,), each=True),)) for n in range(1, 25)]
+    sim.submit(Stage(0, "s0"), *maps, spread=False)
+    while sim.step():
+        assert all(worker.unread_bytes <= 2 * MAX_UNREAD_BYTES for worker in sim.core._workers.values())
+        assert all(worker.claims <= 2 * MAX_UNREAD_BYTES // 1024 for worker in sim.workers.values())
+    [finished] = sim.progress().finished
+    assert finished.state is TaskState.SUCCESS
+    assert sim.is_clean()
+
+
+def test_each_submitter_has_its_own_calls_where_they_share_workers() -> None:
+    sim = Sim(slots=1, prefetch=64, shared_workers=True)
+    for name in ("ann", "bob"):
+        sim.submit(*chain(5), name=name, submitter=name)
+    sim.run()
+    assert sorted(each.task_id for each in sim.progress().finished) == ["ann", "bob"]
+    assert sim.is_clean()
 
 
 def any_stages(chance: random.Random) -> list[Stage]:

@@ -19,6 +19,7 @@ import msgspec
 from farcall_endpoint.manager.actions import Action, Connect
 from farcall_endpoint.manager.events import Job
 from farcall_endpoint.manager.graphs import RunningGraph
+from farcall_endpoint.manager.orders import MAX_UNREAD_BYTES, unread_bytes
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.worker.channel import ITSELF, Delivery, Done
 
@@ -48,18 +49,22 @@ class AheadCalls:
         return bool(self._before or self._running)
 
     def placed(self, worker: Worker, jobs: Sequence[Job]) -> list[tuple[Worker, list[Job]]]:
-        """Jobs of a worker with the calls that follow them, by the worker that gets them."""
+        """Jobs of a worker with the calls that follow them, as many as the sockets have room for, by the worker that gets
+        them."""
         placed: dict[int, tuple[Worker, list[Job]]] = {worker.worker_id: (worker, [])}
+        rooms = {worker.worker_id: _room(worker) - sum(map(unread_bytes, jobs))}
         for job in jobs:
             at, beside = worker, [worker]
             if isinstance(job.owner, RunningGraph) and job.owner.is_spread:
                 beside += self._idle_beside(worker)
             for count in range(1, _MOST + 1):
-                found = job.owner.follower(job) if isinstance(job.owner, RunningGraph) else None
+                next_at = beside[count % len(beside)]
+                room_bytes = rooms.setdefault(next_at.worker_id, _room(next_at))
+                found = job.owner.follower(job, room_bytes) if isinstance(job.owner, RunningGraph) else None
                 if found is None:
                     break
                 follower, number = found
-                next_at = beside[count % len(beside)]
+                rooms[next_at.worker_id] -= unread_bytes(follower)
                 peer = ITSELF if next_at is at else self._connection(at, next_at)
                 delivery = Delivery(peer, follower.order.task_id, number)
                 assert job.call is not None
@@ -150,3 +155,8 @@ class AheadCalls:
             self._next_connection += 1
             self._actions.append(Connect(*pair, number))
         return number
+
+
+def _room(worker: Worker) -> int:
+    """How many bytes more may wait in a worker's socket."""
+    return MAX_UNREAD_BYTES - worker.unread_bytes

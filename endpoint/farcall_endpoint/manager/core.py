@@ -902,10 +902,10 @@ class ManagerCore:
 
     def _send_with_followers(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, and with calls of graphs those that only wait for their values."""
-        placed = self._ahead.placed(worker, jobs)
-        if more := sum(len(several) for _, several in placed) - len(jobs):
-            self._queue.passed(jobs[0].order.submitter, more)
-        for each, several in placed:
+        for each, several in self._ahead.placed(worker, jobs):
+            for job in several:
+                if job.call is not None and job.call.is_ahead:
+                    self._queue.passed(job.order.submitter)
             self._send_jobs(each, several, now)
 
     def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:

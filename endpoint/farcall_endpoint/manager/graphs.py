@@ -33,7 +33,7 @@ from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import GraphSettings, Memory, read
 from farcall_endpoint.manager.actions import ReadGraph
 from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
-from farcall_endpoint.manager.orders import limited_options
+from farcall_endpoint.manager.orders import limited_options, unread_bytes
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
@@ -239,16 +239,21 @@ class RunningGraph:
         """Whether its calls go to different workers, though one could make them one after the other."""
         return self.run.graph.spread
 
-    def follower(self, job: Job) -> tuple[Job, int] | None:
+    def follower(self, job: Job, room_bytes: int) -> tuple[Job, int] | None:
         """The call that gets the value of this one, with which of its inputs, and waits for nothing else; None if there
-        is no such call, or if it may need another worker. It counts as made."""
-        found = self.run.follower(self._call_of(job))
+        is no such call, or if it may need another worker. It counts as made.
+
+        :param room_bytes: how much it may take of its worker's socket.
+        """
+        found = self.run.follower(self._call_of(job)) if room_bytes > 0 else None
         if found is None:
             return None
         call, number = found
         follower = self.job_of(call, awaited=number)
         options, before = follower.order.options, job.order.options
         if follower.refusal is not None or options.environment != before.environment or options.wants_ranks:
+            return None
+        if unread_bytes(follower) > room_bytes:
             return None
         self.run.begin_ahead(call)
         return follower, number

@@ -178,10 +178,10 @@ class TaskQueue:
             taken.append(job)
         return taken
 
-    def passed(self, submitter: str, jobs: int) -> None:
-        """So many jobs went to a worker without waiting here; they count as taken until :attr:`done`."""
-        self._turns.add_several(submitter, [None] * jobs)
-        self._turns.take_several(submitter, jobs)
+    def passed(self, submitter: str) -> None:
+        """A job went to a worker without waiting here; it counts as taken until :attr:`done`."""
+        self._turns.add_several(submitter, [None])
+        self._turns.take_several(submitter, 1)
 
     def _take(self, pair: Pair, most: int, room_bytes: int, least_depth: int) -> list[Job]:
         jobs = self._jobs.get(pair)
