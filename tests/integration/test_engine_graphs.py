@@ -109,6 +109,17 @@ def test_a_hundred_thousand_stages(engine: Engine) -> None:
     assert engine.submit(graph, stage).result(WAIT_S) == 100_000
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_maps_behind_maps_end_no_worker(engine: Engine, spread: bool) -> None:
+    graph = Graph(spread=spread)
+    values = graph.call(lambda: list(range(300)))
+    for _ in range(24):
+        values = graph.map(increment, values)
+    future = engine.submit(graph, values)
+    assert future.result(WAIT_S) == list(range(24, 324))
+    assert not any(stage.retries for stage in future.stages)
+
+
 def test_what_a_stage_cannot_give_to_others(engine: Engine) -> None:
     graph = Graph()
     letters = graph.options(name="make").call(lambda: (each for each in "ab"))

@@ -42,6 +42,7 @@ class Sim(Rig):
         **options: Any,
     ) -> None:
         super().__init__(slots=slots, prefetch=prefetch, **options)
+        self.silent = 0.0  # part of the values that get lost without a word
         self.elements = 2  # of a value whose elements go to calls one by one
         self.random = random.Random(seed)
         self.deaths, self.errors, self.losses = deaths, errors, losses
@@ -126,7 +127,8 @@ class Sim(Rig):
             target = second if first == number else first
         if target not in self.workers or self.random.random() < self.losses:
             return False
-        self.arrived[target].add((delivery.task_id, delivery.number))
+        if self.random.random() >= self.silent:
+            self.arrived[target].add((delivery.task_id, delivery.number))
         return True
 
     def step(self) -> bool:
@@ -259,6 +261,21 @@ def test_an_end_that_is_known_early_waits_for_the_one_before() -> None:
     assert finished.state is TaskState.SUCCESS
     assert sim.ran == {"g/0": 1, "g/1": 1}
     assert not sim.killed
+
+
+def test_a_value_that_gets_lost_on_its_way_holds_nothing_for_long() -> None:
+    sim = started(slots=2)
+    sim.submit(*chain(3), spread=True)
+    sim.silent = 1.0
+    sim.run()
+    assert not sim.progress().finished
+    for _ in range(3):
+        sim.now += 1.0
+        sim.handle()
+        sim.run()
+    [finished] = sim.progress().finished
+    assert (finished.state, sim.ran) == (TaskState.SUCCESS, {"g/0": 1, "g/1": 1, "g/2": 1})
+    assert sim.is_clean()
 
 
 def test_calls_behind_one_that_failed_are_not_made() -> None:

@@ -184,10 +184,7 @@ class GraphRun:
 
     def begin_ahead(self, call: Call) -> None:
         """A call is made that only waits for one that runs."""
-        stage, element = self.stages[call[0]], call[1]
-        stage.calls[element] = STARTED
-        stage.running += 1
-        self._active.add(stage.number)
+        self._mark_started(self.stages[call[0]], call[1])
 
     def take_back(self, call: Call) -> None:
         """A call that was made ahead has not started: it is made when its inputs are there."""
@@ -355,10 +352,13 @@ class GraphRun:
         elif not stage.unsized and total - lost < needs:
             self._work.append((self._lack if stage.cause is None else self._lose_call, stage, element))
 
-    def _begin(self, stage: RunningStage, element: int) -> None:
+    def _mark_started(self, stage: RunningStage, element: int) -> None:
         stage.calls[element] = STARTED
         stage.running += 1
         self._active.add(stage.number)
+
+    def _begin(self, stage: RunningStage, element: int) -> None:
+        self._mark_started(stage, element)
         if stage.needs:
             self._take_what_is_there(stage, element)
         if stage.collects and stage.number != self._output and self._is_flat(stage):
@@ -410,7 +410,7 @@ class GraphRun:
                     stage.lost[element] += 1
             for element in range(size, len(source.uses)):
                 self._release(source, element)
-        self._sized(stage)
+        self._sized(stage, size, 0)
         for element in range(size):
             self._check_call(stage, element)
         if not size:
@@ -447,21 +447,8 @@ class GraphRun:
             if not stage.is_list:
                 self._keep_small(stage.number, parts[0])
             units = len(parts) if stage.is_list else 1
-            for reader, _, each in stage.readers:
-                if reader.is_over:
-                    continue
-                if each:
-                    reader.pending -= 1
-                    if not reader.pending:
-                        self._work.append((self._expand, reader, 0))
-                elif reader.by_element:
-                    reader.unsized -= 1
-                    reader.whole_total += units
-                    reader.whole_got += units
-                    self._check(reader)
-                else:
-                    reader.whole_got += 1
-                    self._check(reader)
+            self._sized(stage, units, units)
+            self._complete(stage)
             return
         assert stage.parts is not None
         stage.parts[element] = parts[0]
@@ -478,8 +465,8 @@ class GraphRun:
         if stage.done == stage.size:
             self._complete(stage)
 
-    def _sized(self, stage: RunningStage) -> None:
-        """The number of the parts of a map's value is known."""
+    def _sized(self, stage: RunningStage, units: int, got: int) -> None:
+        """The number of the units of a value is known, and so many of them are there."""
         for reader, _, each in stage.readers:
             if reader.is_over:
                 continue
@@ -489,11 +476,12 @@ class GraphRun:
                     self._work.append((self._expand, reader, 0))
             elif reader.by_element:
                 reader.unsized -= 1
-                reader.whole_total += stage.size
+                reader.whole_total += units
+                reader.whole_got += got
                 self._check(reader)
 
     def _complete(self, stage: RunningStage) -> None:
-        """The whole value of a map is there."""
+        """The whole value of a stage is there."""
         for reader, _, each in stage.readers:
             if not (each or reader.by_element or reader.is_over):
                 reader.whole_got += 1

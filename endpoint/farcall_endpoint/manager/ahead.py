@@ -49,7 +49,7 @@ class AheadCalls:
         return bool(self._before or self._running)
 
     def placed(self, worker: Worker, jobs: Sequence[Job]) -> list[tuple[Worker, list[Job]]]:
-        """Jobs of a worker with the calls that follow them, as many as the sockets have room for, by the worker that gets
+        """Jobs of a worker with the calls that follow them, as many as sockets have room for, by the worker that gets
         them."""
         placed: dict[int, tuple[Worker, list[Job]]] = {worker.worker_id: (worker, [])}
         rooms = {worker.worker_id: _room(worker) - sum(map(unread_bytes, jobs))}

@@ -93,6 +93,9 @@ _UNSEEN_S: Final = 0.1
 """A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
 _OVERDUE_S: Final = 0.01
 """When a task runs for so long, the tasks behind it are recalled."""
+_AHEAD_S: Final = 1.0
+"""When a call that was sent ahead has had its value for so long and may not have begun, it is recalled: it may not have
+got it."""
 _FIRST_START_WAIT_S: Final = 0.2
 _MAX_START_WAIT_S: Final = 10.0
 _MAX_START_FAILURES: Final = 6
@@ -754,7 +757,9 @@ class ManagerCore:
         if not worker.head_reported and age_s >= STARTED_AFTER_S:
             worker.head_reported = True
             self._reports.started(worker.jobs[0], now.epoch - age_s)
-        if worker.delays_others and not worker.overdue and (age_s >= _OVERDUE_S or self._reports.is_window_full):
+        overdue_s = self._overdue_s(worker)
+        is_overdue = overdue_s is not None and age_s >= overdue_s
+        if not worker.overdue and (is_overdue or (worker.delays_others and self._reports.is_window_full)):
             worker.overdue = True
             self._recall(worker)
         walltime_s = head.options.walltime_s
@@ -770,11 +775,19 @@ class ManagerCore:
             return None
         head = worker.jobs[0].order
         delays = [STARTED_AFTER_S] if not worker.head_reported else []
-        if worker.delays_others and not worker.overdue:
-            delays.append(_OVERDUE_S)
+        if not worker.overdue and (overdue_s := self._overdue_s(worker)) is not None:
+            delays.append(overdue_s)
         if head.options.walltime_s is not None and head.task_id not in worker.stops:
             delays.append(head.options.walltime_s)
         return worker.since + min(delays) if delays else None
+
+    @staticmethod
+    def _overdue_s(worker: Worker) -> float | None:
+        """After how long at its head job a worker is asked for those that it has not started; None: not at all."""
+        if worker.delays_others:
+            return _OVERDUE_S
+        head = worker.jobs[0].call
+        return _AHEAD_S if head is not None and head.is_ahead else None
 
     def _start_limit(self, worker: Worker) -> float:
         return self._start_limit_s if worker.environment is None else self._environment_start_limit_s
@@ -794,10 +807,11 @@ class ManagerCore:
             if self._warm.parked and self._warm.resume(pair, slot=slot, now=now):
                 self._reports.changed = True
                 continue
-            state = self._environments.get(pair.key)
-            self._start_worker(pair, slot, now, None if state is None else state.environment)
+            self._start_worker(pair, slot, now)
 
-    def _start_worker(self, pair: Pair, slot: int, now: float, environment: Environment | None, extra: int = 0) -> None:
+    def _start_worker(self, pair: Pair, slot: int, now: float, *, extra: int = 0) -> None:
+        state = self._environments.get(pair.key)
+        environment = None if state is None else state.environment
         worker = Worker(self._next_worker_id, slot, pair, now, environment, self._tasks_per_worker or None, extra=extra)
         self._next_worker_id += 1
         self._workers[worker.worker_id] = worker
@@ -836,11 +850,9 @@ class ManagerCore:
     def _add_extra_workers(self, now: float) -> None:
         """Start workers for calls of tasks that wait."""
         while (extra := self._extras.wanted()) is not None:
-            state = self._environments.get(extra.pair.key)
             if not self._can_start(extra.pair, now):
                 return
-            environment = None if state is None else state.environment
-            self._start_worker(extra.pair, extra.slot, now, environment, extra.number)
+            self._start_worker(extra.pair, extra.slot, now, extra=extra.number)
 
     def _can_start(self, pair: Pair, now: float) -> bool:
         return self._environments.is_ready(pair.key, now) if pair.key else now >= self._launch_at

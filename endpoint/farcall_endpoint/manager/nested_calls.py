@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -119,8 +119,7 @@ class Driver:
     def started(self, job: Job, at: float) -> None:
         """A call has been running for a while."""
         if (call := self.open.get(job.order.task_id)) is not None:
-            counts = self._count(call)
-            counts.started_at = min(at, counts.started_at or at)
+            self._count(call).note_start(at)
             self.has_changed = True
 
     def ran(self, job: Job, started_at: float | None, ended_at: float | None, pid: int) -> None:
@@ -141,7 +140,7 @@ class Driver:
             if wait_s is not None:
                 self._again(job, wait_s)
                 return
-            outcome = _failed(outcome, record)
+            outcome = msgspec.structs.replace(outcome, error=record, parts=())
         self._over(job, outcome)
 
     def died(self, job: Job, died: Died) -> None:
@@ -320,19 +319,8 @@ class NestedCalls:
     def make_again(self, job: Job, wait_s: float) -> None:
         """A call is made again after so many seconds."""
         dead, retried = self.attempts.before(job.order.task_id)
-        order = TaskOrder(
-            job.order.task_id,
-            dead + retried + 1,
-            job.order.function_hash,
-            job.order.payload,
-            job.order.options,
-            job.order.traceparent,
-            job.order.submitter,
-            job.order.data_only,
-            retried,
-            job.order.restricted,
-        )
-        self._waits.append((wait_s, _with_order(job, order)))
+        order = msgspec.structs.replace(job.order, attempt=dead + retried + 1, retry=retried)
+        self._waits.append((wait_s, msgspec.structs.replace(job, order=order)))
 
     @property
     def due_at(self) -> float:
@@ -451,20 +439,6 @@ def kept_answer(action: Answer, memory: Memory) -> Answer:
 
 def _least(one: int | None, other: int | None) -> int | None:
     return min((each for each in (one, other) if each is not None), default=None)
-
-
-def _failed(outcome: Outcome, record: Mapping[str, Any]) -> Outcome:
-    return Outcome(
-        state=outcome.state,
-        error=dict(record),
-        started_at=outcome.started_at,
-        ended_at=outcome.ended_at,
-        pid=outcome.pid,
-    )
-
-
-def _with_order(job: Job, order: TaskOrder) -> Job:
-    return Job(order, job.function, job.payload, callees=job.callees, call=job.call, depth=job.depth, owner=job.owner)
 
 
 def _function(driver: Job, worker: Worker, function_hash: str) -> Frame | ErrorRecord:

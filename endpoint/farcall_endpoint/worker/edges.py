@@ -30,8 +30,9 @@ from farcall_endpoint.worker.channel import ITSELF, MANAGER, Delivery
 INLINE_BYTES: Final = 32 * 1024
 """A larger value goes into an arena. A packet must fit into the socket's send buffer together with a few others."""
 _MAX_HEADER_BYTES: Final = 4096
-_MOST_EARLY: Final = 64
-"""So many values may arrive before a call waits for them."""
+_MOST_EARLY: Final = 256
+"""So many values may arrive before a call waits for them: more than the orders of such calls that a socket has room
+for."""
 _LENGTH: Final = struct.Struct("<I")
 _FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # plain numbers: enums are slow to combine
 _RECEIVE_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
