@@ -347,7 +347,7 @@ def test_a_reader_that_is_killed_ends_its_edge_and_its_memory_is_not_used_again(
 
 
 def test_values_outlive_a_writer_that_is_killed(reader: Process) -> None:
-    """The reader goes on waiting: the manager knows what to do."""
+    """The reader keeps waiting: the manager knows what to do."""
     pid = os.fork()
     if pid == 0:
         silent, _other = socket.socketpair()

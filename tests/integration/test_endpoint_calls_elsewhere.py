@@ -157,7 +157,7 @@ def test_an_error_and_what_was_printed_come_back(endpoint: EndpointProcess, tmp_
 
 
 def hold(number: int, path: str) -> int:
-    """Say that it runs, by its number and its manager, and wait to be let go. What is made again goes on."""
+    """Say that it runs, by its number and its manager, and wait to be let go. What is made again is not held."""
     import os
     import time
     from pathlib import Path

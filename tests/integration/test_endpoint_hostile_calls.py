@@ -1,4 +1,4 @@
-"""Tasks that write to their worker's sockets what no worker writes: the manager ends the worker, and goes on."""
+"""Tasks that write to their worker's sockets what no worker writes: the manager ends the worker, and continues."""
 
 from __future__ import annotations
 

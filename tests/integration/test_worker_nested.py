@@ -258,7 +258,7 @@ def test_threads_of_a_task_make_calls(worker: WorkerUnderTest) -> None:
     worker.order(driver, call=EDGE)
     assert manager.serve() == list(range(50))
     assert manager.waits[:1] == [True]
-    assert manager.waits == [number % 2 == 0 for number in range(len(manager.waits))]  # in turn: it waits, it goes on
+    assert manager.waits == [number % 2 == 0 for number in range(len(manager.waits))]  # in turn: it waits, it does not
 
 
 def test_a_task_with_asyncio_waits_while_calls_have_callbacks(worker: WorkerUnderTest) -> None:

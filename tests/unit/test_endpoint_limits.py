@@ -14,7 +14,7 @@ from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import NO_LIMITS
 from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.manager.core import breach, has_limits
+from farcall_endpoint.manager.limits import breach, is_limited
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits, TaskOrder
@@ -26,9 +26,9 @@ def order(*, memory_bytes: int | None = None, max_output_bytes: int | None = Non
 
 
 def test_only_tasks_with_limits_are_measured() -> None:
-    assert not has_limits(order())
-    assert has_limits(order(memory_bytes=1))
-    assert has_limits(order(max_output_bytes=1))
+    assert not is_limited(order())
+    assert is_limited(order(memory_bytes=1))
+    assert is_limited(order(max_output_bytes=1))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.manager.core import capped
+from farcall_endpoint.manager.limits import limited
 from farcall_endpoint.manager.slots import Affinity, Node, Sharing, Slot, extra_workers, partition
 from farcall_endpoint.manager.worker_process import worker_environment
 from farcall_endpoint.protocol import TaskOrder
@@ -195,7 +195,7 @@ def test_amd_visibility_is_set_once() -> None:
     ("wanted", "share", "limit"), [(None, 5, 5), (9, 5, 5), (3, 5, 3), (3, None, 3), (None, None, None)]
 )
 def test_task_cannot_use_more_than_its_worker_share(wanted: int | None, share: int | None, limit: int | None) -> None:
-    order = capped(TaskOrder("t", 1, "h", 0, TaskOptions(walltime_s=2.5, memory_bytes=wanted)), share)
+    order = limited(TaskOrder("t", 1, "h", 0, TaskOptions(walltime_s=2.5, memory_bytes=wanted)), share)
     assert (order.task_id, order.options) == ("t", TaskOptions(walltime_s=2.5, memory_bytes=limit))
 
 

@@ -63,6 +63,7 @@ from farcall_endpoint.manager.events import (
 )
 from farcall_endpoint.manager.extra_workers import Extras
 from farcall_endpoint.manager.graphs import Graphs, RunningGraph
+from farcall_endpoint.manager.limits import is_limited
 from farcall_endpoint.manager.nested_calls import NestedCalls
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
@@ -172,7 +173,7 @@ class ManagerCore:
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
         self._launch_at = 0.0  # for the endpoint's own Python
         self._stop_at: float | None = None
-        #: Until then graphs and tasks with calls go on, and nothing else is started; then it stops.
+        #: Until then graphs and tasks with calls continue, and nothing else is started; then it stops.
         self._finish_by: float | None = None
         self._stop_reason = "the agent stopped it"
         self._failure = ""
@@ -274,7 +275,7 @@ class ManagerCore:
             for worker in self._workers.values()
             if worker.jobs and not worker.killed
         ]
-        return [head for head in heads if has_limits(head[1])]
+        return [head for head in heads if is_limited(head[1])]
 
     def _handle(self, event: Event, instant: Instant) -> None:
         now = instant.mono
@@ -962,25 +963,3 @@ class ManagerCore:
                 everything=everything,
             )
         )
-
-
-def has_limits(order: TaskOrder) -> bool:
-    """Whether a task must be measured while it runs."""
-    return order.options.memory_bytes is not None or order.options.max_output_bytes is not None
-
-
-def capped(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
-    """The order with its memory limited to the share of its worker, if workers have one."""
-    if memory_bytes is None or (options := orders.limited_options(order.options, memory_bytes)) is order.options:
-        return order
-    return msgspec.structs.replace(order, options=options)
-
-
-def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:
-    """The error of a task that exceeds a limit, or None."""
-    return outcomes.limit_exceeded(
-        memory_bytes=memory_bytes,
-        memory_limit_bytes=order.options.memory_bytes,
-        output_bytes=output_bytes,
-        output_limit_bytes=order.options.max_output_bytes,
-    )

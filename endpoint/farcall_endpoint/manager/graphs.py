@@ -33,7 +33,8 @@ from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import GraphSettings, Memory, read
 from farcall_endpoint.manager.actions import ReadGraph
 from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
-from farcall_endpoint.manager.orders import limited_options, unread_bytes
+from farcall_endpoint.manager.limits import limited_options
+from farcall_endpoint.manager.orders import unread_bytes
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
@@ -114,7 +115,7 @@ class RunningGraph:
             run.raised(call, record, is_retried=outcome.is_retried)
 
     def _keep_raised(self, call: Call, raised: Frame) -> None:
-        """Keep what a function raised: of many calls that the graph goes on without, the first and the last."""
+        """Keep what a function raised: of many calls without which the graph continues, the first and the last."""
         self._raised_bytes -= len(self._raised.pop(call, b""))
         if not len(raised):
             return
@@ -531,7 +532,7 @@ def opened(
 
     def limited(own: TaskOptions) -> TaskOptions:
         own = own if limits is None else limits.applied_to(own)
-        return own if memory_bytes is None else limited_options(own, memory_bytes)
+        return limited_options(own, memory_bytes)
 
     stages = tuple(
         stage if stage.options is None else msgspec.structs.replace(stage, options=limited(stage.options))

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from farcall_common.limits import MAX_PAYLOAD_BYTES
-from farcall_common.task_options import TaskOptions
 from farcall_endpoint.graphs.values import read
 from farcall_endpoint.manager.actions import Send
 from farcall_endpoint.manager.events import Job
@@ -127,10 +124,3 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
             body += job.inputs
     functions = tuple([(function_hash, len(code)) for function_hash, code in new.items()]) if new else ()
     return Send(worker.worker_id, Run(tuple(orders), functions, forget), tuple(body))
-
-
-def limited_options(options: TaskOptions, memory_bytes: int) -> TaskOptions:
-    """Options that allow no more memory than this."""
-    if options.memory_bytes is not None and options.memory_bytes <= memory_bytes:
-        return options
-    return msgspec.structs.replace(options, memory_bytes=memory_bytes)

@@ -42,7 +42,7 @@ from farcall_endpoint.manager.actions import (
     Send,
 )
 from farcall_endpoint.manager.away import jobs_of
-from farcall_endpoint.manager.core import ManagerCore, breach, capped
+from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.events import (
     AgentLost,
     CallNewsReceived,
@@ -60,6 +60,7 @@ from farcall_endpoint.manager.events import (
 )
 from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
+from farcall_endpoint.manager.limits import breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
@@ -146,7 +147,7 @@ class Manager:
         self._functions: dict[str, Frame] = {}
         self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
         self._limits: protocol.Limits | None = None
-        # What goes on when a location was looked up: tasks that came, by environment, and workers to be started.
+        # What waits until a location was looked up: tasks that came, by environment, and workers to be started.
         self._arrived: dict[Environment, list[Job]] = {}
         self._launches: dict[int, Launch] = {}
         self._orphans = Orphans()  # before there are children
@@ -227,7 +228,7 @@ class Manager:
         return events
 
     def _serve_launcher(self) -> list[Event]:
-        """Let the launcher do what is due, and go on with what waits for locations to be looked up."""
+        """Let the launcher do what is due, and continue with what waits for locations to be looked up."""
         events = list(self._launcher.serve())
         arrived, self._arrived = self._arrived, {}
         for environment, jobs in arrived.items():
@@ -258,10 +259,10 @@ class Manager:
     def _measure(self) -> list[Event]:
         """Measure running tasks with limits, when it is time."""
         now = time.monotonic()
-        limited = self._core.limited()
-        if now < self._measure_at or not limited:
+        heads = self._core.limited()
+        if now < self._measure_at or not heads:
             return []
-        output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _, _ in limited}
+        output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _, _ in heads}
         grows = any(size > self._output_bytes.get(worker_id, 0) for worker_id, size in output.items())
         self._output_bytes = output
         self._measure_at = now + (_OUTPUT_PERIOD_S if grows else _LIMIT_PERIOD_S)
@@ -275,12 +276,12 @@ class Manager:
                     namespaced=process.namespaced,
                     worker=process.worker_pid,
                 )
-                for worker_id, order, begun in limited
+                for worker_id, order, begun in heads
                 if order.options.memory_bytes is not None and begun is not None
             }
             memory = memory_of_tasks(measured) if measured else {}
         events: list[Event] = []
-        for worker_id, order, _ in limited:
+        for worker_id, order, _ in heads:
             used_bytes = memory.get(self._workers[worker_id].pid, 0)
             record = breach(order, memory_bytes=used_bytes, output_bytes=output[worker_id])
             if record is not None:
@@ -360,7 +361,7 @@ class Manager:
             functions[function_hash] = bodies[body]
         orders = message.tasks
         if self._memory_per_worker_bytes is not None:
-            orders = tuple([capped(order, self._memory_per_worker_bytes) for order in orders])
+            orders = tuple([limited(order, self._memory_per_worker_bytes) for order in orders])
         jobs: list[Job] = []
         for order in orders:
             job = Job(order, functions[order.function_hash], bodies[order.payload])
@@ -374,7 +375,7 @@ class Manager:
         jobs = jobs_of(message, bodies, functions=functions, owner=self._core.guests.owner)
         if self._memory_per_worker_bytes is not None:
             most = self._memory_per_worker_bytes
-            jobs = [msgspec.structs.replace(job, order=capped(job.order, most)) for job in jobs]
+            jobs = [msgspec.structs.replace(job, order=limited(job.order, most)) for job in jobs]
         return self._checked(jobs)
 
     def _with_callees(self, job: Job) -> Job:

@@ -212,7 +212,7 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The running task does nothing until a call of it has ended; with ``over``, it goes on. A task can forge this."""
+    """The running task waits until a call of it has ended, or with ``over`` does no longer. A task can forge this."""
 
     task_id: str
     over: bool = False

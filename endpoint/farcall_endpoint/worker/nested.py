@@ -237,7 +237,7 @@ class CallsOfTask:
                 self._notify_manager(over=False)
 
     def end_wait(self) -> None:
-        """It goes on."""
+        """It waits no longer."""
         with self._changed:
             self._waits -= 1
             if self._waits == 0:
