@@ -39,6 +39,7 @@ from farcall_endpoint.protocol import (
     CancelTasks,
     Died,
     Finished,
+    GivenCall,
     RunCalls,
     Started,
     TakeCalls,
@@ -355,6 +356,10 @@ def test_calls_that_arrive_for_a_manager_that_is_gone_go_back() -> None:
     taken = CallsTaken("other", "", 1, calls=())
     site.elsewhere.taken("home", taken, UserBytes())
     assert not site.elsewhere.messages
+    calls = (GivenCall(TaskOrder("c", 1, "h1", 0), b""), GivenCall(TaskOrder("d", 1, "h1", 1), b""))
+    site.elsewhere.taken("home", CallsTaken("other", "", 2, calls), UserBytes([b"", b""]))
+    [back] = site.elsewhere.messages
+    assert (back.manager_id, back.message) == ("home", CallNews(returned=("c", "d")))
 
 
 def test_calls_that_cannot_run_at_home_take_turns_with_tasks_elsewhere_in_both_directions() -> None:

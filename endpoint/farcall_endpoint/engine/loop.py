@@ -324,7 +324,7 @@ class EngineLoop:
     def _perform(self, fleet: Fleet, action: do.Action) -> None:
         match action:
             case do.PassOn():
-                self._fleet.pass_on(action)
+                fleet.pass_on(action)
             case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
                 fleet.cancel(manager_id, task_ids)
             case do.RunTasks(manager_id=manager_id, tasks=tasks):
