@@ -17,7 +17,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.event_log import UserBytes
-from farcall_endpoint.agent.actions import PassOn
+from farcall_endpoint.agent.actions import CallMessage, PassOn
 from farcall_endpoint.agent.events import CallsHandedOver, CallsHeard, CallsNotNeeded, Event
 from farcall_endpoint.agent.loads import ManagerLoad
 from farcall_endpoint.agent.managers import ManagerEntry, Managers
@@ -256,12 +256,7 @@ class CallsElsewhere:
             self._numbers.pop((placed.home, placed.task_id), None)
         return placed
 
-    def _send(
-        self,
-        manager_id: str,
-        message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelTasks | ManagerGone,
-        bodies: UserBytes = _NOTHING,
-    ) -> None:
+    def _send(self, manager_id: str, message: CallMessage, bodies: UserBytes = _NOTHING) -> None:
         self.messages.append(PassOn(manager_id, message, bodies))
 
 
