@@ -253,10 +253,10 @@ def test_large_inputs_stay_and_those_with_small_ones_leave_first() -> None:
         Stage(0, "a"),
         *(Stage(1, f"b{number}", (Input(0, (0,)),)) for number in range(2)),
         Stage(1, "c"),
-        WIDE[1],
+        Stage(0, "last", tuple(Input(each, (each,)) for each in (1, 2, 3))),
     )
     site = Site()
-    site.start(graph_job("g", (*stages[:4], Stage(0, "last", tuple(Input(each, (each,)) for each in (1, 2, 3))))))
+    site.start(graph_job("g", stages))
     site.wait(0.01)
     assert site.begin("other") == "g/3", "without inputs"
     site.end("home", bytes(17 * 2**20))
