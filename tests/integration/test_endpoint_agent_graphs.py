@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,16 +42,6 @@ def join(path: str, release: str, texts: list[str]) -> list[str]:
     return texts
 
 
-def submit(endpoint: EndpointProcess, functions: Sequence[Callable[..., Any]], payload: bytes, **options: Any) -> str:
-    """Submit a task with callees."""
-    cloud = endpoint.cloud
-    bodies = [cloud.serializer.pack_function(each) for each in functions]
-    callees = tuple(Callee(f"id-{number}", hashlib.sha256(body).hexdigest()) for number, body in enumerate(bodies))
-    for body in bodies:
-        cloud.submit_raw(body, [])  # the next message has it
-    return cloud.submit_raw(bodies[-1], [payload], callees=callees, **options)[0]
-
-
 def gathered(endpoint: EndpointProcess, log: Path, release: Path, *, once: bool = False) -> bytes:
     """Two calls of the first function, and one of the second that gets their values."""
     pack = endpoint.cloud.serializer.pack_call
@@ -67,7 +56,7 @@ def gathered(endpoint: EndpointProcess, log: Path, release: Path, *, once: bool 
 
 @pytest.mark.parametrize("payload", [b"gr\n", b"gr\n" + b"A" * 1000, b"gr\n\xff" + b"x" * 100_000])
 def test_a_hostile_graph_fails_and_nothing_else(endpoint: EndpointProcess, payload: bytes) -> None:
-    ended = endpoint.cloud.end(submit(endpoint, [abs], payload))
+    ended = endpoint.cloud.end(endpoint.cloud.submit_graph([abs], payload))
     assert (ended.state, ended.error["code"]) == (TaskState.FAILED, "GRAPH_INVALID")
     assert endpoint.cloud.end(endpoint.cloud.submit(abs, -1)).value == 1
 
@@ -87,7 +76,7 @@ def test_a_graph_runs_again_after_its_agent_was_killed_if_it_may(
     endpoint: EndpointProcess, tmp_path: Path, once: bool
 ) -> None:
     log, release = tmp_path / "log", tmp_path / "release"
-    task_id = submit(endpoint, [note, join], gathered(endpoint, log, release, once=once))
+    task_id = endpoint.cloud.submit_graph([note, join], gathered(endpoint, log, release, once=once))
     wait_until(lambda: log.exists() and "join" in log.read_text())
     endpoint.kill_agent()
     release.touch()
@@ -103,7 +92,7 @@ def test_a_graph_runs_again_after_its_agent_was_killed_if_it_may(
 
 def test_a_graph_is_shown_while_it_runs_and_cancelled_as_a_whole(endpoint: EndpointProcess, tmp_path: Path) -> None:
     log, release = tmp_path / "log", tmp_path / "release"
-    task_id = submit(endpoint, [note, join], gathered(endpoint, log, release))
+    task_id = endpoint.cloud.submit_graph([note, join], gathered(endpoint, log, release))
 
     def stages() -> list[str]:
         rows = endpoint.cloud.reports[-1].detail.get("graphs", []) if endpoint.cloud.reports else []
@@ -124,6 +113,6 @@ def test_no_stage_exceeds_the_limits_of_the_endpoint(tmp_path: Path) -> None:
     with running_endpoint(tmp_path, workers=1, engine={"limits": {"output": 4096}}) as endpoint:
         stage = Stage(0, "chatter", options=TaskOptions(max_output_bytes=2**40))
         call = endpoint.cloud.serializer.pack_call([100_000])
-        ended = endpoint.cloud.end(submit(endpoint, [chatter], pack_graph(Graph((stage,), (call,), 0))))
+        ended = endpoint.cloud.end(endpoint.cloud.submit_graph([chatter], pack_graph(Graph((stage,), (call,), 0))))
         assert ended.error["code"] == "OUTPUT_EXCEEDED"
         assert "stage 0 (chatter)" in ended.error["message"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farcall_common.graphs import Graph, Input, Stage, pack_graph
-from farcall_common.task_options import Callee, TaskOptions
+from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from tests.support.endpoint import EndpointProcess, running_endpoint
 from tests.waiting import wait_until
@@ -27,16 +26,6 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProce
     with running_endpoint(tmp_path_factory.mktemp("home"), workers=1, engine=TWO) as endpoint:
         wait_until(lambda: len(endpoint.workers()) == 2)
         yield endpoint
-
-
-def submit(endpoint: EndpointProcess, functions: Sequence[Callable[..., Any]], payload: bytes, **options: Any) -> str:
-    """Submit a task with callees."""
-    cloud = endpoint.cloud
-    bodies = [cloud.serializer.pack_function(each) for each in functions]
-    callees = tuple(Callee(f"id-{number}", hashlib.sha256(body).hexdigest()) for number, body in enumerate(bodies))
-    for body in bodies:
-        cloud.submit_raw(body, [])  # the next message has it
-    return cloud.submit_raw(bodies[-1], [payload], callees=callees, **options)[0]
 
 
 def fan_out(endpoint: EndpointProcess, count: int, *args: object, options: TaskOptions | None = None) -> bytes:
@@ -65,7 +54,7 @@ def manager_of(number: int, path: str, others: int) -> int:
 
 
 def test_a_fan_out_runs_on_both_managers(endpoint: EndpointProcess, tmp_path: Path) -> None:
-    task_id = submit(endpoint, [numbers, manager_of], fan_out(endpoint, 200, str(tmp_path), 2))
+    task_id = endpoint.cloud.submit_graph([numbers, manager_of], fan_out(endpoint, 200, str(tmp_path), 2))
     ended = endpoint.cloud.end(task_id)
     assert ended.state is TaskState.SUCCESS, ended.error
     managers: Any = ended.value
@@ -122,15 +111,20 @@ def check(values: list[bytes], size: int) -> list[int]:
     return [value[0] for value in values]
 
 
-def test_large_values_come_back_and_are_inputs(endpoint: EndpointProcess, tmp_path: Path) -> None:
+def large_values(endpoint: EndpointProcess, path: Path) -> str:
+    """Submit a graph that makes eight large values and checks them."""
     pack = endpoint.cloud.serializer.pack_call
     stages = (
         Stage(0, "numbers"),
         Stage(1, "large", (Input(0, (0,), each=True),)),
         Stage(2, "check", (Input(1, (0,)),)),
     )
-    calls = (pack([8]), pack([None, str(tmp_path), MIB]), pack([None, MIB]))
-    ended = endpoint.cloud.end(submit(endpoint, [numbers, large, check], pack_graph(Graph(stages, calls, 2))))
+    calls = (pack([8]), pack([None, str(path), MIB]), pack([None, MIB]))
+    return endpoint.cloud.submit_graph([numbers, large, check], pack_graph(Graph(stages, calls, 2)))
+
+
+def test_large_values_come_back_and_are_inputs(endpoint: EndpointProcess, tmp_path: Path) -> None:
+    ended = endpoint.cloud.end(large_values(endpoint, tmp_path))
     assert (ended.state, ended.value) == (TaskState.SUCCESS, list(range(8)))
 
 
@@ -150,7 +144,7 @@ def raising(number: int, path: str) -> int:
 
 
 def test_an_error_and_what_was_printed_come_back(endpoint: EndpointProcess, tmp_path: Path) -> None:
-    ended = endpoint.cloud.end(submit(endpoint, [numbers, raising], fan_out(endpoint, 2, str(tmp_path))))
+    ended = endpoint.cloud.end(endpoint.cloud.submit_graph([numbers, raising], fan_out(endpoint, 2, str(tmp_path))))
     assert ended.state is TaskState.FAILED
     assert "stage 1 (each), element 1" in ended.error["message"]
     assert "ValueError" in ended.error["traceback"]
@@ -176,7 +170,7 @@ def held(path: Path) -> list[list[str]]:
 
 
 def test_calls_elsewhere_end_with_their_graph(endpoint: EndpointProcess, tmp_path: Path) -> None:
-    task_id = submit(endpoint, [numbers, hold], fan_out(endpoint, 2, str(tmp_path)))
+    task_id = endpoint.cloud.submit_graph([numbers, hold], fan_out(endpoint, 2, str(tmp_path)))
     wait_until(lambda: len(held(tmp_path)) == 2)
     assert {int(manager) for _, manager in held(tmp_path)} == {each.pid for each in endpoint.managers()}
     endpoint.cloud.cancel(task_id)
@@ -190,7 +184,7 @@ def test_the_death_of_a_manager_is_the_death_of_its_calls(tmp_path: Path, once: 
     with running_endpoint(tmp_path / "home", workers=1, engine=TWO) as endpoint:
         wait_until(lambda: len(endpoint.workers()) == 2)
         options = TaskOptions(idempotent=False) if once else None
-        task_id = submit(endpoint, [numbers, hold], fan_out(endpoint, 2, str(tmp_path), options=options))
+        task_id = endpoint.cloud.submit_graph([numbers, hold], fan_out(endpoint, 2, str(tmp_path), options=options))
         wait_until(lambda: len(held(tmp_path)) == 2)
         home = other = 0
         for number, manager in held(tmp_path):  # the last element leaves
@@ -213,7 +207,7 @@ def test_the_death_of_a_manager_is_the_death_of_its_calls(tmp_path: Path, once: 
 def test_a_graph_whose_manager_dies_runs_again_and_its_calls_elsewhere_end(tmp_path: Path) -> None:
     with running_endpoint(tmp_path / "home", workers=1, engine=TWO) as endpoint:
         wait_until(lambda: len(endpoint.workers()) == 2)
-        task_id = submit(endpoint, [numbers, hold], fan_out(endpoint, 2, str(tmp_path)))
+        task_id = endpoint.cloud.submit_graph([numbers, hold], fan_out(endpoint, 2, str(tmp_path)))
         wait_until(lambda: len(held(tmp_path)) == 2)
         [home] = [int(manager) for number, manager in held(tmp_path) if number == "0"]
         os.kill(home, signal.SIGKILL)
@@ -269,12 +263,5 @@ def test_calls_between_managers_that_are_reached_over_the_network(
     calls = tmp_path / "calls"
     calls.mkdir()
     with running_endpoint(tmp_path / "home", workers=1, engine=engine) as endpoint:
-        pack = endpoint.cloud.serializer.pack_call
-        stages = (
-            Stage(0, "numbers"),
-            Stage(1, "large", (Input(0, (0,), each=True),)),
-            Stage(2, "check", (Input(1, (0,)),)),
-        )
-        packed = (pack([8]), pack([None, str(calls), MIB]), pack([None, MIB]))
-        ended = endpoint.cloud.end(submit(endpoint, [numbers, large, check], pack_graph(Graph(stages, packed, 2))))
+        ended = endpoint.cloud.end(large_values(endpoint, calls))
         assert (ended.state, ended.value) == (TaskState.SUCCESS, list(range(8)))

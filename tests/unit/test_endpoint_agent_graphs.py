@@ -667,6 +667,38 @@ def test_after_a_kill_a_graph_runs_again_with_its_callees_if_it_may(tmp_path: Pa
         assert spool.load()[1] == set(), "no task needs a function any more"
 
 
+@pytest.mark.parametrize("row", [b"\xc1", b"", b"\x93\x01\x01\x01", "text"])
+@pytest.mark.parametrize("payload", [PLAIN, ONCE, chain(*[None] * 30_000)], ids=["small", "once", "large"])
+def test_a_damaged_row_of_a_graph_is_read_again_from_its_arguments(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, payload: bytes, row: bytes | str
+) -> None:
+    with contextlib.closing(Spool(tmp_path / "spool.sqlite3")) as spool:
+        core = connected()
+        spool.commit(send(core, spec("a"), payload=payload).write)
+        [task] = core.core._tasks.values()
+        spool._database.execute("UPDATE graphs SET needs = ?", (row,))
+        assert [each.graph for each in spool.load()[0]] == [task.graph]
+        [record] = caplog.records
+        assert "the graph of task a" in record.message
+
+
+@pytest.mark.parametrize(("is_started", "state"), [(True, TaskState.LOST), (False, None)])
+def test_a_graph_of_which_all_is_damaged_does_not_run_twice(
+    tmp_path: Path, is_started: bool, state: TaskState | None
+) -> None:
+    with contextlib.closing(Spool(tmp_path / "spool.sqlite3")) as spool:
+        spool.commit(send(connected() if is_started else make_core(), spec("a")).write)
+        spool._database.execute("UPDATE graphs SET needs = x'c1'")
+        spool._database.execute("UPDATE bodies SET body = ?", (PLAIN[:20],))
+        core = connected()
+        core.restore(spool.load()[0], HASHES)
+        turn = core.decide(now=1.0)
+        assert [task.result.state for task in turn.finished if task.result] == ([state] if state else [])
+        assert placed(turn) == {}, "one that has not started waits for the word of the cloud"
+        core.opened()
+        assert placed(core.decide(now=2.0)) == ({} if is_started else {"a": "m"})
+
+
 def test_the_start_of_a_graph_that_may_not_run_twice_is_flushed(tmp_path: Path) -> None:
     with contextlib.closing(Spool(tmp_path / "spool.sqlite3")) as spool:
         core = connected()

@@ -39,6 +39,7 @@ from farcall_endpoint.protocol import (
     CancelTasks,
     Died,
     Finished,
+    GivenCall,
     RunCalls,
     Started,
     TakeCalls,
@@ -252,10 +253,10 @@ def test_large_inputs_stay_and_those_with_small_ones_leave_first() -> None:
         Stage(0, "a"),
         *(Stage(1, f"b{number}", (Input(0, (0,)),)) for number in range(2)),
         Stage(1, "c"),
-        WIDE[1],
+        Stage(0, "last", tuple(Input(each, (each,)) for each in (1, 2, 3))),
     )
     site = Site()
-    site.start(graph_job("g", (*stages[:4], Stage(0, "last", tuple(Input(each, (each,)) for each in (1, 2, 3))))))
+    site.start(graph_job("g", stages))
     site.wait(0.01)
     assert site.begin("other") == "g/3", "without inputs"
     site.end("home", bytes(17 * 2**20))
@@ -355,6 +356,10 @@ def test_calls_that_arrive_for_a_manager_that_is_gone_go_back() -> None:
     taken = CallsTaken("other", "", 1, calls=())
     site.elsewhere.taken("home", taken, UserBytes())
     assert not site.elsewhere.messages
+    calls = (GivenCall(TaskOrder("c", 1, "h1", 0), b""), GivenCall(TaskOrder("d", 1, "h1", 1), b""))
+    site.elsewhere.taken("home", CallsTaken("other", "", 2, calls), UserBytes([b"", b""]))
+    [back] = site.elsewhere.messages
+    assert (back.manager_id, back.message) == ("home", CallNews(returned=("c", "d")))
 
 
 def test_calls_that_cannot_run_at_home_take_turns_with_tasks_elsewhere_in_both_directions() -> None:

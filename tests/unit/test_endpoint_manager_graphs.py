@@ -338,6 +338,17 @@ def test_a_limit_that_a_call_exceeds_is_that_of_the_call() -> None:
     assert only(rig).error is not None
 
 
+def test_a_graph_whose_calls_wait_is_reported_once() -> None:
+    rig = rig_of()
+    start(rig, Stage(0), name="busy")
+    start(rig, Stage(0, "load"), name="waits")
+    for _ in range(3):
+        rig.now += 1.0
+        rig.handle()
+    found = [each for report in rig.reports for each in report.progress.graphs if each.task_id == "waits"]
+    assert [[(each.name, each.state) for each in graph.stages] for graph in found] == [[("load", "waiting")]]
+
+
 def test_progress_is_reported_from_time_to_time() -> None:
     rig = rig_of()
     start(rig, *CHAIN)

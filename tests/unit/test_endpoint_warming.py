@@ -437,6 +437,20 @@ def test_a_second_start_is_worth_it_only_when_tasks_turn_out_to_be_long() -> Non
     assert sum(map(len, later.values())) == 7, "all slots are used"
 
 
+def test_tasks_that_wait_for_an_image_hold_one_slot_of_a_node() -> None:
+    core = core_with()
+    manager(core, "m")
+    assert {name: len(tasks) for name, tasks in ids(submit(core, SCI, 12)).items()} == {"m": 1}
+    status = EnvironmentStatus(SCI.key, "sci", "apptainer", text="converts the image", since=1.0)
+    core.progress("m", Progress(workers=4, idle_workers=4, environments=(status,)))
+    assert [ids(core.decide(now=now)) for now in (20.0, 40.0, 600.0)] == [{}, {}, {}]
+    assert {name: len(tasks) for name, tasks in ids(submit(core, None, 6)).items()} == {"m": 3}
+    status = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=1, start_s=2.0)
+    done = Finished("own0", TaskState.SUCCESS, 0, None, 600.0, 601.0)
+    core.progress("m", Progress((done,), workers=4, idle_workers=1, environments=(status,)), [b"r"])
+    assert sum(map(len, ids(core.decide(now=602.0)).values())) == 1, "it is ready: the next slot may be one for it"
+
+
 def test_short_tasks_stay_with_the_worker_that_is_warm() -> None:
     core = core_with()
     manager(core, "a")

@@ -16,6 +16,9 @@ from farcall_endpoint.agent.tasks import Kept, Task
 from farcall_endpoint.protocol import CallNews, ManagerGone, RefuseCalls, RunCalls, TakeCalls
 from farcall_endpoint.protocol import CancelTasks as CancelCalls
 
+CallMessage = TakeCalls | RefuseCalls | RunCalls | CallNews | CancelCalls | ManagerGone
+"""What the agent sends managers about calls of graphs and running tasks."""
+
 
 class Action(msgspec.Struct, frozen=True):
     """Base class of all actions."""
@@ -82,7 +85,7 @@ class PassOn(Action, frozen=True):
     before WriteSpool: the spool knows nothing of them."""
 
     manager_id: str
-    message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelCalls | ManagerGone
+    message: CallMessage
     bodies: UserBytes
 
 

@@ -7,6 +7,7 @@ back the same way. It knows which call is where; nothing of that is in the spool
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +17,12 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.event_log import UserBytes
-from farcall_endpoint.agent.actions import PassOn
+from farcall_endpoint.agent.actions import CallMessage, PassOn
 from farcall_endpoint.agent.events import CallsHandedOver, CallsHeard, CallsNotNeeded, Event
 from farcall_endpoint.agent.loads import ManagerLoad
 from farcall_endpoint.agent.managers import ManagerEntry, Managers
 from farcall_endpoint.protocol import (
+    CallEnd,
     CallNews,
     CallsDropped,
     CallsTaken,
@@ -29,6 +31,7 @@ from farcall_endpoint.protocol import (
     ManagerGone,
     RefuseCalls,
     RunCalls,
+    Started,
     TakeCalls,
 )
 from farcall_endpoint.shared_memory import Bytes, Frame
@@ -36,6 +39,7 @@ from farcall_endpoint.shared_memory import Bytes, Frame
 _MOST_AT_ONCE: Final = 256
 """Calls in one message."""
 _NOTHING: Final = UserBytes()
+_Part = tuple[list[CallEnd], list[tuple[int, Died]], list[tuple[int, Started]]]
 _FORGOTTEN: Final = "it has not been named for so long that the endpoint does not know it any more"
 
 
@@ -183,36 +187,20 @@ class CallsElsewhere:
 
     def heard(self, other: str, news: CallNews, bodies: UserBytes) -> None:
         """News of calls from the manager that runs them: each home gets its part."""
-        homes: dict[str, None] = {}
-        for number, _ in news.started:
-            if (placed := self._placed.get(number)) is not None and placed.other == other:
-                homes[placed.home] = None
-        ended, died = [], []
-        home_of: dict[int, str] = {}
+        parts: dict[str, _Part] = collections.defaultdict(lambda: ([], [], []))
         for end in news.ended:
             if (over := self._over(other, end.number)) is not None:
-                home_of[end.number] = over.home
-                homes[over.home] = None
-                ended.append(end)
-        for number, each in news.died:
+                parts[over.home][0].append(end)
+        for number, death in news.died:
             if (over := self._over(other, number)) is not None:
-                home_of[number] = over.home
-                homes[over.home] = None
-                died.append((number, each))
-        for home in homes:
-            if not home:
-                continue
-            started = tuple(
-                each
-                for each in news.started
-                if (placed := self._placed.get(each[0])) is not None and placed.home == home
-            )
-            part = CallNews(
-                tuple(end for end in ended if home_of[end.number] == home),
-                tuple(each for each in died if home_of[each[0]] == home),
-                started,
-            )
-            self._send(home, part, bodies if part.ended else _NOTHING)
+                parts[over.home][1].append((number, death))
+        for number, start in news.started:
+            if (placed := self._placed.get(number)) is not None and placed.other == other:
+                parts[placed.home][2].append((number, start))
+        for home, (ended, died, started) in parts.items():
+            if home:
+                part = CallNews(tuple(ended), tuple(died), tuple(started))
+                self._send(home, part, bodies if ended else _NOTHING)
 
     def dropped(self, home: str, task_ids: Iterable[str]) -> None:
         """A home does not need calls any more."""
@@ -268,12 +256,7 @@ class CallsElsewhere:
             self._numbers.pop((placed.home, placed.task_id), None)
         return placed
 
-    def _send(
-        self,
-        manager_id: str,
-        message: TakeCalls | RefuseCalls | RunCalls | CallNews | CancelTasks | ManagerGone,
-        bodies: UserBytes = _NOTHING,
-    ) -> None:
+    def _send(self, manager_id: str, message: CallMessage, bodies: UserBytes = _NOTHING) -> None:
         self.messages.append(PassOn(manager_id, message, bodies))
 
 

@@ -449,9 +449,7 @@ class Fleet:
         forget = len(manager.functions) > _MAX_KNOWN_FUNCTIONS
         if forget:
             manager.functions.clear()
-        limits = self._limits
-        if manager.registered.image:  # the node itself is the container
-            limits = msgspec.structs.replace(limits or NO_LIMITS, in_image=True)
+        limits = self._limits_of(manager)
         bodies: list[Frame] = []
         functions: list[tuple[str, int]] = []
         orders: list[protocol.TaskOrder] = []
@@ -490,14 +488,16 @@ class Fleet:
             return
         message = passed.message
         if isinstance(message, protocol.RunCalls):
-            limits = self._limits
-            if manager.registered.image:
-                limits = msgspec.structs.replace(limits or NO_LIMITS, in_image=True)
-            message = msgspec.structs.replace(message, limits=limits)
+            message = msgspec.structs.replace(message, limits=self._limits_of(manager))
         bodies: list[Frame] = [b"" if body is None else body for body in passed.bodies.bodies]
         if not self._links.is_here(passed.manager_id):
             bodies = [_read(body) for body in bodies]
         self._links.send(passed.manager_id, message, bodies)
+
+    def _limits_of(self, manager: _Manager) -> Limits | None:
+        if not manager.registered.image:
+            return self._limits
+        return msgspec.structs.replace(self._limits or NO_LIMITS, in_image=True)  # the node itself is the container
 
     def prewarm(self, manager_id: str, environment: Environment, count: int, *, retry: bool) -> None:
         """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""

@@ -99,10 +99,7 @@ def seal_result(task: Task, result: TaskResult) -> TaskResult:
         result.error = {**kept, "message": message, "sealed": bytes(sealed).decode()}
     if result.details:
         sealed = seal(_encoded_details(result.details), part=Answer.DETAILS, max_text_bytes=_MAX_SEALED_TEXT)
-        result.details = {
-            **_numbers(result.details),
-            "sealed": bytes(sealed).decode(),
-        }
+        result.details = {**_numbers(result.details), "sealed": bytes(sealed).decode()}
     return result
 
 

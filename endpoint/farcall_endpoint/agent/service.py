@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import zmq
@@ -60,7 +60,7 @@ from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.protocol import PrewarmRequest
-from farcall_endpoint.shared_memory import Frame, bytes_of
+from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 
 _logger = logging.getLogger(__name__)
 
@@ -559,7 +559,7 @@ class Agent:
                         _logger.warning("%s: %s", manager_id, progress.problem)
                     for level, text in self._problems_logged.changes(manager_id, progress.environments):
                         _logger.log(level, "%s: %s", manager_id, text)
-                    results = UserBytes([bytes_of(body) for body in bodies])
+                    results = UserBytes(cast("list[Bytes]", bodies))  # only those of calls are in files
                     self._events.append(ev.ManagerProgress(manager_id, progress, results))
                 case protocol.OutputRead() as read:
                     self._outputs_read.append(read)

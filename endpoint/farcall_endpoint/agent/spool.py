@@ -33,9 +33,9 @@ from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallErro
 from farcall_common.task_options import take_former
 from farcall_common.wire import BlobLocation, FunctionSpec, TaskSpec, new_id
 from farcall_endpoint.agent.actions import WriteSpool
-from farcall_endpoint.agent.graphs import GraphNeeds
+from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.tasks import RetryState, SpooledTask, Stage, StoredResult, Task, TaskResult
-from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes
+from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes, bytes_of
 
 _logger = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ class Spool:
                 self._names[_payload_of(seq)] = file
             answer_key = answer_keys.get(spec.task_id, b"")
             needs = graphs.pop(seq, None)
-            graph = _decode_graph(needs) if needs is not None and is_fetched else None
+            graph = self._graph(seq, spec, needs) if needs is not None and is_fetched else None
             retry = retries.pop(seq, None)
             tasks.append(
                 SpooledTask(seq, spec, attempt, at, starts, is_fetched, None, answer_key, retry=retry, graph=graph)
@@ -470,6 +470,20 @@ class Spool:
 
     def _meta(self) -> dict[str, str]:
         return dict(self._database.execute("SELECT key, value FROM meta").fetchall())
+
+    def _graph(self, seq: int, spec: TaskSpec, needs: bytes) -> GraphNeeds:
+        """What is known of a task's graph. If its row is damaged, the graph is read again from the task's arguments; if
+        these are damaged, too, it may not run twice."""
+        try:
+            return _decode_graph(needs)
+        except (msgspec.DecodeError, TypeError) as error:  # TypeError: a column may have another type in SQLite
+            damage = f"what the spool has noted of the graph of task {spec.task_id} is damaged ({error})"
+        found = read_graph(bytes_of(self._body(seq)), spec.options, is_restricted=spec.data_only)
+        if isinstance(found, GraphNeeds):
+            _logger.warning("%s; it was read again from the task's arguments", damage)
+            return found
+        _logger.error("%s, and so are the task's arguments: if it has started, it does not run again", damage)
+        return GraphNeeds(1, 1, once=True, walltime_s=spec.options.walltime_s, environments=(spec.options.environment,))
 
     # -- bodies --------------------------------------------------------------------------------------------------------
 

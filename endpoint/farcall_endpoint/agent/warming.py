@@ -5,7 +5,7 @@ with the most of them before others; then one that can fork a worker; then one w
 started. What the paper leaves open is how many to start: another one while the work of an environment that is here
 would keep those that it has busy for longer than a start takes, within its share of the slots. Of an environment
 whose tasks have never been seen to run, one worker is started at first, and twice as many after each
-``_DOUBLING_S`` without any.
+``_DOUBLING_S`` without any; on a node that prepares it, only one until that is done.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class _Seats:
     workers: int
     ready: int
     sent: int
+
+    @property
+    def is_prepared_first(self) -> bool:
+        """Whether a task there waits until the node has prepared it: others would only hold slots until then."""
+        return self.load.preparing and not self.load.ready and self.sent > 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -256,7 +261,7 @@ class _Plan:
 
     def _best_place(self, need: _Need) -> tuple[_Node, _Seats] | None:
         """Where a worker of an environment should be started; None if none should."""
-        open_ = [each for each in need.seats if each[0].places > 0]
+        open_ = [each for each in need.seats if each[0].places > 0 and not each[1].is_prepared_first]
         forking = [each for each in open_ if each[1].load.forkable]
         if forking and need.workers < need.target(_FORK_S, now=self._now):
             open_ = forking

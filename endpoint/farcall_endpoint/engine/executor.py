@@ -115,6 +115,9 @@ class Engine(_Submitter):
     Functions need not be importable: what is defined in a script or a notebook travels with its code. A plain function
     is serialised at its first use. Workers start at once, in the current directory.
 
+    As pools of the standard library do, leaving a ``with`` block waits for all that was submitted, also after Ctrl-C. A
+    second Ctrl-C ends the wait; when the program ends, so do its tasks.
+
     :param max_workers: most tasks at a time (on each node); one for each core if not given.
     :param prefetch: most tasks to keep ready behind each running one; 0 switches prefetching off.
     :param batching: whether many tasks may share a message on their way to a worker; for measurements.

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 import zmq
@@ -49,7 +49,7 @@ from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
-from farcall_endpoint.shared_memory import Bytes, bytes_of
+from farcall_endpoint.shared_memory import Bytes
 
 _logger = logging.getLogger(__name__)
 
@@ -316,7 +316,7 @@ class EngineLoop:
                     _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)
                     self._events.append(ev.ManagerRegistered(manager_id, registered.slots, registered.ends_at))
                 case protocol.Progress() as progress:
-                    results = UserBytes([bytes_of(body) for body in bodies])
+                    results = UserBytes(cast("list[Bytes]", bodies))  # only those of calls are in files
                     self._events.append(ev.ManagerProgress(manager_id, progress, results))
                 case protocol.CallsTaken() | protocol.CallNews() | protocol.CallsDropped():
                     self._events.append(about_calls(manager_id, message, bodies))
@@ -324,7 +324,7 @@ class EngineLoop:
     def _perform(self, fleet: Fleet, action: do.Action) -> None:
         match action:
             case do.PassOn():
-                self._fleet.pass_on(action)
+                fleet.pass_on(action)
             case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
                 fleet.cancel(manager_id, task_ids)
             case do.RunTasks(manager_id=manager_id, tasks=tasks):

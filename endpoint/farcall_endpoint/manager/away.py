@@ -52,7 +52,6 @@ _MOST_INPUT_BYTES: Final = 16 * 2**20
 """A call with larger inputs stays, unless it cannot run here."""
 _MOST_MESSAGE_BYTES: Final = 64 * 2**20
 _MOST_KNOWN_FUNCTIONS: Final = 1000
-_UNKNOWN_TYPE: Final = "the endpoint's nodes do not have it"
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(CallOrder).decode
 
@@ -96,11 +95,7 @@ class AwayCalls:
 
     def cannot_run(self, environment: Environment | None) -> bool:
         """Whether this node lacks what an environment needs."""
-        return (
-            environment is not None
-            and self._types is not None
-            and bool(self._types.get(environment.type, _UNKNOWN_TYPE))
-        )
+        return environment is not None and self._types is not None and self._types.get(environment.type) != ""
 
     def hold(self, jobs: Sequence[Job], key: str) -> None:
         """Calls wait for another manager."""

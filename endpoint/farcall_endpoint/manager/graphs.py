@@ -411,8 +411,7 @@ class Graphs:
         running = self.running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
         self.spread += graph.spread
         run.start()
-        if run.end is not None:
-            running.touch()
+        running.touch()  # one whose calls wait for long is shown, too
         return list(_take_ready(running))
 
     def cancel(self, task_ids: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from farcall_common import wire
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload import Serializer
 from farcall_common.sealing import is_sealed
-from farcall_common.task_options import TaskOptions
+from farcall_common.task_options import Callee, TaskOptions
 from tests.support.endpoint.fake_http import ENDPOINT_ID, FakeHttp
 from tests.support.scripted_router import ScriptedRouter
 from tests.waiting import WAIT_S
@@ -87,6 +87,14 @@ class FakeCloud(ScriptedRouter):
         return self.submit_raw(
             self.serializer.pack_function(function), [self.serializer.pack_call(args) for args in calls], **options
         )
+
+    def submit_graph(self, functions: Sequence[Callable[..., Any]], payload: bytes) -> str:
+        """Queue a task whose stages call these functions."""
+        bodies = [self.serializer.pack_function(each) for each in functions]
+        callees = tuple(Callee(f"id-{number}", hashlib.sha256(body).hexdigest()) for number, body in enumerate(bodies))
+        for body in bodies:
+            self.submit_raw(body, [])  # the next message has it
+        return self.submit_raw(bodies[-1], [payload], callees=callees)[0]
 
     def submit_raw(self, body: bytes, payloads: Sequence[bytes], *, signature: str = "", **options: Any) -> list[str]:
         """Queue tasks with ready bytes. The name of each function is f."""
