@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from farcall_common.chains import hint_if_called
 from farcall_common.errors import SerializationError
 from farcall_common.payload import shipped_modules
 from farcall_common.payload.serializer import Serializer
@@ -38,6 +39,12 @@ class Included(NamedTuple):
         """The buffer of a function, with the modules: source text, which every worker reads."""
         call = f"function = function_with_modules({buffer!r}, {self.sources!r}, {self.digest!r})"
         return f"st\nfunction:{loader_text()}\n\n{call}\n".encode()
+
+
+def check_callable(function: object) -> None:
+    """:raises SerializationError: for what cannot be called."""
+    if not callable(function):
+        raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint_if_called(function))
 
 
 @functools.cache
@@ -76,8 +83,7 @@ class FunctionTable:
         known = self._known.get(id(function))
         if known is not None and known[0] is function:
             return known[1]
-        if not callable(function):
-            raise SerializationError(f"A {type(function).__name__} cannot be called.", hint="Pass the function itself.")
+        check_callable(function)
         buffer = _serializer.serialize_function(function)
         body = _serializer.pack([buffer if self._included is None else self._included.with_function(buffer)])
         name = getattr(function, "__name__", None)
