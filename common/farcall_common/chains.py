@@ -86,12 +86,6 @@ def is_decorated(function: object) -> bool:
     return bool(getattr(type(function), "farcall_decorated", False))
 
 
-def hint_if_called(value: object) -> str:
-    """What to do instead of calling a value that is no function: classes that are mistaken for one say it."""
-    hint: str = getattr(type(value), "farcall_hint_if_called", "Pass the function itself.")
-    return hint
-
-
 def name_of(function: Callable[..., Any]) -> str:
     """The name of a function, also of a partial one; of one without a name (an instance), that of its class."""
     while isinstance(function, functools.partial):

@@ -10,7 +10,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from farcall_common.chains import hint_if_called, name_of
 from farcall_common.errors import SerializationError
 from farcall_common.payload import shipped_modules
 from farcall_common.payload.serializer import Serializer
@@ -42,9 +41,11 @@ class Included(NamedTuple):
 
 
 def check_callable(function: object) -> None:
-    """:raises SerializationError: for what cannot be called."""
+    """:raises SerializationError: for what cannot be called. Classes that are mistaken for functions say in the hint what
+    to do."""
     if not callable(function):
-        raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint_if_called(function))
+        hint = getattr(type(function), "farcall_hint_if_called", "Pass the function itself.")
+        raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint)
 
 
 @functools.cache
@@ -86,7 +87,10 @@ class FunctionTable:
         check_callable(function)
         buffer = _serializer.serialize_function(function)
         body = _serializer.pack([buffer if self._included is None else self._included.with_function(buffer)])
-        made = Function(name_of(function), body, hashlib.sha256(body).hexdigest())
+        name = getattr(function, "__name__", None)
+        made = Function(
+            name if isinstance(name, str) else type(function).__name__, body, hashlib.sha256(body).hexdigest()
+        )
         if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
             while len(self._known) >= _MAX_KNOWN_FUNCTIONS:
                 self._known.pop(next(iter(self._known)), None)
