@@ -41,8 +41,10 @@ class Included(NamedTuple):
 
 
 def check_callable(function: object) -> None:
-    """:raises SerializationError: for what cannot be called. Classes that are mistaken for functions say in the hint what
-    to do."""
+    """Classes of what is mistaken for a function say in the hint what to do.
+
+    :raises SerializationError: for what cannot be called.
+    """
     if not callable(function):
         hint = getattr(type(function), "farcall_hint_if_called", "Pass the function itself.")
         raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint)
