@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, Unpack, overload
 
 from farcall_common.chains import Chain, is_decorated, name_of
-from farcall_common.graph_handles import ArgumentScan, Path, StageHandle, StageList, form_of
+from farcall_common.graph_handles import SUBMIT_HINT, ArgumentScan, Path, StageHandle, StageList, form_of
 
 if TYPE_CHECKING:
     from farcall_common.task_options import StageOptionsDict
@@ -24,6 +24,11 @@ When = int | Literal["all", "any"]
 #: As :data:`farcall_common.graphs.MAX_STAGES`.
 MAX_STAGES: Final = 100_000
 _NO_OPTIONS: Final[Mapping[str, Any]] = {}
+#: What stages have in place of the option ``container``.
+_REGISTERED: Final = (
+    "A registered environment is named by container where the function is registered, or for the whole graph: "
+    "executor.options(container=...)."
+)
 #: Targets of a graph that are remembered.
 _PLANS: Final = 4
 
@@ -114,7 +119,7 @@ class Plan:
         return f"stage {self.numbers[at]} ({self.stages[at].name})"
 
 
-class _Calls:
+class GraphCalls:
     """Adds calls to a graph, with options."""
 
     _graph: Graph
@@ -248,7 +253,7 @@ class _Calls:
         return name, known[1]
 
 
-class GraphView(_Calls):
+class GraphView(GraphCalls):
     """A graph with other options for the calls to come; :meth:`Graph.options` makes it."""
 
     def __init__(self, graph: Graph, *, name: str, needs: When, options: Mapping[str, Any]) -> None:
@@ -256,7 +261,7 @@ class GraphView(_Calls):
         self._graph = graph
 
 
-class Graph(_Calls):
+class Graph(GraphCalls):
     """Calls that get the values of other calls: one task, whose stages run where its endpoint has room.
 
     ::
@@ -272,6 +277,8 @@ class Graph(_Calls):
 
     :param spread: whether calls go to as many workers as there are, even where one could make them one after the other.
     """
+
+    farcall_hint_if_called: ClassVar[str] = SUBMIT_HINT
 
     def __init__(self, *, spread: bool = False) -> None:
         super().__init__()
@@ -402,7 +409,9 @@ def _check_options(options: Mapping[str, Any], *, subject: str = "") -> None:
     known = StageOptionsDict.__optional_keys__
     if unknown := sorted(options.keys() - known):
         message = unknown_option(unknown[0], {*known, "name", "needs"}, what="stages")
-        raise TypeError(f"{subject}{message}")
+        raise TypeError(f"{subject}{message}" + (f" {_REGISTERED}" if unknown[0] == "container" else ""))
+    if isinstance(environment := options.get("environment"), str):
+        raise TypeError(f"{subject}environment: expected a dict, got {type(environment).__name__}. {_REGISTERED}")
     try:
         TaskOptions.of(**options)
     except (TypeError, ValueError) as error:

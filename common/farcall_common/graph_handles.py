@@ -4,11 +4,14 @@ this module."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
 Path = tuple[int | str, ...]
+
+#: For those who submit a graph or a stage as a function.
+SUBMIT_HINT: Final = "A graph is submitted with what it is to return: executor.submit(graph, stage)."
 
 _MAX_DEPTH: Final = 50
 _IMMUTABLE: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -31,6 +34,8 @@ class StageHandle(Generic[T]):
     """
 
     __slots__ = ("graph", "number")
+
+    farcall_hint_if_called: ClassVar[str] = SUBMIT_HINT
 
     def __init__(self, graph: StagesByNumber, number: int) -> None:
         self.graph: StagesByNumber = graph
@@ -72,6 +77,8 @@ class StageList(Sequence[StageHandle[T]]):
     """The stages that :meth:`Graph.map` made, as a list. As an argument it is the list of their values."""
 
     __slots__ = ("_handles",)
+
+    farcall_hint_if_called: ClassVar[str] = SUBMIT_HINT
 
     def __init__(self, handles: Iterable[StageHandle[T]]) -> None:
         self._handles: tuple[StageHandle[T], ...] = tuple(handles)

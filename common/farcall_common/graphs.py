@@ -241,18 +241,11 @@ STAGE_RUN_S: Final = "stage_run_s"
 ``stages``."""
 VALUES: Final = "values"
 """Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
+DETAILS: Final = frozenset({STAGES, STAGE_CALLS, STAGE_RUN_S, VALUES})
+"""What the details of a result have of a graph."""
 
 STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", "skipped"})
 """States of a stage."""
 
 MAX_STATES: Final = 1000
 """So many stages are reported one by one; of a larger graph, those with an error, that run, and then the first."""
-
-
-def told(states: Sequence[StageState]) -> Sequence[StageState]:
-    """The states that are worth a place in a report, at most :data:`MAX_STATES`, in order."""
-    if len(states) <= MAX_STATES:
-        return states
-    rank = {"failed": 0, "running": 1}
-    chosen = sorted(states, key=lambda each: (rank.get(each.state, 2), each.number))[:MAX_STATES]
-    return sorted(chosen, key=lambda each: each.number)

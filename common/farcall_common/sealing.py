@@ -267,7 +267,9 @@ def open_call(
     head = bytes(sealed[: _HEAD.size])
     version, kind, key_id, sealed_at = _HEAD.unpack(head)
     if version not in (_VERSION, _CALLING):
-        raise SealInvalid(f"The call is sealed with version {version}, and this endpoint opens {_VERSION}.")
+        raise SealInvalid(
+            f"The call is sealed with version {version}, and this endpoint opens {_VERSION} and {_CALLING}."
+        )
     if sealed_at > now + CLOCK_TOLERANCE_S:
         raise SealInvalid("The call was sealed in the future.", hint="Set the clocks of both machines.")
     if sealed_at < now - CALL_LIFETIME_S:

@@ -111,7 +111,7 @@ function_missing = Outcome(
 function_not_permitted = Outcome(
     FunctionNotPermitted.code,
     Fault.CALLER,
-    "The configuration of this endpoint does not list function {}.",
+    "The configuration of this endpoint does not list function {} (SHA-256 {}).",
     "Ask the endpoint's owner to add it to allowed_functions.",
 )
 callee_not_permitted = Outcome(

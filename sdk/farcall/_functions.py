@@ -32,6 +32,7 @@ from farcall_common.payload import (
     strategy_named,
 )
 from farcall_common.payload.data import named_classes
+from farcall_common.payload.functions import check_callable
 from farcall_common.payload.include import included, with_modules
 from farcall_common.task_options import TaskOptions
 
@@ -366,8 +367,7 @@ class FunctionTable:
 
 
 def _pack_function(function: Callable[..., Any], serializer: Serializer) -> PackedFunction:
-    if not callable(function):
-        raise SerializationError(f"a {type(function).__name__} cannot be called", hint="Pass the function itself.")
+    check_callable(function)
     # A subclass may override anything.
     if isinstance(function, ShellFunction) and type(function) in (ShellFunction, MPIFunction):
         found = _pack_source(*function.source())

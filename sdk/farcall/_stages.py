@@ -199,7 +199,7 @@ def stages_of(
     kept: Mapping[str, Any] = values if isinstance(values, Mapping) else {}
 
     def info(state: StageState, record: ErrorRecord | None) -> StageInfo:
-        fields = {name: getattr(state, name) for name in state.__struct_fields__}
+        fields = msgspec.structs.asdict(state)
         error = task_error(record, expected=TaskFailed) if record else None
         fields["error"] = error if isinstance(error, TaskFailed) else None
         text = kept.get(str(state.number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from farcall_common.environments import Environment
 from farcall_common.task_options import Callee, TaskOptions
@@ -208,6 +208,33 @@ SAMPLES: Final = {
     )
 }
 
+
+def _hello(**later: Any) -> m.Envelope:
+    """A message with these fields, and the oldest ones."""
+    return m.Envelope(
+        m.Hello(
+            endpoint_id="e-1",
+            ticket="t-1",
+            instance_id="i-1",
+            spool_id="s-1",
+            protocol_versions=(1,),
+            heartbeat_s=30.0,
+            **later,
+        )
+    )
+
+
+def _run_tasks(*tasks: m.TaskSpec, payload: bytes = b"4\n11\n[") -> m.Envelope:
+    """A message with these tasks, which have the same payload."""
+    return m.Envelope(m.RunTasks(tasks=tasks), (payload,))
+
+
+def _task(**later: Any) -> m.TaskSpec:
+    """A task with these fields, and the oldest ones."""
+    later = {"options": TaskOptions(), **later}
+    return m.TaskSpec(task_id=TASK, attempt=1, function_id="fn-1", function_hash=SHA, payload=0, **later)
+
+
 #: Fields that came after the first golden bytes of their message, which are never edited.
 LATER_FIELDS: Final = {
     "Welcome.relay": m.Envelope(
@@ -234,177 +261,38 @@ LATER_FIELDS: Final = {
             results=(m.StreamResult(task_id=TASK, task_group_id=GROUP, state=TaskState.DEAD_LETTERED, error=ERROR),),
         )
     ),
-    "Hello.spool-generation": m.Envelope(
-        m.Hello(
-            endpoint_id="e-1",
-            ticket="t-1",
-            instance_id="i-1",
-            spool_id="s-1",
-            protocol_versions=(1,),
-            heartbeat_s=30.0,
-            spool_generation=7,
-        )
-    ),
+    "Hello.spool-generation": _hello(spool_generation=7),
     "Heartbeat.spool-generation": m.Envelope(m.Heartbeat(at=1_800_000_000.5, spool_generation=7)),
-    "RunTasks.traceparent": m.Envelope(
-        m.RunTasks(
-            tasks=(
-                m.TaskSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    function_id="fn-1",
-                    function_hash=SHA,
-                    options=TaskOptions(),
-                    payload=0,
-                    traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-                ),
-            ),
+    "RunTasks.traceparent": _run_tasks(_task(traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")),
+    "RunTasks.submitter": _run_tasks(_task(submitter="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10")),
+    "Hello.fair-share": _hello(reserve=16, weights={"0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10": 3}),
+    "Hello.output": _hello(knows_output=True),
+    "Hello.graphs": _hello(knows_graphs=True),
+    "Hello.data-only": _hello(knows_data_only=True),
+    "Hello.retries": _hello(knows_retries=True),
+    "Hello.containers": _hello(capabilities=m.Capabilities(containers=("apptainer", "uv"))),
+    "RunTasks.environment": _run_tasks(
+        _task(
+            options=TaskOptions().within(
+                Environment(type="apptainer", location="/images/sci.sif", preload=("numpy",), name="sci"),
+                container="c-1",
+            )
         ),
-        (b"4\n11\n[",),
+        _task(options=TaskOptions().within(Environment(type="uv", requirements=("polars==1.*",)))),
     ),
-    "RunTasks.submitter": m.Envelope(
-        m.RunTasks(
-            tasks=(
-                m.TaskSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    function_id="fn-1",
-                    function_hash=SHA,
-                    options=TaskOptions(),
-                    payload=0,
-                    submitter="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10",
-                ),
-            ),
+    "RunTasks.retries": _run_tasks(
+        _task(options=TaskOptions(retries=3, retry_on=("builtins.OSError",), retry_delay_s=0.5))
+    ),
+    "RunTasks.callees": _run_tasks(
+        _task(
+            options=TaskOptions(
+                callees=(
+                    Callee("fn-1", SHA, 2),
+                    Callee("fn-2", SHA, 1, Environment(type="uv", requirements=("polars==1.*",))),
+                )
+            )
         ),
-        (b"4\n11\n[",),
-    ),
-    "Hello.fair-share": m.Envelope(
-        m.Hello(
-            endpoint_id="e-1",
-            ticket="t-1",
-            instance_id="i-1",
-            spool_id="s-1",
-            protocol_versions=(1,),
-            heartbeat_s=30.0,
-            reserve=16,
-            weights={"0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10": 3},
-        )
-    ),
-    "Hello.output": m.Envelope(
-        m.Hello(
-            endpoint_id="e-1",
-            ticket="t-1",
-            instance_id="i-1",
-            spool_id="s-1",
-            protocol_versions=(1,),
-            heartbeat_s=30.0,
-            knows_output=True,
-        )
-    ),
-    "Hello.graphs": m.Envelope(
-        m.Hello(
-            endpoint_id="e-1",
-            ticket="t-1",
-            instance_id="i-1",
-            spool_id="s-1",
-            protocol_versions=(1,),
-            heartbeat_s=30.0,
-            knows_graphs=True,
-        )
-    ),
-    "Hello.data-only": m.Envelope(
-        m.Hello(
-            endpoint_id="e-1",
-            ticket="t-1",
-            instance_id="i-1",
-            spool_id="s-1",
-            protocol_versions=(1,),
-            heartbeat_s=30.0,
-            knows_data_only=True,
-        )
-    ),
-    "Hello.retries": m.Envelope(
-        m.Hello(
-            endpoint_id="e-1",
-            ticket="t-1",
-            instance_id="i-1",
-            spool_id="s-1",
-            protocol_versions=(1,),
-            heartbeat_s=30.0,
-            knows_retries=True,
-        )
-    ),
-    "Hello.containers": m.Envelope(
-        m.Hello(
-            endpoint_id="e-1",
-            ticket="t-1",
-            instance_id="i-1",
-            spool_id="s-1",
-            protocol_versions=(1,),
-            heartbeat_s=30.0,
-            capabilities=m.Capabilities(containers=("apptainer", "uv")),
-        )
-    ),
-    "RunTasks.environment": m.Envelope(
-        m.RunTasks(
-            tasks=(
-                m.TaskSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    function_id="fn-1",
-                    function_hash=SHA,
-                    options=TaskOptions().within(
-                        Environment(type="apptainer", location="/images/sci.sif", preload=("numpy",), name="sci"),
-                        container="c-1",
-                    ),
-                    payload=0,
-                ),
-                m.TaskSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    function_id="fn-1",
-                    function_hash=SHA,
-                    options=TaskOptions().within(Environment(type="uv", requirements=("polars==1.*",))),
-                    payload=0,
-                ),
-            ),
-        ),
-        (b"4\n11\n[",),
-    ),
-    "RunTasks.retries": m.Envelope(
-        m.RunTasks(
-            tasks=(
-                m.TaskSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    function_id="fn-1",
-                    function_hash=SHA,
-                    options=TaskOptions(retries=3, retry_on=("builtins.OSError",), retry_delay_s=0.5),
-                    payload=0,
-                ),
-            ),
-        ),
-        (b"4\n11\n[",),
-    ),
-    "RunTasks.callees": m.Envelope(
-        m.RunTasks(
-            tasks=(
-                m.TaskSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    function_id="fn-1",
-                    function_hash=SHA,
-                    options=TaskOptions(
-                        callees=(
-                            Callee("fn-1", SHA, 2),
-                            Callee("fn-2", SHA, 1, Environment(type="uv", requirements=("polars==1.*",))),
-                        )
-                    ),
-                    payload=0,
-                ),
-            ),
-        ),
-        (b"gr\nAAAA",),
+        payload=b"gr\nAAAA",
     ),
     "RunTasks.functions-ahead": m.Envelope(
         m.RunTasks(tasks=(), functions=(m.FunctionSpec(function_hash=SHA, name="resize", body=0),)),

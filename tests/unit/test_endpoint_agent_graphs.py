@@ -175,6 +175,7 @@ def test_each_callee_must_be_on_the_list(listed: str) -> None:
         core = connected(allowed_functions=allowed[:missing] + allowed[missing + 1 :])
         record = error_of(send(core, spec("a")))
         assert (record.code, CALLEES[missing].function_id in record.message) == ("FUNCTION_NOT_PERMITTED", True)
+        assert CALLEES[missing].function_hash in record.message
 
 
 def test_the_body_of_each_callee_must_be_here() -> None:

@@ -317,7 +317,21 @@ def test_a_graph_has_a_walltime_and_its_stages_have_their_own() -> None:
     rig.handle()
     finished = only(rig)
     assert (finished.state, finished.error and finished.error["code"]) == (TaskState.FAILED, "WALLTIME_EXCEEDED")
+    assert "was stopped, in stage 1 (resize)." in (finished.error or {})["message"]
     assert rig.killed == [0]
+
+
+def test_a_walltime_names_the_first_stage_that_ran_and_counts_the_others() -> None:
+    rig = rig_of(slots=3)
+    copies = [Stage(0, name) for name in ("a", "b", "c")]
+    start(rig, *copies, Stage(1, "d", tuple(Input(number, (number,)) for number in range(3))), walltime_s=1.0)
+    for worker in range(3):
+        rig.read(worker)
+    rig.now = 0.1
+    rig.handle()
+    rig.now = 2.0
+    rig.handle()
+    assert "was stopped, in stage 0 (a) and 2 more stages." in (only(rig).error or {})["message"]
 
 
 def _end_at(rig: Rig, value: bytes, *, started_at: float, ended_at: float) -> list[Action]:

@@ -170,7 +170,8 @@ def test_options_are_those_of_the_task_and_the_stage_together() -> None:
     ("options", "error", "message"),
     [
         ({"walltime": 5}, TypeError, "'walltime' is not an option of stages. Did you mean 'walltime_s'"),
-        ({"container": "c"}, TypeError, "'container' is not an option of stages"),
+        ({"container": "c"}, TypeError, r"'container' is not an option of stages\..*executor\.options\(container"),
+        ({"environment": "c"}, TypeError, r"expected a dict, got str\..*executor\.options\(container"),
         ({"walltime_s": -1}, ValueError, "walltime_s"),
         ({"name": 3}, TypeError, "name: expected a text, got int"),
     ],
@@ -239,6 +240,11 @@ def test_places_that_cannot_hold_a_value() -> None:
     graph.call(merge, {(1, 2): "no stage", "a": a})
     with pytest.raises(TypeError, match=r"graph\.map\(f, stage\) makes a call for each"):
         list(a)  # type: ignore[call-overload]
+
+
+def test_arguments_by_name_are_refused_without_a_private_name() -> None:
+    with pytest.raises(TypeError, match=r"^[A-Z]\w+\.map\(\) got an unexpected keyword argument 'x'"):
+        Graph().map(merge, x=[1])  # type: ignore[call-overload]
 
 
 def test_a_stage_that_comes_later_cannot_be_written() -> None:

@@ -120,6 +120,8 @@ def test_callee_must_be_one_that_the_endpoint_runs(lab: GraphLab) -> None:
     status, code, message = lab.refused(lab.callee_id)
     assert (status, code) == (403, "FUNCTION_NOT_PERMITTED")
     assert message == f"Endpoint {lab.endpoint_id} does not run function {lab.callee_id}@1."
+    [version] = lab.api.call("GET", f"/v3/functions/{lab.callee_id}/versions").body["versions"]
+    assert f"add resize (SHA-256 {version['function_hash']}) to" in lab.submit(callees=[lab.callee_id]).body["hint"]
     assert lab.submit().status == 200
     assert lab.api.call("PUT", path, {"allowed_functions": [lab.function_id, f"{lab.callee_id}@1"]}).status == 200
     assert lab.submit(callees=[lab.callee_id]).status == 200

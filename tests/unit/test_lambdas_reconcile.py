@@ -51,9 +51,9 @@ class WatchedDatabase(FakeDatabase):
         self.before_tasks_are_added()
         return super().add_tasks(tasks, memoized=memoized, audit=audit, endpoint_id=endpoint_id)
 
-    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+    def get_tasks(self, task_ids: Sequence[str], **kinds: bool) -> Mapping[str, Task]:
         self.on_call("get_tasks", len(task_ids))
-        return super().get_tasks(task_ids, with_bodies=with_bodies)
+        return super().get_tasks(task_ids, **kinds)
 
     def list_open_tasks(self, endpoint_id: str, *, after: str = "", limit: int = 1000) -> Sequence[Task]:
         found = super().list_open_tasks(endpoint_id, after=after, limit=limit)

@@ -6,6 +6,7 @@ import base64
 import concurrent.futures
 import functools
 import json
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -256,6 +257,31 @@ def test_what_cannot_be_submitted_names_its_stage(executor: Executor, submits: S
     with pytest.raises(SerializationError, match=r"stage 0 \(read\) has no value before the graph runs"):
         executor.submit(ignore, text)
     assert submits.bodies == []
+
+
+def test_a_stage_that_is_submitted_without_its_graph_is_refused_with_a_hint(executor: Executor) -> None:
+    graph = Graph()
+    for target in (graph.call(read, "a"), graph.map(read, "ab")):
+        with pytest.raises(SerializationError, match="cannot be called") as caught:
+            executor.submit(target)  # type: ignore[call-overload]
+        assert "executor.submit(graph, stage)" in caught.value.hint
+
+
+def test_a_stage_inside_an_object_is_explained_once(executor: Executor) -> None:
+    graph = Graph()
+    hidden = types.SimpleNamespace(text=graph.call(read, "a"))
+    with pytest.raises(SerializationError, match=r"stage 1 \(count\): Positional argument 1") as caught:
+        executor.submit(graph, graph.call(count, hidden))
+    assert caught.value.record.message.count("has no value before the graph runs") == 1
+
+
+def test_needs_counts_elements_of_a_map_in_the_fake_cloud(executor: Executor) -> None:
+    graph = Graph()
+    counts = graph.map(count, graph.call(split, graph.call(read, "a")))
+    enough = graph.options(needs=2).call(total, counts)
+    assert executor.submit(graph, enough).result(WAIT_S) == 7
+    with pytest.raises(TaskFailed, match=r"TOO_FEW_INPUTS.*stage 3 \(total\): The stage needs 4 inputs, and has 3"):
+        executor.submit(graph, graph.options(needs=4).call(total, counts)).result(WAIT_S)
 
 
 def test_a_graph_with_too_many_functions_is_refused(executor: Executor) -> None:

@@ -1054,6 +1054,23 @@ class RecordsSuite:
         assert found(function_id="f2", after="t2", limit=1) == ["t3"]
         assert all(task.payload is None for task in records.tasks.find_open_tasks(function_id="f1"))
 
+    def test_tasks_in_answers_have_no_callees(self, records: Records) -> None:
+        """Five hundred tasks with a thousand each would take more memory than there is."""
+        mentions = TaskOptions(resource_specification={"callees": [["f2"]]}, max_attempts=2)
+        calls = msgspec.structs.replace(mentions, callees=(Callee("f1", "h1", 2, UV), Callee("f2", "h2")))
+        only = TaskOptions(callees=(Callee("f1", "h1"),))
+        given = {"t1": calls, "t2": mentions, "t3": only, "t4": TaskOptions()}
+        records.tasks.add_tasks([make_task(task_id, options=options) for task_id, options in given.items()])
+        records.tasks.record_results([make_task_result("t1")], at=at(1))
+
+        found = records.tasks.get_tasks([*given, "t9"], for_answers=True)
+
+        options = {task_id: task.options for task_id, task in found.items()}
+        assert options == {"t1": mentions, "t2": mentions, "t3": TaskOptions(), "t4": TaskOptions()}
+        whole = records.tasks.get_tasks(["t1"])["t1"]
+        assert found["t1"] == msgspec.structs.replace(whole, payload=None, options=mentions)
+        assert whole.options == calls
+
     def test_open_tasks_that_may_call_a_function_are_found(self, records: Records) -> None:
         calls = TaskOptions(callees=(Callee("f1", "h1", 2), Callee("f2", "h2", environment=UV)))
         mentions = TaskOptions(resource_specification={"callees": [["f2"]], "f2": "f2"})

@@ -40,6 +40,16 @@ class Included(NamedTuple):
         return f"st\nfunction:{loader_text()}\n\n{call}\n".encode()
 
 
+def check_callable(function: object) -> None:
+    """Classes of what is mistaken for a function say in the hint what to do.
+
+    :raises SerializationError: for what cannot be called.
+    """
+    if not callable(function):
+        hint = getattr(type(function), "farcall_hint_if_called", "Pass the function itself.")
+        raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint)
+
+
 @functools.cache
 def loader_text() -> str:
     """The source text of the loader of modules."""
@@ -76,8 +86,7 @@ class FunctionTable:
         known = self._known.get(id(function))
         if known is not None and known[0] is function:
             return known[1]
-        if not callable(function):
-            raise SerializationError(f"A {type(function).__name__} cannot be called.", hint="Pass the function itself.")
+        check_callable(function)
         buffer = _serializer.serialize_function(function)
         body = _serializer.pack([buffer if self._included is None else self._included.with_function(buffer)])
         name = getattr(function, "__name__", None)

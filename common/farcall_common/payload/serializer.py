@@ -31,7 +31,7 @@ from farcall_common.payload.data import (
 )
 from farcall_common.payload.framing import Piece, pack, pack_binary, unpack
 from farcall_common.payload.native import NATIVE_PREFIX, load_native
-from farcall_common.payload.strategy import Combination, Strategy, explain, hint_for, message_of
+from farcall_common.payload.strategy import Combination, Strategy, explain, explain_all, hint_for, message_of
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
@@ -328,7 +328,7 @@ def _first_that_dumps(value: object, strategies: Iterable[Strategy], subject: st
                 return strategy.write(value)
             except Exception as error:  # noqa: BLE001 - pickling a value may raise anything
                 failures.append((strategy, error))  # explained only when nothing works: most calls fail once, at JSON
-        tried = "; ".join(explain(strategy, error) for strategy, error in failures) or "nothing"
+        tried = explain_all(failures) or "nothing"
     finally:
         # The traceback of an exception refers to this frame: a frame that refers to the exception keeps the value alive
         # until the garbage collector runs.

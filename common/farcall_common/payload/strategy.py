@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from farcall_common.errors import SerializationError
@@ -98,8 +98,19 @@ class Combination(Strategy):
 
 def explain(strategy: Strategy, error: BaseException) -> str:
     """One line with the reason why a strategy failed."""
-    reason = textwrap.shorten(message_of(error), _MAX_REASON_CHARACTERS, placeholder=" ...")
-    return f"{type(strategy).__name__}: {type(error).__name__}" + (f": {reason}" if reason else "")
+    return explain_all([(strategy, error)])
+
+
+def explain_all(failures: Iterable[tuple[Strategy, BaseException]]) -> str:
+    """One line with the reasons why strategies failed; a reason that several have in common is there once."""
+    parts: list[str] = []
+    before = ""
+    for strategy, error in failures:
+        text = textwrap.shorten(message_of(error), _MAX_REASON_CHARACTERS, placeholder=" ...")
+        reason = type(error).__name__ + (f": {text}" if text else "")
+        parts.append(f"{type(strategy).__name__}: {'the same' if reason == before else reason}")
+        before = reason
+    return "; ".join(parts)
 
 
 def message_of(error: BaseException) -> str:

@@ -324,8 +324,11 @@ class Tasks(Audited, Protocol):
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
         """For each key the owner's newest successful task with it, if there is one."""
 
-    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
-        """Tasks by id. Without bodies, ``payload`` and ``result`` are None."""
+    def get_tasks(
+        self, task_ids: Sequence[str], *, with_bodies: bool = True, for_answers: bool = False
+    ) -> Mapping[str, Task]:
+        """Tasks by id. Without bodies, ``payload`` and ``result`` are None; for answers, ``payload`` is None and the
+        options have no callees."""
 
     def list_tasks(
         self,

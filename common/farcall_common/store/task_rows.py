@@ -26,6 +26,12 @@ from farcall_common.wire.states import Reporter, TaskState
 _TASK_COLUMNS: Final = Task.__struct_fields__
 WHOLE_TASK: Final = f"SELECT {', '.join(_TASK_COLUMNS)} FROM task"
 LIGHT_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" result,", " NULL AS result,")
+_HAS_CALLEES: Final = """strpos(options::text, '"callees":[[') > 0"""
+#: Columns of tasks in answers: each of very many may name a thousand functions, and none of them is shown.
+_SHOWN_OPTIONS: Final = f"""CASE WHEN {_HAS_CALLEES} THEN coalesce(
+        (SELECT json_object_agg(key, value) FROM json_each(options) WHERE key <> 'callees'), '{{}}'::json
+    ) ELSE options END AS options"""
+SHOWN_TASK: Final = WHOLE_TASK.replace(" payload,", " NULL AS payload,").replace(" options,", f" {_SHOWN_OPTIONS},")
 #: Columns of a list of tasks, and of a long one: details and errors may be as large as a message, and options may name
 #: a thousand functions.
 _WITH_OPTIONS: Final = LIGHT_TASK.replace(" details,", " '{}'::json AS details,")
@@ -269,7 +275,7 @@ PURGE: Final = """
 
 #: That a task is not of a function, but may call it; by the index ``task_open_callees``. Options are searched as text,
 #: which takes no time for those of other tasks when they are added.
-CALLS_FUNCTION: Final = """strpos(options::text, '"callees":[[') > 0 AND function_id <> %(function_id)s
+CALLS_FUNCTION: Final = f"""{_HAS_CALLEES} AND function_id <> %(function_id)s
     AND strpos(options::text, '["' || %(function_id)s || '","') > 0"""
 
 

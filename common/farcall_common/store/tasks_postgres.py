@@ -139,8 +139,11 @@ class PostgresTasks(PostgresPort):
         tasks = self._tasks(task_rows.MEMOIZED, {"owner_id": owner_id, "keys": list(memo_keys)})
         return {task.memo_key: task for task in tasks if task.memo_key is not None}
 
-    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+    def get_tasks(
+        self, task_ids: Sequence[str], *, with_bodies: bool = True, for_answers: bool = False
+    ) -> Mapping[str, Task]:
         query = task_rows.WHOLE_TASK if with_bodies else task_rows.LIGHT_TASK
+        query = task_rows.SHOWN_TASK if for_answers else query
         tasks = self._tasks(f"{query} WHERE task_id = ANY(%(ids)b::text[])", {"ids": list(task_ids)}, by_keys=True)
         return {task.task_id: task for task in tasks}
 

@@ -299,7 +299,7 @@ def refusal(
     functions: tuple[TaskSpec | Callee, ...] = (spec, *options.callees) if options.callees else (spec,)
     for each in functions:
         if allowed_functions is not None and not {each.function_id, each.function_hash}.intersection(allowed_functions):
-            return outcomes.function_not_permitted(each.function_id)
+            return outcomes.function_not_permitted(each.function_id, each.function_hash)
         if each.function_hash not in known_functions:
             return outcomes.function_missing(each.function_hash)
         if not_signed is not None and (refused := not_signed(each.function_hash)) is not None:

@@ -282,6 +282,15 @@ class GraphRun:
         element = f", element {failure.element}" if stage.is_map and stage.size >= 0 else ""
         return f"stage {stage.number} ({stage.spec.name}){element}"
 
+    def running(self) -> str:
+        """Which stages run, in words: the first, and how many more; empty if none does."""
+        numbers = sorted(n for n in self._active if n < len(self.graph.stages) and self.stages[n].running)
+        if not numbers:
+            return ""
+        first, others = self.stages[numbers[0]], len(numbers) - 1
+        more = f" and {others} more {'stage' if others == 1 else 'stages'}" if others else ""
+        return f"stage {first.number} ({first.spec.name}){more}"
+
     # -- the start -----------------------------------------------------------------------------------------------------
 
     def _link(self) -> None:

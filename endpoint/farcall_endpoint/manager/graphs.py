@@ -474,7 +474,10 @@ class Graphs:
             if order.options.walltime_s is not None:
                 running.ends_by = now.mono - max(0.0, age_s) + order.options.walltime_s
         if running.ends_by is not None and now.mono >= running.ends_by and order.options.walltime_s is not None:
-            running.run.stop(TaskState.FAILED, outcomes.walltime_exceeded(order.options.walltime_s).to_json())
+            record = outcomes.walltime_exceeded(order.options.walltime_s).to_json()
+            if stages := running.run.running():
+                record["message"] = f"{record['message'].removesuffix('.')}, in {stages}."
+            running.run.stop(TaskState.FAILED, record)
 
     def _finish(self, running: RunningGraph, now: Instant) -> None:
         run, job = running.run, running.job

@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from farcall_common import graphs
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
 from farcall_common.store.model import EndpointStatus, EnvironmentState
 from farcall_common.wire import EndpointReport
-from farcall_forwarder.core.untrusted_graphs import DETAILS_OF_GRAPHS, clean_graph, clean_graphs
+from farcall_forwarder.core.untrusted_graphs import clean_graph, clean_graphs
 
 #: Characters of one text, entries of one object, and levels of nesting that are kept.
 MAX_TEXT: Final = 64 * 1024
@@ -46,9 +47,9 @@ def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
 def clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
     """Details of one task, which are stored with it: all of them, or none if they are too large. Those of a graph have
     limits of their own. ``now`` is in epoch seconds."""
-    if DETAILS_OF_GRAPHS.isdisjoint(value):
+    if graphs.DETAILS.isdisjoint(value):
         return _clean_details(value)
-    rest = {name: each for name, each in value.items() if name not in DETAILS_OF_GRAPHS}
+    rest = {name: each for name, each in value.items() if name not in graphs.DETAILS}
     return {**_clean_details(rest), **clean_graph(value, now=now)}
 
 

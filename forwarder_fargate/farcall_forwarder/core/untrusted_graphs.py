@@ -23,9 +23,6 @@ from farcall_common.graphs import (
 from farcall_common.store.model import GraphState
 from farcall_common.wire import is_uuid
 
-#: Details of a result that only this module writes.
-DETAILS_OF_GRAPHS: Final = frozenset({STAGES, STAGE_CALLS, STAGE_RUN_S, VALUES})
-
 #: Bytes of the stages of one result, as JSON.
 _MAX_STAGES_BYTES: Final = 384 * 1024
 #: Stages of which the error is kept, and characters of one text there.

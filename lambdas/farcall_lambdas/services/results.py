@@ -80,7 +80,7 @@ class ResultService(Service):
         # In steps: of many tasks with big results most would not fit.
         for start in range(0, len(wanted), _READ_AT_ONCE):
             ids = wanted[start : start + _READ_AT_ONCE]
-            found = self._stores.tasks.get_tasks(ids)
+            found = self._stores.tasks.get_tasks(ids, for_answers=True)
             own = {id_: found[id_] for id_ in ids if id_ in found and identity.owns_task(found[id_])}
             shown = self.views(list(own.values()), takes_refs=takes_refs, room=room)
             views |= {id_: shown.get(id_) for id_ in ids if id_ in shown or id_ not in own}

@@ -329,9 +329,11 @@ def _check_allowed(endpoint: Endpoint, functions: Mapping[str, Function]) -> Non
     for function in functions.values():
         version = f"{function.function_id}@{function.version}"
         if allowed.isdisjoint((function.function_id, version)):
-            raise FunctionNotPermitted(f"Endpoint {endpoint.endpoint_id} does not run function {version}.").of(
-                endpoint.endpoint_id, owner_id=endpoint.owner_id
-            )
+            raise FunctionNotPermitted(
+                f"Endpoint {endpoint.endpoint_id} does not run function {version}.",
+                hint=f"Ask the endpoint's owner to add {function.name} (SHA-256 {function.body_hash}) to "
+                "`allowed_functions`, which lists those that may run.",
+            ).of(endpoint.endpoint_id, owner_id=endpoint.owner_id)
 
 
 def _environments(functions: Mapping[str, Function], options: TaskOptions) -> Mapping[str, Environment | None]:

@@ -27,6 +27,7 @@ from farcall.cli._output import (
     shown_ids,
     write,
 )
+from farcall_common import graphs
 from farcall_common.console import duration, instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest, TaskUnknown
 from farcall_common.wire import TaskState
@@ -52,7 +53,7 @@ _EXPORTED: Final = (
 _KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "environment", "attempt", "retry of")
 
 #: Details of a task that are not shown as fields.
-_NOT_FIELDS: Final = frozenset({"task_transitions", "stages", "stage_calls", "stage_run_s", "values"})
+_NOT_FIELDS: Final = frozenset({"task_transitions", *graphs.DETAILS})
 
 State = Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")]
 OnEndpoint = Annotated[

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.errors import ErrorRecord
-from farcall_common.graphs import COLLECT, STAGE_CALLS, STAGE_RUN_S, STAGES, Graph, Stage, StageState
+from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.graphs import COLLECT, STAGE_CALLS, STAGE_RUN_S, STAGES, VALUES, Graph, Stage, StageState
 from farcall_common.payload import Serializer
 
 _MAX_VALUE_BYTES: Final = 4 * 1024
@@ -57,7 +57,14 @@ class GraphRun:
         first: ErrorRecord | None = None
         for number, stage in enumerate(self._graph.stages):
             if not self._can_run(stage):
-                self._states[number] = msgspec.structs.replace(self._states[number], state="cancelled")
+                missing = self._too_few(stage)
+                self._states[number] = msgspec.structs.replace(
+                    self._states[number],
+                    state="failed" if missing else "cancelled",
+                    failed=int(bool(missing)),
+                    error=missing.to_json() if missing else None,
+                )
+                first = first or (missing and _at(f"stage {number} ({stage.name})", missing))
                 continue
             started_at = time.time()
             done: list[Any] = []
@@ -71,8 +78,7 @@ class GraphRun:
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
                 error = self._describe(raised)
                 element = f", element {len(done)}" if stage.is_map else ""
-                where = f"stage {number} ({stage.name}){element}"
-                first = first or dataclasses.replace(error, message=f"{where}: {error.message}")
+                first = first or _at(f"stage {number} ({stage.name}){element}", error)
             else:
                 self._values[number] = done if stage.is_map else done[0]
             ended_at = time.time()
@@ -105,12 +111,26 @@ class GraphRun:
             pieces = {number: self._serializer.edge_pieces(value) for number, value in self._values.items()}
             values = {str(number): b"".join(each) for number, each in pieces.items()}
             small = {number: text for number, text in values.items() if len(text) <= _MAX_VALUE_BYTES}
-            found["values"] = {number: base64.b64encode(text).decode() for number, text in small.items()}
+            found[VALUES] = {number: base64.b64encode(text).decode() for number, text in small.items()}
         return found
 
     def _can_run(self, stage: Stage) -> bool:
-        there = sum(each.stage in self._values for each in stage.inputs)
-        return there >= (stage.needs or len(stage.inputs))
+        if stage.needs:
+            return self._count(stage) >= stage.needs
+        return all(each.stage in self._values for each in stage.inputs)
+
+    def _count(self, stage: Stage) -> int:
+        """How many inputs a call has, where those of a map count one by one."""
+        stages = self._graph.stages
+        there = [each.stage for each in stage.inputs if each.stage in self._values]
+        return sum(len(self._values[at]) if stages[at].is_map and not stage.is_map else 1 for at in there)
+
+    def _too_few(self, stage: Stage) -> ErrorRecord | None:
+        """The error of a stage whose inputs are all there, and fewer than it needs; None if one of them is lost."""
+        if not all(each.stage in self._values for each in stage.inputs):
+            return None
+        message = f"The stage needs {stage.needs} inputs, and has {self._count(stage)}."
+        return ErrorRecord("TOO_FEW_INPUTS", message, fault=Fault.CALLER)
 
     def _rows(self, stage: Stage, number: int) -> list[tuple[list[Any], dict[str, Any]]]:
         """The arguments of each call of a stage."""
@@ -138,6 +158,11 @@ class GraphRun:
 
     def _call(self, stage: Stage, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return args if stage.function == COLLECT else self._functions[stage.function](*args, **kwargs)
+
+
+def _at(where: str, error: ErrorRecord) -> ErrorRecord:
+    """The error of a graph, with the stage that it comes from."""
+    return dataclasses.replace(error, message=f"{where}: {error.message}")
 
 
 def _put(root: Any, path: Sequence[int | str], value: Any) -> None:

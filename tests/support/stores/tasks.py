@@ -92,9 +92,13 @@ class FakeTasks(FakeShares, FakeUsage):
             newest = sorted(found, key=lambda task: moment(task.finished_at))
         return {task.memo_key: task for task in newest if task.memo_key is not None}
 
-    def get_tasks(self, task_ids: Sequence[str], *, with_bodies: bool = True) -> Mapping[str, Task]:
+    def get_tasks(
+        self, task_ids: Sequence[str], *, with_bodies: bool = True, for_answers: bool = False
+    ) -> Mapping[str, Task]:
         with self._call():
             found = (self._tasks[task_id] for task_id in task_ids if task_id in self._tasks)
+            if for_answers:
+                return {task.task_id: _shown(task) for task in found}
             return {task.task_id: task if with_bodies else _light(task) for task in found}
 
     def list_tasks(
@@ -281,6 +285,10 @@ def _by_submission(task: Task) -> tuple[dt.datetime, str]:
 
 def _light(task: Task) -> Task:
     return msgspec.structs.replace(task, payload=None, result=None)
+
+
+def _shown(task: Task) -> Task:
+    return msgspec.structs.replace(task, payload=None, options=msgspec.structs.replace(task.options, callees=()))
 
 
 def _short(task: Task) -> Task:
