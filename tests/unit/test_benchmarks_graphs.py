@@ -14,7 +14,6 @@ from benchmarks.graphs.measuring import (
     PIECES,
     QUICK,
     SIZES,
-    SMALL,
     WIDTH,
     Results,
     chain,
