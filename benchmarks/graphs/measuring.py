@@ -42,7 +42,7 @@ class Results:
         self.missing: dict[str, str] = {}
 
     def add(self, name: str, experiment: Callable[[], Figures]) -> None:
-        """Run an experiment. One that fails has no figures, and the others go on."""
+        """Run an experiment. One that fails has no figures, and the others run."""
         try:
             self.figures |= experiment()
         except Exception as error:  # noqa: BLE001 - what a system lacks shows in its own way

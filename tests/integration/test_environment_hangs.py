@@ -1,4 +1,4 @@
-"""Locations on a file system that hangs: the manager and all other environments go on."""
+"""Locations on a file system that hangs: the manager and all other environments work."""
 
 from __future__ import annotations
 
