@@ -1,10 +1,13 @@
 """Direct edges between two worker processes, compared with other ways from one process to another.
 
-    python -m benchmarks.edges [--rounds 400] [--output FILE]
+    python -m benchmarks.edges [--rounds 400]
 
 Each figure is the time from the end of the producing function to the beginning of the consuming function, which gets
 the value: an array of bytes. The consumer sleeps before each call. Both are processes of their own, in Python, on one
 clock. The first call, which maps memory, is apart.
+
+What a graph adds to an edge, in its workers and its manager, is not in these figures: ``benchmarks.graphs`` measures
+whole edges.
 """
 
 from __future__ import annotations
@@ -25,13 +28,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.report import Report, goal_row, heading, new_report, page, parse_options, save, table
+from benchmarks.graphs.measuring import SIZES
+from benchmarks.report import Report, heading, new_report, page, table
 from farcall_common.payload import Serializer
 from farcall_endpoint.worker.channel import Delivery
 from farcall_endpoint.worker.edges import Edge, Edges, Key, edge_pair
 
-SIZES: Final = {"1 KB": 1_000, "64 KB": 64_000, "1 MB": 1_000_000, "10 MB": 10_000_000}
-_GOALS_US: Final = {"edge, written in place": (50, 60, 60, 400), "edge, returned": (50, 80, 200, 2_500)}
 _KEY: Final[Key] = ("0190f3c2-8f14-7e45-a0e6-9b2d5c1f3a77/1", 0)
 _PAUSE_S: Final = 0.001
 """Between a call and the next, so that the consumer sleeps."""
@@ -189,16 +191,15 @@ SYSTEMS: Final[dict[str, Callable[[], _System]]] = {
 
 
 def main() -> None:
-    """Measure, write, print."""
+    """Measure, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=400)
-    options = parse_options(parser, "edges.json")
-    report = new_report(rounds=options.rounds)
+    rounds = parser.parse_args().rounds
+    report = new_report(rounds=rounds)
     report["systems"] = {
-        name: {size: measure(make, bytes_, options.rounds) for size, bytes_ in SIZES.items()}
-        for name, make in SYSTEMS.items()
+        name: {size: measure(make, bytes_, rounds) for size, bytes_ in SIZES.items()} for name, make in SYSTEMS.items()
     }
-    save(report, options.output, as_table)
+    print(as_table(report))
 
 
 def measure(make: Callable[[], _System], size: int, rounds: int) -> dict[str, float]:
@@ -240,14 +241,12 @@ def _consume(system: _System, reporting: Connection) -> None:
 
 def as_table(report: Report) -> str:
     """The times as Markdown."""
-    rows = []
-    for name, sizes in report["systems"].items():
-        goals = _GOALS_US.get(name, ())
-        for number, (size, times) in enumerate(sizes.items()):
-            goal = () if not goals else (f"<= {goals[number]:,}", times["p50"] <= goals[number])
-            _, measured, *reached = goal_row("", f"{times['p50']:,.0f}", *goal)
-            rows.append([name, size, measured, *(f"{times[each]:,.0f}" for each in ("p90", "p99", "first")), *reached])
-    columns = ["us from function to function", "value", "p50", "p90", "p99", "first call", "goal", "reached"]
+    rows = [
+        [name, size, *(f"{times[each]:,.0f}" for each in ("p50", "p90", "p99", "first"))]
+        for name, sizes in report["systems"].items()
+        for size, times in sizes.items()
+    ]
+    columns = ["us from function to function", "value", "p50", "p90", "p99", "first call"]
     return page(heading(report, f"{report['rounds']} calls each"), table(columns, rows))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from typing import Any
@@ -11,20 +12,18 @@ import psutil
 from benchmarks.graphs import functions
 from benchmarks.graphs.measuring import (
     FAN_OUT,
-    LAYERS,
-    SMALL,
-    STAGES,
+    NODES,
     TIMEOUT_S,
-    WIDTH,
     WORKERS,
     Counts,
     Figures,
     Results,
+    chain,
     chain_figures,
     cpu_s,
     expect,
     fan_out_figures,
-    layer_inputs,
+    layers,
     layers_result,
 )
 
@@ -39,11 +38,8 @@ def measure(results: Results, counts: Counts) -> None:
     ):
         submit = client.submit
 
-        def chain() -> Any:
-            value = submit(functions.pass_on, ((), SMALL), pure=False)
-            for _ in range(STAGES - 1):
-                value = submit(functions.pass_on, value, pure=False)
-            return value.result(timeout=TIMEOUT_S)
+        def run_chain() -> Any:
+            return chain(functools.partial(submit, functions.pass_on, pure=False)).result(timeout=TIMEOUT_S)
 
         def fan_out() -> int:
             values = submit(functions.numbers, FAN_OUT, pure=False)
@@ -51,7 +47,7 @@ def measure(results: Results, counts: Counts) -> None:
             result: int = submit(functions.total, calls, pure=False).result(timeout=TIMEOUT_S)
             return result
 
-        results.add("again", lambda: chain_figures("Dask", chain, max(10, counts.chains // 4)))
+        results.add("again", lambda: chain_figures("Dask", run_chain, max(10, counts.chains // 4)))
         results.add("fan-out", lambda: fan_out_figures(fan_out, max(2, counts.fan_outs // 3)))
         results.add("layers", lambda: _layers(client, counts.slow_layers))
 
@@ -63,16 +59,13 @@ def _layers(client: Any, count: int) -> Figures:
     join = delayed(functions.join, pure=False)
     check, took, used = expect(layers_result()), [], []
     for _ in range(count):
-        values = [join(place, 1) for place in range(WIDTH)]
-        for _ in range(LAYERS - 1):
-            values = [join(*(values[each] for each in layer_inputs(place))) for place in range(WIDTH)]
+        values = layers(join)
         before, began = cpu_s([psutil.Process()]), time.perf_counter()
         result = client.gather(client.compute(values, optimize_graph=False))
         took.append(time.perf_counter() - began)
         used.append(cpu_s([psutil.Process()]) - before)
         check(result)
-    nodes = LAYERS * WIDTH
     return {
-        "layers/node_us": statistics.median(took) / nodes * 1e6,
-        "layers/scheduler_cpu_us": statistics.median(used) / nodes * 1e6,
+        "layers/node_us": statistics.median(took) / NODES * 1e6,
+        "layers/scheduler_cpu_us": statistics.median(used) / NODES * 1e6,
     }

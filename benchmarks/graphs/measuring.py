@@ -25,6 +25,7 @@ SMALL: Final = bytes(range(250)) * 4
 FAN_OUT: Final = 1_000
 LAYERS: Final = 100
 WIDTH: Final = 100
+NODES: Final = LAYERS * WIDTH
 PIECES: Final = 8
 LINES: Final = 800
 PAUSE_S: Final = 0.002
@@ -41,7 +42,7 @@ class Results:
         self.missing: dict[str, str] = {}
 
     def add(self, name: str, experiment: Callable[[], Figures]) -> None:
-        """Run an experiment. One that fails has no figures, and the others go on."""
+        """Run an experiment. One that fails has no figures, and the others run."""
         try:
             self.figures |= experiment()
         except Exception as error:  # noqa: BLE001 - what a system lacks shows in its own way
@@ -178,17 +179,31 @@ def application_figures(name: str, run: Callable[[], Any], count: int, wanted: o
     return {f"{name}/run_us": statistics.median(timed_us(run, count, check=expect(wanted)))}
 
 
-def layer_inputs(place: int) -> tuple[int, int]:
-    """Which nodes of the layer before a node joins."""
-    return place, (place + 1) % WIDTH
+def chain(pass_on: Callable[[Any], Any]) -> Any:
+    """Stages one after the other, the first with :data:`SMALL`; the last one.
+
+    :param pass_on: makes a call of :func:`~benchmarks.graphs.functions.pass_on` in a system.
+    """
+    value: Any = ((), SMALL)
+    for _ in range(STAGES):
+        value = pass_on(value)
+    return value
+
+
+def layers(join: Callable[[Any, Any], T]) -> list[T]:
+    """Calls in layers, of which each but those of the first joins two of the layer before it; the last layer.
+
+    :param join: makes a call of :func:`~benchmarks.graphs.functions.join` in a system.
+    """
+    values = [join(place, 1) for place in range(WIDTH)]
+    for _ in range(LAYERS - 1):
+        values = [join(values[place], values[(place + 1) % WIDTH]) for place in range(WIDTH)]
+    return values
 
 
 def layers_result() -> list[int]:
     """The values of the last layer."""
-    values = [join(place, 1) for place in range(WIDTH)]
-    for _ in range(LAYERS - 1):
-        values = [join(*(values[each] for each in layer_inputs(place))) for place in range(WIDTH)]
-    return values
+    return layers(join)
 
 
 def text() -> str:

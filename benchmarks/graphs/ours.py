@@ -14,24 +14,22 @@ import psutil
 from benchmarks.graphs import functions
 from benchmarks.graphs.measuring import (
     FAN_OUT,
-    LAYERS,
     LOAD_S,
+    NODES,
     PAUSE_S,
     PIECES,
-    SMALL,
-    STAGES,
     TIMEOUT_S,
-    WIDTH,
     WORKERS,
     Counts,
     Figures,
     Results,
     application_figures,
+    chain,
     chain_figures,
     cpu_s,
     expect,
     fan_out_figures,
-    layer_inputs,
+    layers,
     layers_result,
     nested_figures,
     size_figures,
@@ -51,7 +49,7 @@ def measure(results: Results, counts: Counts) -> None:
         for arm, producer in (("returned", functions.produce), ("in place", functions.produce_in_place)):
             results.add(f"edge, {arm}", functools.partial(_edge, engine, counts, arm, producer, True))
         for arm, spread in (("spread", True), ("as placed", False)):
-            run = _runner(engine, *chain(spread=spread))
+            run = _runner(engine, *_chain(spread=spread))
             results.add(
                 f"again, {arm}", functools.partial(chain_figures, arm, run, counts.chains, between=spread or None)
             )
@@ -93,7 +91,7 @@ def _edge(engine: Engine, counts: Counts, arm: str, producer: Callable[..., Any]
 
 def _layers(engine: Engine, count: int) -> Figures:
     """Time and CPU per node of a graph of empty functions."""
-    graph, target = layers()
+    graph, target = graph_of_layers()
     run, check = _runner(engine, graph, target), expect(layers_result())
     check(run())
     roles = _processes()
@@ -104,10 +102,9 @@ def _layers(engine: Engine, count: int) -> Figures:
         result = run()
         took.append(time.perf_counter() - began)
         check(result)
-    nodes = LAYERS * WIDTH
-    figures = {"layers/node_us": statistics.median(took) / nodes * 1e6}
+    figures = {"layers/node_us": statistics.median(took) / NODES * 1e6}
     for role, processes in roles.items():
-        figures[f"layers/{role}_cpu_us"] = (cpu_s(processes) - before[role]) / nodes / count * 1e6
+        figures[f"layers/{role}_cpu_us"] = (cpu_s(processes) - before[role]) / NODES / count * 1e6
     return figures
 
 
@@ -122,13 +119,9 @@ def _processes() -> dict[str, list[psutil.Process]]:
 # -- graphs ------------------------------------------------------------------------------------------------------------
 
 
-def chain(*, spread: bool) -> tuple[Graph, Any]:
-    """Stages one after the other."""
+def _chain(*, spread: bool) -> tuple[Graph, Any]:
     graph = Graph(spread=spread)
-    target = graph.call(functions.pass_on, ((), SMALL))
-    for _ in range(STAGES - 1):
-        target = graph.call(functions.pass_on, target)
-    return graph, target
+    return graph, chain(functools.partial(graph.call, functions.pass_on))
 
 
 def _fan_out() -> tuple[Graph, Any]:
@@ -151,10 +144,7 @@ def word_count() -> tuple[Graph, Any]:
     return graph, graph.call(functions.merge, counted)
 
 
-def layers() -> tuple[Graph, Any]:
-    """10,000 nodes; each but the first joins two of the layer before it."""
+def graph_of_layers() -> tuple[Graph, Any]:
+    """10,000 nodes."""
     graph = Graph()
-    values = [graph.call(functions.join, place, 1) for place in range(WIDTH)]
-    for _ in range(LAYERS - 1):
-        values = [graph.call(functions.join, *(values[each] for each in layer_inputs(place))) for place in range(WIDTH)]
-    return graph, values
+    return graph, layers(functools.partial(graph.call, functions.join))

@@ -15,6 +15,7 @@ from benchmarks.graphs.measuring import (
     Counts,
     Figures,
     Results,
+    chain,
     chain_figures,
     fan_out_figures,
     nested_figures,
@@ -41,11 +42,8 @@ def measure(results: Results, counts: Counts) -> None:
         stops: functions.Stops = got(remotes["consume"].remote(made, size, mark))
         return stops
 
-    def chain() -> Any:
-        value = remotes["pass_on"].remote(((), SMALL))
-        for _ in range(STAGES - 1):
-            value = remotes["pass_on"].remote(value)
-        return got(value)
+    def run_chain() -> Any:
+        return got(chain(remotes["pass_on"].remote))
 
     def fan_out() -> int:
         values = remotes["numbers"].remote(FAN_OUT)
@@ -61,7 +59,7 @@ def measure(results: Results, counts: Counts) -> None:
     try:
         few = max(2, counts.fan_outs // 3)
         results.add("edge", lambda: size_figures("Ray tasks", edge, counts, between=None))
-        results.add("again", lambda: chain_figures("Ray tasks", chain, max(10, counts.chains // 4)))
+        results.add("again", lambda: chain_figures("Ray tasks", run_chain, max(10, counts.chains // 4)))
         results.add("fan-out", lambda: fan_out_figures(fan_out, few))
         results.add("nested", lambda: nested_figures(lambda: got(ray.remote(drive).remote(FAN_OUT)), few))
         results.add("again, compiled", lambda: _compiled(ray, counts))

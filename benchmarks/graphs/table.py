@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchmarks.graphs.measuring import FAN_OUT, LAYERS, SIZES, STAGES, WIDTH
+from benchmarks.graphs.measuring import FAN_OUT, NODES, SIZES, STAGES, WIDTH
 from benchmarks.report import GOAL_COLUMNS, Figure, Report, goal_row, heading, page, table
 
 OURS: Final = "farcall"
@@ -29,7 +29,7 @@ _EDGE_GOALS_US: Final = {"in place": (50, 60, 60, 400), "returned": (50, 80, 200
 _TITLES: Final = {
     "fan_out/edges_per_s": f"edges per second, fan-out of {FAN_OUT:,} and fan-in",
     "nested/calls_per_s": f"nested calls per second, {FAN_OUT:,} of one function",
-    "layers/node_us": f"{LAYERS * WIDTH:,} nodes in layers of {WIDTH}: us per node",
+    "layers/node_us": f"{NODES:,} nodes in layers of {WIDTH}: us per node",
     "layers/manager_cpu_us": "CPU of the manager per node, us",
     "layers/worker_cpu_us": "CPU of the workers per node, us",
     "layers/client_cpu_us": "CPU of client and agent per node, us",
@@ -60,8 +60,8 @@ def as_tables(report: Report) -> str:
     return page(
         heading(report, "two workers", "median of the rounds (min to max)"),
         table(GOAL_COLUMNS, [goal_row(each.name, each.shown(), each.goal, each.reached) for each in goals(rounds)]),
-        "**One edge, from the return of a function to the beginning of the next, which sleeps; p50 in us, first call"
-        " behind the stroke**",
+        "**One edge, from the return of a function to the beginning of the next, whose worker sleeps; us, p50 (min to"
+        " max of the rounds) / first call**",
         table(
             ["edge", *SIZES],
             [[title, *(_edge(rounds, system, arm, size) for size in SIZES)] for system, arm, title in EDGE_ARMS],
@@ -107,9 +107,6 @@ def goals(rounds: Rounds) -> list[Figure]:
         ratio(f"{name}, Flask to graph", median(rounds, "Flask", key), median(rounds, OURS, key), least)
     one_by_one, whole = (median(rounds, CLOUD, f"cloud/{name}/ms") for name in ("one by one", "graph"))
     ratio("five calls through the cloud, one by one to graph", one_by_one, whole, 4)
-    for path, limit in (("direct", 200), ("by the agent", 400)):
-        value = median(rounds, OURS, f"managers/{path}/p50_us")
-        add(f"1 KB between two managers, {path}, p50", value, "us", limit, at_least=False)
     add(_TITLES["layers/node_us"], median(rounds, OURS, "layers/node_us"), "us", 20, at_least=False)
     return figures
 

@@ -13,36 +13,24 @@ from farcall_common.graphs import Input
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import protocol
-from tests.support.endpoint.fake_agent import FakeAgent, StageCall
+from tests.support.endpoint.fake_agent import FakeAgent, StageCall, connected_agent
 from tests.waiting import wait_until
 
 MIB = 2**20
 WORKERS = 2
 
 
-def connected(directory: Path, *options: str) -> FakeAgent:
-    agent = FakeAgent(directory, *options, slots=WORKERS)
-    agent.listen(lambda: agent.progress and agent.progress[-1].workers == WORKERS)
-    return agent
-
-
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeAgent]:
-    agent = connected(tmp_path_factory.mktemp("m"))
-    try:
+    with connected_agent(tmp_path_factory.mktemp("m"), slots=WORKERS) as agent:
         yield agent
-    finally:
-        agent.close()
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[FakeAgent]:
     """A manager with little room for values: 1 MiB in memory and 8 MiB on disk."""
-    agent = connected(tmp_path, "--graph-memory", str(MIB), "--graph-disk", str(8 * MIB))
-    try:
+    with connected_agent(tmp_path, "--graph-memory", str(MIB), "--graph-disk", str(8 * MIB), slots=WORKERS) as agent:
         yield agent
-    finally:
-        agent.close()
 
 
 def open_files(agent: FakeAgent) -> int:
@@ -296,8 +284,7 @@ def test_a_value_for_which_there_is_no_room(small: FakeAgent) -> None:
 
 
 def test_nothing_is_left_of_the_values_of_a_manager_that_is_killed(tmp_path: Path) -> None:
-    agent = connected(tmp_path, "--graph-memory", str(MIB))
-    try:
+    with connected_agent(tmp_path, "--graph-memory", str(MIB), slots=WORKERS) as agent:
         agent.run_graph(
             "kept",
             StageCall(some_bytes, (4,)),
@@ -309,5 +296,3 @@ def test_nothing_is_left_of_the_values_of_a_manager_that_is_killed(tmp_path: Pat
         agent.manager.send_signal(signal.SIGKILL)
         psutil.wait_procs(family)
         assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size >= MIB]
-    finally:
-        agent.close()

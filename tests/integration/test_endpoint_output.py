@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.endpoint.fake_agent import FakeAgent
+from tests.support.endpoint.fake_agent import FakeAgent, connected_agent
 
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[FakeAgent]:
-    agent = FakeAgent(tmp_path)
-    try:
-        agent.listen(lambda: agent.progress and agent.progress[-1].workers)
+    with connected_agent(tmp_path) as agent:
         yield agent
-    finally:
-        agent.close()
 
 
 def say(text: str, until: str) -> None:

@@ -17,7 +17,7 @@ from farcall_common.errors import ConfigurationError, TaskError
 from farcall_endpoint import Engine, protocol
 from farcall_endpoint.manager.node import discover_node
 from tests.support.endpoint.endpoint_process import running_endpoint, wait_gone
-from tests.support.endpoint.fake_agent import FakeAgent
+from tests.support.endpoint.fake_agent import FakeAgent, connected_agent
 from tests.waiting import WAIT_S, wait_until
 
 HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -209,12 +209,8 @@ def leave_behind(path: str, wait: bool) -> int:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[FakeAgent]:
-    agent = FakeAgent(tmp_path, slots=2)
-    try:
-        agent.listen(lambda: agent.progress and agent.progress[-1].workers == 2)
+    with connected_agent(tmp_path, slots=2) as agent:
         yield agent
-    finally:
-        agent.close()
 
 
 def left_by(agent: FakeAgent, path: Path, *, wait: bool) -> list[psutil.Process]:

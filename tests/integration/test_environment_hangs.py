@@ -1,7 +1,8 @@
-"""Locations on a file system that hangs: the manager and all other environments go on."""
+"""Locations that are looked up, also on a file system that hangs: the manager and all other environments work."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
+from farcall_common.graphs import Graph, Input, Stage, pack_graph
+from farcall_common.task_options import Callee, TaskOptions
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap, landlock
@@ -127,3 +130,24 @@ def test_an_endpoint_stops_while_a_worker_waits_for_a_location_that_hangs(tmp_pa
             assert cloud.end(cloud.submit(answer)).value == 42
             assert endpoint.stop() == 0
         assert "Traceback" not in endpoint.log()
+
+
+def test_a_graph_in_several_environments_that_its_submitter_may_not_use_fails(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    stages = []
+    for number in range(3):
+        link = tmp_path / "open" / str(number)
+        link.symlink_to(tmp_path)  # it is looked up before it is refused
+        environment = Environment(type="venv", location=str(link))
+        inputs = (Input(number - 1, (0,)),) if number else ()
+        stages.append(Stage(0, "abs", inputs, options=TaskOptions(environment=environment)))
+    engine = {"environments": {"locations": [f"{tmp_path}/open/*"]}}
+    with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+        cloud = endpoint.cloud
+        body, call = cloud.serializer.pack_function(abs), cloud.serializer.pack_call([-1])
+        graph = pack_graph(Graph(tuple(stages), (call,) * 3, 2))
+        callees = (Callee("id", hashlib.sha256(body).hexdigest()),)
+        [task_id] = cloud.submit_raw(body, [graph], callees=callees, submitter=SUBMITTER)
+        message = cloud.end(task_id).error["message"]
+        assert "stage 0 (abs)" in message
+        assert "leads to one that is not among those that the owner allows" in message

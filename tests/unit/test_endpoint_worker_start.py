@@ -15,8 +15,17 @@ from typing import Any
 import pytest
 
 from farcall_endpoint.manager import worker_process
-from farcall_endpoint.manager.worker_process import NextWorkerEnds, WorkerDirectories, WorkerEnds, open_capture_file
+from farcall_endpoint.manager.launcher import FreshProcessLauncher
+from farcall_endpoint.manager.slots import Slot
+from farcall_endpoint.manager.worker_process import (
+    NextWorkerEnds,
+    WorkerDirectories,
+    WorkerEnds,
+    Workplace,
+    open_capture_file,
+)
 from farcall_endpoint.worker.namespaces import open_descriptors
+from farcall_endpoint.worker.settings import WorkerSettings
 
 VARIABLES = """
 import ctypes, json, os, subprocess
@@ -161,6 +170,25 @@ def test_nothing_is_left_open_of_ends_that_could_not_be_made(monkeypatch: pytest
     ends.serve()  # says nothing, and tries no more
     assert ends.next_deadline() == float("inf")
     assert open_descriptors() == before
+
+
+def test_nothing_is_left_open_of_a_worker_that_could_not_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = Workplace(
+        working_dir=tmp_path, environment=dict(os.environ), slots=[Slot(0)], settings=WorkerSettings.of({})
+    )
+    launcher = FreshProcessLauncher(place)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EAGAIN, "no more of them")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    before = open_descriptors()
+    with pytest.raises(BlockingIOError, match="no more of them"):
+        launcher.launch(1, slot=0, submitter="")
+    assert open_descriptors() == before
+    launcher.close()
 
 
 def test_the_working_directory_is_made_whenever_it_is_missing(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ class Preparer:
         self._quiet_since = 0.0
         self._has_spoken = False
         self._is_asked = False  # for a sign of life
-        self._lost: list[PreparationReport | Located] = []  # to be reported by the next call of read
         self._stops: dict[str, preparation.Started] = {}
         self._unread = b""
 
@@ -96,8 +95,6 @@ class Preparer:
 
     def next_deadline(self) -> float:
         """When :meth:`read` must be called in any case, in monotonic seconds."""
-        if self._lost:
-            return 0.0
         due = [each.due_at for each in self._look_ups.values()]
         return min([self._silent_at(), *due])
 
@@ -169,8 +166,7 @@ class Preparer:
 
     def read(self) -> list[PreparationReport | Located]:
         """What it has reported, and what was lost with a process that ended."""
-        lost, self._lost = self._lost, []
-        reports = lost if self._process is None else [*lost, *self._read()]
+        reports = [] if self._process is None else self._read()
         now = self._clock()
         if now >= self._silent_at():  # after what it may have said
             reports += self._break_silence(now)

@@ -36,7 +36,7 @@ _KEPT_STARTS: Final = 4.0
 none: until then, each worker of tasks that import more does so itself."""
 _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
-"""Each names a module that is left out from then on, so they end by themselves; a hostile image could go on."""
+"""Each names a module that is left out from then on, so they end by themselves; a hostile image could continue."""
 _PAUSE_S: Final = 60.0
 """After a failure without a module to blame, or too many. The next one is twice as long: a task can end its template
 each time, and a start takes seconds of a core."""

@@ -121,9 +121,19 @@ class FreshProcessLauncher:
         """
         if environment is not None:
             return self._in_environments().launch(environment, worker_id, slot=slot, submitter=submitter)
-        place = self._place
         working_dir = self._directories.working()
         ends = self._in_environments().ends.take() if self._one_shot else WorkerEnds.made()
+        try:
+            return self._launch_own(ends, worker_id, slot=slot, submitter=submitter, working_dir=working_dir)
+        except BaseException:
+            ends.close()
+            raise
+
+    def _launch_own(
+        self, ends: WorkerEnds, worker_id: int, *, slot: int, submitter: str, working_dir: Path
+    ) -> WorkerProcess:
+        """A worker of the endpoint's own Python."""
+        place = self._place
         channel, worker_end, claims, output = ends
         prefix: list[str] = []
         outer, settings = place.environment, place.settings

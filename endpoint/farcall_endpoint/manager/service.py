@@ -106,6 +106,27 @@ class _Worker:
     process: WorkerProcess
 
 
+@dataclasses.dataclass(frozen=True)
+class _Arrival:
+    """A task that came. ``left``: its environments that must still be asked for; ``refusals``: why its submitter may
+    not use others, by their keys. An answer of the launcher counts for a moment only, so it is kept here."""
+
+    job: Job
+    left: list[Environment]
+    refusals: dict[str, ErrorRecord] = dataclasses.field(default_factory=dict)
+
+    def checked(self) -> Job:
+        """The task with the refusals."""
+        if not self.refusals:
+            return self.job
+        callees, refusal, own = self.job.callees, self.job.refusal, self.job.order.options.environment
+        if callees is not None:
+            callees = msgspec.structs.replace(callees, refusals=self.refusals)
+        if own is not None and (callees is None or callees.graph is None):
+            refusal = refusal or self.refusals.get(own.key)
+        return msgspec.structs.replace(self.job, refusal=refusal, callees=callees)
+
+
 class Manager:
     """Runs until the agent stops it or is gone.
 
@@ -147,8 +168,8 @@ class Manager:
         self._functions: dict[str, Frame] = {}
         self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
         self._limits: protocol.Limits | None = None
-        # What waits until a location was looked up: tasks that came, by environment, and workers to be started.
-        self._arrived: dict[Environment, list[Job]] = {}
+        # What waits for a location to be looked up: tasks that came, by environment, and workers to be started.
+        self._arrived: dict[Environment, list[_Arrival]] = {}
         self._launches: dict[int, Launch] = {}
         self._orphans = Orphans()  # before there are children
         self._groups = SlotGroups(0, Cgroups(())) if groups is None else groups
@@ -231,13 +252,14 @@ class Manager:
         """Let the launcher do what is due, and continue with what waits for locations to be looked up."""
         events = list(self._launcher.serve())
         arrived, self._arrived = self._arrived, {}
-        for environment, jobs in arrived.items():
+        for environment, arrivals in arrived.items():
             try:
                 self._launcher.refusal(environment)
             except NotLocated:
-                self._arrived.setdefault(environment, []).extend(jobs)
+                self._arrived.setdefault(environment, []).extend(arrivals)
             else:
-                events.append(self._checked(jobs))
+                received = [job for each in arrivals for job in self._asked(each)]
+                events.append(TasksReceived(received, self._limits))
         launches, self._launches = self._launches, {}
         for launch in launches.values():
             events += self._launch(launch)
@@ -397,28 +419,23 @@ class Manager:
         for job in jobs:
             if job.order.options.environment is None and job.callees is None:
                 received.append(job)
-            elif isinstance(checked := self._with_refusals(job), Job):
-                received.append(checked)
             else:
-                self._arrived.setdefault(checked, []).append(job)
+                received += self._asked(_Arrival(job, list(environments_of(job))))
         return TasksReceived(received, self._limits)
 
-    def _with_refusals(self, job: Job) -> Job | Environment:
-        """A task with the refusals of its environments; or the one of them that is still looked up."""
-        found: dict[str, ErrorRecord] = {}
-        for environment in environments_of(job):
+    def _asked(self, arrival: _Arrival) -> list[Job]:
+        """A task, when all of its environments were asked for; none while one of these is looked up: then it waits."""
+        while arrival.left:
+            environment = arrival.left[-1]
             try:
-                record = self._refusal(job.order.submitter, environment)
+                record = self._refusal(arrival.job.order.submitter, environment)
             except NotLocated:
-                return environment
+                self._arrived.setdefault(environment, []).append(arrival)
+                return []
+            arrival.left.pop()
             if record is not None:
-                found[environment.key] = record
-        callees, refusal, own = job.callees, job.refusal, job.order.options.environment
-        if callees is not None:
-            callees = msgspec.structs.replace(callees, refusals=found)
-        if own is not None and (callees is None or callees.graph is None):
-            refusal = refusal or found.get(own.key)
-        return msgspec.structs.replace(job, refusal=refusal, callees=callees)
+                arrival.refusals[environment.key] = record
+        return [arrival.checked()]
 
     def _refusal(self, submitter: str, environment: Environment) -> ErrorRecord | None:
         """Why a submitter may not use an environment.
@@ -433,10 +450,10 @@ class Manager:
     def _arrived_of(self, task_ids: Collection[str]) -> list[Event]:
         """Those of some tasks whose locations are still looked up: the core cancels them as any others."""
         events: list[Event] = []
-        for environment, jobs in list(self._arrived.items()):
-            if found := [job for job in jobs if job.order.task_id in task_ids]:
-                events.append(TasksReceived(found))
-                self._arrived[environment] = [job for job in jobs if job not in found]
+        for environment, arrivals in list(self._arrived.items()):
+            if found := [each for each in arrivals if each.job.order.task_id in task_ids]:
+                events.append(TasksReceived([each.job for each in found]))
+                self._arrived[environment] = [each for each in arrivals if each not in found]
         return events
 
     def _send(self, message: protocol.FromManager, bodies: Sequence[Frame] = ()) -> None:

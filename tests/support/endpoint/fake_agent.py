@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -165,3 +166,17 @@ class FakeAgent:
             self.outputs.append(message)
         elif isinstance(message, protocol.Leaving):
             self.leaving = message.reason
+
+
+@contextlib.contextmanager
+def connected_agent(directory: Path, *options: str, slots: int = 1) -> Iterator[FakeAgent]:
+    """An agent whose manager has a worker in each slot.
+
+    :param options: as of :class:`FakeAgent`.
+    """
+    agent = FakeAgent(directory, *options, slots=slots)
+    try:
+        agent.listen(lambda: agent.progress and agent.progress[-1].workers == slots)
+        yield agent
+    finally:
+        agent.close()
