@@ -22,9 +22,9 @@ import pytest
 
 from farcall_common.payload import Serializer
 from farcall_endpoint.shared_memory import MemoryFile, ancillary
-from farcall_endpoint.worker.arenas import LEDGER_BYTES, Arenas, Ledger, Place, Placed, new_ledger
-from farcall_endpoint.worker.channel import Delivery
-from farcall_endpoint.worker.edges import Edge, Edges, Key, Value, edge_pair
+from farcall_endpoint.worker.arenas import LEDGER_BYTES, SLOTS, Arenas, Ledger, Place, Placed, new_ledger
+from farcall_endpoint.worker.channel import ITSELF, Delivery
+from farcall_endpoint.worker.edges import Edge, Edges, Incoming, Key, Value, edge_pair
 from tests.waiting import wait_until
 
 MIB: Final = 2**20
@@ -151,16 +151,25 @@ def edges(reader: Process) -> Iterator[Edges]:
     _other.close()
 
 
-def send(edges: Edges, values: list[Any], *names: str) -> list[int]:
-    """Send the only value of a list, which is empty then; which deliveries failed."""
+def send(edges: Edges, values: list[Any], *names: str, stays_as: str = "") -> list[int]:
+    """Send the only value of a list, which is empty then; which deliveries failed. With ``stays_as``, it also stays
+    with the writer."""
     pieces = SERIALIZER.edge_pieces(values.pop())
     value = edges.outgoing(pieces)
     del pieces
     if isinstance(value, Placed):
         value = edges.arenas.settle(value)
-    failed = edges.deliver(value, [Delivery(0, name, 0) for name in names])
+    itself = [Delivery(ITSELF, stays_as, 0)] if stays_as else []
+    failed = edges.deliver(value, [*[Delivery(0, name, 0) for name in names], *itself])
     edges.arenas.end_task()
     return failed
+
+
+def stayed(edges: Edges, name: str) -> Incoming:
+    """The value that stays with the writer."""
+    found = edges.wait([(name, 0)])
+    assert found is not None
+    return found[0]
 
 
 def written(edges: Edges, size: int, number: int) -> np.ndarray[Any, Any]:
@@ -280,6 +289,48 @@ def test_two_calls_that_get_the_same_value_do_not_see_each_others_changes(edges:
     assert arenas_made(edges) == 1
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_value_that_stays_in_its_worker_is_read_where_it_was_written(
+    edges: Edges, reader: Process, in_place: bool
+) -> None:
+    for number in range(100):
+        values: list[Any] = [written(edges, MIB, number) if in_place else np.full(MIB, number, np.uint8)]
+        expected = digest(values[0])
+        assert send(edges, values, "x", stays_as="y") == []
+        view = stayed(edges, "y")
+        found: Any = SERIALIZER.deserialize(view)
+        assert np.shares_memory(found, np.frombuffer(view, np.uint8))
+        del view
+        assert digest(found) == expected
+        found[:] = 255  # its own copy
+        assert reader.ask(Reader.take, ("x", 0)) == expected
+        reader.ask(Reader.drop, "x")
+        del found
+    assert arenas_made(edges) == 1
+
+
+def test_a_value_that_stays_and_is_held_does_not_change(edges: Edges) -> None:
+    held: list[Any] = []
+    for number in range(10):
+        assert send(edges, [np.full(MIB, number, np.uint8)], stays_as="x") == []
+        held.append(SERIALIZER.deserialize(stayed(edges, "x")))
+    assert [(each[0], each[-1]) for each in held] == [(number, number) for number in range(10)]
+
+
+def test_memory_beyond_the_ledger_is_given_back(edges: Edges, reader: Process) -> None:
+    """A reader may hold more values than a ledger has places; the memory of the others is not used again."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    count = SLOTS + 20
+    for number in range(count):
+        assert send(edges, [np.full(100_000, number, np.uint8)], str(number)) == []
+        reader.ask(Reader.take, (str(number), 0))
+    assert len(edges.arenas._lent) == SLOTS
+    for number in range(count):
+        assert reader.ask(Reader.look, str(number)) == digest(np.full(100_000, number, np.uint8))
+    reader.ask(Reader.drop, *map(str, range(count)))
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 2 * SLOTS + 1
+
+
 def test_memory_that_a_fork_of_the_reader_may_see_is_not_used_again(edges: Edges, reader: Process) -> None:
     assert send(edges, [np.full(MIB, 1, np.uint8)], "x") == []
     reader.ask(Reader.take, ("x", 0))
@@ -344,6 +395,16 @@ def test_a_reader_that_is_killed_ends_its_edge_and_its_memory_is_not_used_again(
     assert send(edges, [np.full(MIB, 1, np.uint8)], "y") == [0]
     assert lent not in edges.arenas._idle
     assert len(edges.arenas._lent) == 0
+
+
+def test_values_outlive_a_writer_that_ends_before_it_has_read_its_own() -> None:
+    (here, ledger), (there, _) = edge_pair()
+    with contextlib.closing(Edge(there, ledger, first=False)) as edge:
+        with contextlib.closing(Edge(here, ledger, first=True)) as writer:
+            assert writer.send(("x", 0), b"sent")
+            assert edge.send(("y", 0), b"not read")
+        assert edge.receive() == (("x", 0), b"sent")
+        assert edge.receive() is None
 
 
 def test_values_outlive_a_writer_that_is_killed(reader: Process) -> None:

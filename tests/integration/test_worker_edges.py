@@ -15,6 +15,7 @@ import pytest
 from farcall_endpoint.shared_memory import Body, MemoryFile, SharedBytes, ancillary
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.channel import (
+    INLINE_BYTES,
     MANAGER,
     CallOrder,
     Delivery,
@@ -24,7 +25,7 @@ from farcall_endpoint.worker.channel import (
     Sync,
     Synced,
 )
-from farcall_endpoint.worker.edges import INLINE_BYTES, edge_pair
+from farcall_endpoint.worker.edges import edge_pair
 from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
 
 AWAITED = InputOrder((0,), awaited=True)
@@ -141,6 +142,25 @@ def test_orders_that_come_while_a_call_waits_are_run_after_it(
     ended(producer)
     assert consumer.expect(Done)[0].task_id == "g/6"
     assert consumer.expect(Done)[0].task_id == "g/7"
+
+
+def test_values_for_many_calls_may_come_before_those_are_made(workers: tuple[WorkerUnderTest, WorkerUnderTest]) -> None:
+    producer, consumer = workers
+
+    def pause() -> None:
+        import time
+
+        time.sleep(0.3)
+
+    consumer.order(pause)
+    for number in range(100):
+        producer.order(abs, -number, call=deliver((f"early/{number}", 0)))
+        ended(producer)
+    # While the first call waits, the order of the second comes.
+    for number in range(2):
+        consumer.order(abs, None, call=CallOrder((AWAITED,), is_edge=True), task_id=f"early/{number}")
+    consumer.expect(Done)
+    assert [ended(consumer)[1] for _ in range(2)] == [[0], [1]]
 
 
 def test_a_function_that_keeps_its_value_does_not_change_what_was_delivered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from farcall_common.task_options import Callee, TaskOptions
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes, bytes_of, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, Done, DropCalls, Sync, Synced, Waits
 from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
+from tests.waiting import WAIT_S, wait_until
 
 EDGE = CallOrder(is_edge=True)
 
@@ -603,6 +605,97 @@ def test_without_its_manager_a_task_loses_its_calls(tmp_path: Path) -> None:
         worker.order(driver, call=EDGE)
         Manager(worker).calls()
     assert "TaskLost" in (tmp_path / "home" / "lost").read_text()
+
+
+def test_a_first_call_without_the_manager_is_lost(tmp_path: Path) -> None:
+    def driver() -> None:
+        import pathlib
+        import time
+
+        from farcall_common.running import current
+
+        task = current()
+        pathlib.Path("begun").touch()
+        while not pathlib.Path("closed").exists():
+            time.sleep(0.01)
+        try:
+            task.submit(abs, 1)
+        except Exception as error:  # noqa: BLE001
+            pathlib.Path("lost").write_text(repr(error))
+
+    with worker_under_test(tmp_path) as worker:
+        worker.order(driver, call=EDGE)
+        wait_until((worker.directory / "begun").exists, "the driver")
+        worker.channel.close()
+        (worker.directory / "closed").touch()
+    assert "TaskLost" in (tmp_path / "home" / "lost").read_text()
+
+
+def test_a_worker_that_has_missed_a_packet_during_a_task_ends_after_it(tmp_path: Path) -> None:
+    """There was no room for its descriptors; it may have had orders."""
+
+    def driver() -> Any:
+        import os
+        import resource
+
+        from farcall_common.running import current
+
+        future = current().submit(abs, 1)
+        free = os.dup(0)
+        os.close(free)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        text = repr(future.exception())
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        return text
+
+    with worker_under_test(tmp_path) as worker:
+        manager = Manager(worker)
+        worker.order(driver, call=EDGE)
+        [made] = manager.calls()
+        assert worker.expect(Waits)[0] == Waits("t")
+        manager.end(made, np.zeros(100_000))
+        text = manager.serve()
+        assert "TaskLost" in text
+        assert "no room for the descriptors of a packet" in text
+        assert worker.process.wait(WAIT_S) == 1
+
+
+def test_a_thread_that_asks_for_its_first_call_while_its_task_ends(worker: WorkerUnderTest) -> None:
+    def driver() -> None:
+        import sys
+        import threading
+        import time
+        from pathlib import Path
+
+        from farcall_common.running import current
+
+        class Slow:
+            """The first calls of a worker import a module."""
+
+            def find_spec(self, name: str, *_: object) -> None:
+                if name == "farcall_endpoint.worker.nested":
+                    importing.set()
+                    time.sleep(0.5)
+
+        def submit() -> None:
+            try:
+                current().submit(abs, 1).result()
+            except BaseException as error:  # noqa: BLE001
+                Path("ended").write_text(repr(error))
+
+        importing = threading.Event()
+        sys.meta_path.insert(0, Slow())
+        threading.Thread(target=submit, daemon=True).start()
+        importing.wait()
+
+    worker.order(driver, call=EDGE)
+    while not isinstance(worker.receive()[0], Done):
+        pass
+    wait_until((worker.directory / "ended").exists, "the end of the thread")
+    for number in range(20):  # nothing else receives packets
+        assert worker.values(abs, -number, call=EDGE) == [number]
+    assert re.search("CancelledError|The task has ended", (worker.directory / "ended").read_text())
 
 
 def test_where_the_sdk_is_not_installed_current_is_importable(tmp_path: Path) -> None:

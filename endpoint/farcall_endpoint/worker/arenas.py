@@ -187,6 +187,9 @@ class Arenas:
     def lend(self, placed: Placed, ledger: Ledger) -> None:
         """A value goes to a reader: after the message was sent."""
         arena = placed.arena
+        if arena.slot < 0:  # the reader cannot say when the value is gone: the memory is its own from now on
+            arena.is_reusable = False
+            return
         arena.is_lent = True
         arena.loans[ledger] = arena.loans.get(ledger, 0) + 1
 

@@ -46,6 +46,8 @@ from farcall_endpoint.worker import bodies
 
 #: A packet must fit into the socket's send buffer together with a few others (Linux: 208 KiB unless changed).
 _MAX_PACKET_BYTES: Final = 64 * 1024
+INLINE_BYTES: Final = 32 * 1024
+"""A larger value goes into a memory file. A packet must have room for a few smaller ones."""
 _MAX_HEADER_BYTES: Final = 1024 * 1024
 _LENGTH: Final = struct.Struct("<I")
 _LARGE_HEADER: Final = struct.Struct("<II")

@@ -106,10 +106,11 @@ class Edge:
 
         :raises BlockingIOError: if there is none now.
         """
+        into = [self._buffer]
         try:
-            size, received, _, _ = self._socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _RECEIVE_FLAGS)
-        except ConnectionResetError:
-            return None
+            size, received, _, _ = self._socket.recvmsg_into(into, ANCILLARY_BYTES, _RECEIVE_FLAGS)
+        except ConnectionResetError:  # it has ended before it read everything; what it sent is still here
+            size, received, _, _ = self._socket.recvmsg_into(into, ANCILLARY_BYTES, _RECEIVE_FLAGS)
         if size == 0:
             return None
         memories = descriptors_of(received) if received else ()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from farcall_common import running
 from farcall_common.payload.shipped_modules import ShippedModules
 from farcall_endpoint.shared_memory import Bytes, FrameList, SharedBytes
-from farcall_endpoint.worker.channel import CallOrder, Channel, Order, Packet, Peer, Sync, Synced
+from farcall_endpoint.worker.channel import MALFORMED, CallOrder, Channel, Order, Packet, Peer, Sync, Synced
 from farcall_endpoint.worker.edges import Edges
 from farcall_endpoint.worker.inputs import Recalled
 
@@ -43,6 +43,8 @@ class Inbox:
         """The task that runs."""
         self.calls: CallsOfTask | None = None
         """Of the running task, if it has asked for them."""
+        self.failure: BaseException | None = None
+        """Why a packet or a value could not be received during a task: the worker ends after it."""
         self.modules: tuple[Order, ShippedModules] | None = None
         """Of the last task that came with some."""
         self._kept: collections.deque[Received] = collections.deque()
@@ -51,8 +53,13 @@ class Inbox:
         self._sent: Sent | None = None
 
     def next(self) -> Received | None:
-        """The next packet; None if the manager is gone."""
+        """The next packet; None if the manager is gone.
+
+        :raises BaseException: the failure to receive an earlier one; what was in it would be missing.
+        """
         while True:
+            if self.failure is not None:
+                raise self.failure
             if self._kept:
                 received = self._kept.popleft()
             elif (packet := self.channel.receive()) is None:
@@ -84,18 +91,22 @@ class Inbox:
         return (lambda: self._wait(keys)) if keys else None
 
     def _wait(self, keys: Sequence[tuple[str, int]]) -> Sequence[Bytes]:
-        while (values := self.edges.wait(keys)) is None:
-            received = self.channel.receive()
-            if received is None:
-                raise Recalled
-            packet, body = received
-            if isinstance(packet, Peer):
-                self._connect(packet, body)
-            elif isinstance(packet, Sync):
-                self.sync()
-                raise Recalled
-            else:
-                self.keep(packet, body)
+        try:
+            while (values := self.edges.wait(keys)) is None:
+                received = self.channel.receive()
+                if received is None:
+                    raise Recalled
+                packet, body = received
+                if isinstance(packet, Peer):
+                    self._connect(packet, body)
+                elif isinstance(packet, Sync):
+                    self.sync()
+                    raise Recalled
+                else:
+                    self.keep(packet, body)
+        except (OSError, *MALFORMED) as error:
+            self.failure = error
+            raise Recalled from error
         if not self.channel.claim():
             raise Recalled
         return values
@@ -105,9 +116,10 @@ class Inbox:
         memories = [frame.memory for frame in frames if isinstance(frame, SharedBytes)]
         self.edges.connect(packet.number, memories, first=packet.first)
 
-    def end_calls(self) -> None:
+    def end_task(self) -> None:
         """The function of the task has ended. What it has called is not waited for."""
-        calls, self.calls = self.calls, None
+        with self._lock:  # a thread of the task may ask for calls now
+            calls, self.order, self.calls = self.calls, None, None
         if calls is not None:
             calls.end()
 

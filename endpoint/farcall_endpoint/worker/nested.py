@@ -28,12 +28,21 @@ from farcall_common.payload.shipped_modules import ShippedModules
 from farcall_common.running import MOST_CALLS, Arguments
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.shared_memory import Bytes, Frame, FrameList, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Channel, DropCalls, Order, Packet, Sync, Waits
+from farcall_endpoint.worker.channel import (
+    INLINE_BYTES,
+    Call,
+    CallEnded,
+    Calls,
+    Channel,
+    DropCalls,
+    Order,
+    Packet,
+    Sync,
+    Waits,
+)
 
 T = TypeVar("T")
 
-_INLINE_BYTES: Final = 32 * 1024
-"""Larger arguments are in a memory file of their own, where arrays are aligned."""
 _PACKET_BYTES: Final = 32 * 1024
 
 _values: Final = Serializer(allowed=DATA_STRATEGIES)
@@ -41,6 +50,9 @@ _values: Final = Serializer(allowed=DATA_STRATEGIES)
 
 class OtherPackets(Protocol):
     """What takes the packets that are not about calls."""
+
+    failure: BaseException | None
+    """Why no more of them come."""
 
     def keep(self, packet: Packet, body: Bytes | FrameList) -> None:
         """Keep a packet until the task has ended."""
@@ -262,7 +274,7 @@ class CallsOfTask:
         if self._ended:
             raise running.has_ended()
         if self._lost:
-            raise TaskLost("The worker has lost its manager.")
+            raise self._loss()
 
     def _callee(self, name: str) -> Function:
         for callee in self.order.options.callees:
@@ -304,9 +316,11 @@ class CallsOfTask:
             self._open.update((future.number, future) for future in futures)
             try:
                 self._channel.send(packet, [function.body, *payloads[:count]] if is_new else payloads[:count])
-            except OSError:
+            except OSError as error:
                 for future in futures:
                     del self._open[future.number]
+                if isinstance(error, ConnectionError):
+                    raise self._loss() from error
                 raise
             if is_new:
                 self._sent.hashes.add(function.hash)
@@ -349,6 +363,10 @@ class CallsOfTask:
                 else:
                     self._others.keep(packet, body)
                 del received, packet, body  # free their memory
+        except ConnectionError:  # the manager is gone, to which it has answered
+            return
+        except BaseException as error:  # noqa: BLE001 - the worker raises it after the task
+            self._others.failure = error
         finally:
             if not self._ended:
                 self._lose()
@@ -377,7 +395,13 @@ class CallsOfTask:
             self._open.clear()
             self._changed.notify_all()
         for future in left:
-            future.settle(None, TaskLost("The worker has lost its manager."))
+            future.settle(None, self._loss())
+
+    def _loss(self) -> TaskLost:
+        """The error of calls whose ends cannot be received."""
+        if (failure := self._others.failure) is None:
+            return TaskLost("The worker has lost its manager.")
+        return TaskLost(f"The worker cannot receive what its manager sends: {failure}")
 
 
 def _included(modules: ShippedModules) -> Included:
@@ -388,7 +412,7 @@ def _included(modules: ShippedModules) -> Included:
 
 
 def _shared(payload: bytes) -> Frame:
-    if len(payload) <= _INLINE_BYTES:
+    if len(payload) <= INLINE_BYTES:
         return payload
     return SharedBytes(MemoryFile.of([payload]), 0, len(payload))
 

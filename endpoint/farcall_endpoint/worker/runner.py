@@ -133,9 +133,7 @@ class Runner:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
             if inbox is not None:
-                inbox.order = None
-                if inbox.calls is not None:
-                    inbox.end_calls()
+                inbox.end_task()
             if order.options.retries:
                 os.environ.pop(_RETRY, None)
             printed = self._restore(keep_bytes=0 if self._native else order.options.output_bytes)

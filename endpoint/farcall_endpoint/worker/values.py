@@ -10,11 +10,10 @@ from farcall_common.errors import ErrorRecord, SerializationError
 from farcall_common.payload import Piece, Serializer, is_binary
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import ALIGNMENT_BYTES, Frame, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import CallOrder
+from farcall_endpoint.worker.channel import INLINE_BYTES, CallOrder
 
 MOST_ELEMENTS: Final = 1_000_000
 """As many calls as a graph may make."""
-_INLINE_BYTES: Final = 32 * 1024
 
 
 class ValueRefused(Exception):
@@ -67,7 +66,7 @@ def stored(
     total = sum(sizes)
     if total > call.most_bytes:
         raise ValueRefused(outcomes.value_too_large(total, call.most_bytes))
-    if total <= call.room_bytes and (total <= _INLINE_BYTES or not call.spread):
+    if total <= call.room_bytes and (total <= INLINE_BYTES or not call.spread):
         return [piece for pieces in buffers for piece in pieces], sizes
     pieces, starts = _aligned(buffers, sizes)
     try:
