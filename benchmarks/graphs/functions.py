@@ -100,6 +100,27 @@ def drive(count: int) -> int:
     return sum(current().map(increment, range(count)))
 
 
+def drive_elsewhere(count: int, size: int, pauses_s: tuple[float, float, float]) -> list[tuple[bool, float]]:
+    """Calls that another node runs, because this function keeps its only worker busy. Of each, whether it did, and the
+    microseconds from its return there to its value here."""
+    from farcall import current
+
+    def elsewhere(size: int, pause_s: float) -> tuple[int, bytes, int]:
+        value = os.urandom(size)
+        time.sleep(pause_s)
+        return os.getppid(), value, time.monotonic_ns()
+
+    ended: list[tuple[bool, float]] = []
+    for _ in range(count):
+        future = current().submit(elsewhere, size, pauses_s[1])
+        time.sleep(pauses_s[0])
+        manager, value, returned = future.result()
+        ended.append((manager != os.getppid(), (time.monotonic_ns() - returned) / 1000))
+        assert len(value) == size
+        time.sleep(pauses_s[2])
+    return ended
+
+
 # -- Alexa skills (ServerlessBench, test case 4) -----------------------------------------------------------------------
 
 

@@ -166,3 +166,27 @@ def test_a_graph_is_cancelled_while_it_fans_out(engine: Engine, tmp_path: Path) 
 def test_a_driver_is_killed_at_any_moment(engine: Engine, tmp_path: Path, before: str) -> None:
     assert engine.submit(killed_once, before, str(tmp_path / "killed")).result(WAIT_S) == 45
     assert (tmp_path / "killed").exists()
+
+
+def test_the_memory_of_values_that_stay_in_their_worker_is_used_again() -> None:
+    def make(size: int, number: int) -> Any:
+        import numpy as np
+
+        return np.full(size, number, np.uint8)
+
+    def arenas(value: Any, size: int, number: int) -> set[str]:
+        from pathlib import Path
+
+        assert value.size == size
+        assert value[0] == number == value[-1]
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.split()[4] for line in lines if "farcall-arena" in line}
+
+    size, made = 10 * 2**20, set[str]()
+    with Engine(max_workers=1) as engine:
+        for number in range(20):
+            graph = Graph()
+            target = graph.call(arenas, graph.call(make, size, number), size, number)
+            found: set[str] = engine.submit(graph, target).result(WAIT_S)
+            made |= found
+    assert 1 <= len(made) <= 4

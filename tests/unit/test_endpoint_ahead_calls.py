@@ -202,7 +202,10 @@ def orders(actions: list[Action]) -> dict[int, list[Order]]:
 
 def test_a_chain_is_sent_at_once_and_stays_in_its_worker() -> None:
     sim = started(slots=2)
-    [sent] = orders(sim.submit(*chain(4))).values()
+    actions = sim.submit(*chain(4))
+    [sent] = orders(actions).values()
+    [connected] = [each for each in actions if isinstance(each, Connect)]
+    assert connected.first == connected.second  # what a worker needs to write its memory again
     assert [each.task_id for each in sent] == ["g/0", "g/1", "g/2", "g/3"]
     assert [each.call and [n.awaited for n in each.call.inputs] for each in sent] == [[], [True], [True], [True]]
     assert [each.call and [d.peer for d in each.call.deliver] for each in sent] == [[ITSELF], [ITSELF], [ITSELF], []]

@@ -47,7 +47,8 @@ class Send(_Action, frozen=True):
 
 
 class Connect(_Action, frozen=True):
-    """Connect two workers by a direct edge of this number. If that fails, what one sends is not delivered."""
+    """Connect two workers by a direct edge of this number. If that fails, what one sends is not delivered. One that is
+    to be connected with itself gets what its arenas need to be returned."""
 
     first: int
     second: int

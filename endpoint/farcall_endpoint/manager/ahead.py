@@ -65,7 +65,8 @@ class AheadCalls:
                     break
                 follower, number = found
                 rooms[next_at.worker_id] -= unread_bytes(follower)
-                peer = ITSELF if next_at is at else self._connection(at, next_at)
+                connection = self._connection(at, next_at)
+                peer = ITSELF if next_at is at else connection
                 delivery = Delivery(peer, follower.order.task_id, number)
                 assert job.call is not None
                 call = msgspec.structs.replace(job.call, deliver=(delivery,))

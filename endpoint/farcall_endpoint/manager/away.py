@@ -88,7 +88,8 @@ class AwayCalls:
         self._offered: dict[str, int] = {}  # as the agent has it
         self._since: float | None = None
         self._quiet_until = -math.inf
-        self._look_at = math.inf
+        self.due_at = math.inf
+        """When :meth:`review` is due without an event."""
         self._seen_at = -math.inf
 
     # -- offers --------------------------------------------------------------------------------------------------------
@@ -105,20 +106,15 @@ class AwayCalls:
 
     def __bool__(self) -> bool:
         """Whether some are away or were offered, or are to be."""
-        return bool(self.taken or self._held or self._offered or self._since is not None or self._look_at != math.inf)
-
-    @property
-    def due_at(self) -> float:
-        """When :meth:`review` is due without an event."""
-        return self._look_at
+        return bool(self.taken or self._held or self._offered or self._since is not None or self.due_at != math.inf)
 
     def review(self, now: float, *, mean_s: float | None) -> None:
         """Offer the agent the calls that wait for long, or withdraw that.
 
         :param mean_s: how long a call runs; None if that is not known.
         """
-        if now < self._seen_at + _PERIOD_S and now < self._look_at and self._queue:
-            self._look_at = min(self._look_at, self._seen_at + _PERIOD_S)
+        if now < self._seen_at + _PERIOD_S and now < self.due_at and self._queue:
+            self.due_at = min(self.due_at, self._seen_at + _PERIOD_S)
             return
         self._seen_at = now
         counts = self._queue.calls()
@@ -127,7 +123,7 @@ class AwayCalls:
             self._since = None
         elif self._since is None:
             self._since = now
-        self._look_at = math.inf
+        self.due_at = math.inf
         found: dict[str, int] = {}
         if self._since is not None:
             is_short = mean_s is not None and total * mean_s < _SHORT_WAIT_S * self._slots
@@ -135,7 +131,7 @@ class AwayCalls:
             if now >= ripe_at:
                 found = {self._key(key): count for key, count in counts.items()}
             else:
-                self._look_at = ripe_at
+                self.due_at = ripe_at
         for key, jobs in self._held.items():
             found[key] = found.get(key, 0) + len(jobs)
         if found.keys() != self._offered.keys():

@@ -254,8 +254,7 @@ class ManagerCore:
             deadline = min(deadline, self._placement.review_at)
         if self._graphs.running:
             deadline = min(deadline, self._graphs.due_at)
-        if self._away:
-            deadline = min(deadline, self._away.due_at)
+        deadline = min(deadline, self._away.due_at)
         due = [
             self._deadline(worker)
             for worker in self._workers.values()

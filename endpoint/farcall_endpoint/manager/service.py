@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import os
@@ -152,6 +153,7 @@ class Manager:
         self._core = core
         self._launcher = launcher
         self._agent = agent
+        self._agent_descriptor = agent.fileno()
         self._agent_pidfd = None if agent_pid is None else os.pidfd_open(agent_pid)
         limit_s = agent_silence_limit_s if agent_pid is None else None
         self._agent_liveness = LivenessTimer(limit_s=limit_s, now=time.monotonic())
@@ -175,7 +177,7 @@ class Manager:
         self._groups = SlotGroups(0, Cgroups(())) if groups is None else groups
         self._reaper = self._start_reaper()
         self._epoll = select.epoll()
-        self._epoll.register(self._agent.fileno(), select.EPOLLIN)
+        self._epoll.register(self._agent_descriptor, select.EPOLLIN)
         self._epoll.register(self._launcher.fileno(), select.EPOLLIN)
         if self._agent_pidfd is not None:
             self._epoll.register(self._agent_pidfd, select.EPOLLIN)
@@ -221,6 +223,7 @@ class Manager:
 
     def _wait_for_events(self) -> list[Event]:
         events: list[Event] = []
+        is_agent_readable = False
         for descriptor, mask in self._epoll.poll(self._timeout_s()):
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
@@ -230,6 +233,8 @@ class Manager:
                     events += self._reap(worker)
                 else:
                     events += self._receive(worker, most_files=_MOST_NEW_FILES)
+            elif descriptor == self._agent_descriptor:
+                is_agent_readable = True
             elif descriptor == self._launcher.fileno():
                 events += self._serve_launcher()
             elif descriptor == self._agent_pidfd:
@@ -240,7 +245,8 @@ class Manager:
         if self._is_congested:
             self._agent.flush()
             self._watch_congestion()
-        events += self._receive_from_agent()
+        if is_agent_readable or self._agent.has_unread:
+            events += self._receive_from_agent()
         now = time.monotonic()
         if now >= self._launcher.next_deadline():
             events += self._serve_launcher()
@@ -333,7 +339,7 @@ class Manager:
             except BlockingIOError:
                 break
             if frames is None:
-                self._epoll.unregister(self._agent.fileno())
+                self._epoll.unregister(self._agent_descriptor)
                 self._is_connected = False
                 events.append(self._lose_agent("the agent is gone"))
                 break
@@ -486,7 +492,7 @@ class Manager:
         if self._agent.is_congested != self._is_congested and self._is_connected:
             self._is_congested = self._agent.is_congested
             events = select.EPOLLIN | select.EPOLLOUT if self._is_congested else select.EPOLLIN
-            self._epoll.modify(self._agent.fileno(), events)
+            self._epoll.modify(self._agent_descriptor, events)
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
@@ -539,26 +545,36 @@ class Manager:
         return events
 
     def _connect(self, action: Connect) -> None:
-        """Connect two workers. Where that fails, values go through this process."""
+        """Connect two workers. Where that fails, values go through this process, and memory is not used again."""
         try:
+            for worker_id in (action.first, action.second):
+                self._give_ledger(worker_id)
+            if action.first == action.second:
+                return
             (here, ledger), (there, _) = edge_pair()
-        except OSError:
-            _logger.warning("workers cannot be connected: this process has no room for more open files")
+        except OSError as error:
+            _logger.warning("workers cannot be connected: %s", error)
             return
-        ends = ((action.first, here), (action.second, there))
-        for worker_id, end in ends:
-            worker = self._workers.get(worker_id)
+        for worker_id, end in ((action.first, here), (action.second, there)):
             body = SharedBytes(MemoryFile(end.detach()), 0, 1), SharedBytes(ledger, 0, LEDGER_BYTES)
-            if worker is None:
-                continue
             try:
-                if worker_id not in self._returns:
-                    own = new_ledger()
-                    worker.channel.send(Peer(MANAGER, first=False), (SharedBytes(own, 0, LEDGER_BYTES),))
-                    self._returns[worker_id] = Returns(own)
-                worker.channel.send(Peer(action.number, first=worker_id == action.first), body)
+                if (worker := self._workers.get(worker_id)) is not None:
+                    worker.channel.send(Peer(action.number, first=worker_id == action.first), body)
             except OSError:  # its other end is closed with this one
                 _logger.info("worker %d cannot be connected to another one", worker_id)
+
+    def _give_ledger(self, worker_id: int) -> None:
+        """Let a worker know when this process needs a value in its memory no more.
+
+        :raises OSError: if there is no room for open files.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None or worker_id in self._returns:
+            return
+        ledger = new_ledger()
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is gone, or reads nothing
+            worker.channel.send(Peer(MANAGER, first=False), (SharedBytes(ledger, 0, LEDGER_BYTES),))
+            self._returns[worker_id] = Returns(ledger)
 
     def _answer(self, action: Answer) -> None:
         """Send a worker how a call has ended. Its task may compute and read nothing for hours: then it waits here."""

@@ -138,6 +138,7 @@ class Edges:
         self._manager = manager
         self._manager_ledger: Ledger | None = None
         self._for_manager: Placed | None = None
+        self._own: tuple[Ledger, Borrowed] | None = None  # of values that stay here
         self._edges: dict[int, Edge] = {}
         self._by_descriptor: dict[int, int] = {}
         self._arrived: dict[Key, Incoming] = {}
@@ -197,7 +198,7 @@ class Edges:
         failed: list[int] = []
         for position, each in enumerate(deliveries):
             if each.peer == ITSELF:
-                self._arrived[each.task_id, each.number] = value if isinstance(value, bytes) else value.copy()
+                self._arrived[each.task_id, each.number] = value if isinstance(value, bytes) else self._stays(value)
                 continue
             edge = self._edges.get(each.peer)
             if edge is None or not edge.send((each.task_id, each.number), value):
@@ -205,6 +206,19 @@ class Edges:
             elif isinstance(value, Placed):
                 self.arenas.lend(value, edge.ledger)
         return failed
+
+    def _stays(self, value: Placed) -> memoryview:
+        """A value for a later call of this worker, which reads it where it is, as other workers do."""
+        try:
+            if self._own is None:
+                memory = new_ledger()
+                self._own = Ledger(memory, first=True), Borrowed(Ledger(memory, first=False).own)
+            ledger, borrowed = self._own
+            view = borrowed.view(value.place, value.arena.memory)
+        except OSError:  # no room for open files or mappings
+            return value.copy()
+        self.arenas.lend(value, ledger)
+        return view
 
     def for_manager(self, value: Placed) -> tuple[SharedBytes, tuple[int, int] | None]:
         """A value for the manager, and its arena if that is returned: then call :meth:`lent_to_manager` when it was
