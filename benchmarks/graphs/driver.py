@@ -21,6 +21,7 @@ SYSTEMS: Final[dict[str, tuple[str | None, str]]] = {
     "Dask": ("dask", "dask_peer"),
     "Flask": ("flask", "flask_peer"),
     "farcall, cloud": (None, "cloud"),
+    "farcall, two managers": (None, "managers"),
 }
 
 

@@ -100,23 +100,30 @@ def drive(count: int) -> int:
     return sum(current().map(increment, range(count)))
 
 
-def drive_elsewhere(count: int, size: int, pauses_s: tuple[float, float, float]) -> list[tuple[bool, float]]:
-    """Calls that another node runs, because this function keeps its only worker busy. Of each, whether it did, and the
-    microseconds from its return there to its value here."""
-    from farcall import current
+Away = tuple[bool, int, float, float]
+"""Of a call: whether another manager ran it, in which process; microseconds from its submission to its beginning there,
+and from its return there to its value at its caller."""
 
-    def elsewhere(size: int, pause_s: float) -> tuple[int, bytes, int]:
+
+def drive_elsewhere(count: int, size: int, pauses_s: tuple[float, float, float]) -> list[Away]:
+    """Calls that another manager runs, because this function keeps the only worker of its own busy."""
+    from farcall_common.running import current
+
+    def elsewhere(size: int, pause_s: float) -> tuple[int, int, int, bytes, int]:
+        began = time.monotonic_ns()
         value = os.urandom(size)
         time.sleep(pause_s)
-        return os.getppid(), value, time.monotonic_ns()
+        return os.getppid(), os.getpid(), began, value, time.monotonic_ns()
 
-    ended: list[tuple[bool, float]] = []
+    ended: list[Away] = []
     for _ in range(count):
+        submitted = time.monotonic_ns()
         future = current().submit(elsewhere, size, pauses_s[1])
         time.sleep(pauses_s[0])
-        manager, value, returned = future.result()
-        ended.append((manager != os.getppid(), (time.monotonic_ns() - returned) / 1000))
+        parent, process, began, value, returned = future.result()
+        back_us = (time.monotonic_ns() - returned) / 1000
         assert len(value) == size
+        ended.append((parent != os.getppid(), process, (began - submitted) / 1000, back_us))
         time.sleep(pauses_s[2])
     return ended
 

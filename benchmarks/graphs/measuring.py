@@ -29,9 +29,6 @@ NODES: Final = LAYERS * WIDTH
 PIECES: Final = 8
 LINES: Final = 800
 PAUSE_S: Final = 0.002
-AWAY_S: Final = (0.010, 0.012, 0.115)
-"""Of calls on another node: a call leaves after 5 ms, and runs longer than its caller is busy; a node that had fewer
-calls to give than it was asked for offers the next after 100 ms."""
 LOAD_S: Final = 0.3
 """Longer than an import of NumPy."""
 TIMEOUT_S: Final = 120

@@ -13,13 +13,11 @@ import psutil
 
 from benchmarks.graphs import functions
 from benchmarks.graphs.measuring import (
-    AWAY_S,
     FAN_OUT,
     LOAD_S,
     NODES,
     PAUSE_S,
     PIECES,
-    SIZES,
     TIMEOUT_S,
     WORKERS,
     Counts,
@@ -34,13 +32,11 @@ from benchmarks.graphs.measuring import (
     layers,
     layers_result,
     nested_figures,
-    quantile,
     size_figures,
     text,
     words_result,
 )
 from farcall_endpoint import Engine, Graph
-from farcall_endpoint.config import LocalProviderConfig
 
 
 def measure(results: Results, counts: Counts) -> None:
@@ -48,7 +44,6 @@ def measure(results: Results, counts: Counts) -> None:
     with Engine(max_workers=1) as engine:
         _load_numpy(engine)
         results.add("edge, one worker", lambda: _edge(engine, counts, "one worker", functions.produce, False))
-    results.add("two managers", lambda: _managers(counts.edges))
     with Engine(max_workers=WORKERS) as engine:
         _load_numpy(engine)
         for arm, producer in (("returned", functions.produce), ("in place", functions.produce_in_place)):
@@ -72,18 +67,6 @@ def measure(results: Results, counts: Counts) -> None:
                 lambda: engine.submit(functions.drive, FAN_OUT).result(timeout=TIMEOUT_S), counts.fan_outs
             ),
         )
-
-
-def _managers(count: int) -> Figures:
-    """A value from a function on one node to a function on another, by the agent."""
-    provider = LocalProviderConfig(init_blocks=2, min_blocks=2, max_blocks=2)
-    with Engine(max_workers=1, provider=provider) as engine:
-        engine.wait_ready()
-        ended = engine.submit(functions.drive_elsewhere, count, SIZES["1 KB"], AWAY_S).result(timeout=TIMEOUT_S)
-    took = [edge for is_elsewhere, edge in ended if is_elsewhere]
-    if not took:
-        raise ValueError("none of the calls left its node")
-    return {"managers/p50_us": statistics.median(took), "managers/p90_us": quantile(took, 0.9)}
 
 
 def _load_numpy(engine: Engine) -> None:

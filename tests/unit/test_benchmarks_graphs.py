@@ -103,13 +103,15 @@ def test_goals_are_limits_and_ratios_to_peers() -> None:
         "farcall": [round_of(again__spread__edge_us=30, alexa__run_us=10, layers__node_us=25)],
         "Ray": [{"figures": {"again/Ray Compiled Graph/edge_us": 60}, "missing": {}}],
         "Flask": [round_of(alexa__run_us=40)],
+        "farcall, two managers": [round_of(managers__fork_ms=10)],
     }
     found: dict[str, Any] = {each.name: (each.value, each.reached) for each in goals(rounds)}
     assert found["the same graph again, an edge between two workers, 1 KB, p50"] == (30, True)
     assert found["Ray Compiled Graph beside it"] == (2.0, True)
     assert found["Alexa skill, Flask to graph"] == (4.0, False)
     assert found["10,000 nodes in layers of 100: us per node"] == (25, False)
-    assert len(found) == 4
+    assert found["call that begins in a fork at another manager, p50, ms"] == (10, True)
+    assert len(found) == 5
 
 
 def test_tables_and_picture_show_what_is_there_and_say_what_is_not(tmp_path: Path) -> None:
