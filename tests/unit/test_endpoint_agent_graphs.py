@@ -676,7 +676,7 @@ def test_a_damaged_row_of_a_graph_is_read_again_from_its_arguments(
     with contextlib.closing(Spool(tmp_path / "spool.sqlite3")) as spool:
         core = connected()
         spool.commit(send(core, spec("a"), payload=payload).write)
-        [task] = core.core._tasks.values()
+        [task] = core.core._held.by_id.values()
         spool._database.execute("UPDATE graphs SET needs = ?", (row,))
         assert [each.graph for each in spool.load()[0]] == [task.graph]
         [record] = caplog.records

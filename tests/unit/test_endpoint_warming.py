@@ -771,7 +771,7 @@ def test_counts_are_right_whatever_happens(data: st.DataObject) -> None:
             name = data.draw(st.sampled_from(alive))
             given_to = list(managers[name].outstanding) if name in managers else []
             if action == "cancel":
-                core.cancel(data.draw(st.lists(st.sampled_from(sorted(core.core._tasks) or ["none"]), max_size=3)))
+                core.cancel(data.draw(st.lists(st.sampled_from(sorted(core.core._held.by_id) or ["none"]), max_size=3)))
             ended = tuple(Finished(each, TaskState.SUCCESS, 0, None, float(now), now + 0.5) for each in given_to[:3])
             statuses = tuple(
                 EnvironmentStatus(each.key, each.label, each.type, *data.draw(st.tuples(*[st.integers(0, 3)] * 3)))
@@ -798,7 +798,9 @@ def check_counts(core: AgentCore) -> None:
         sent += here
     assert core._managers.sent == sent
     waiting = Counter(
-        task.environment_key for task in core._tasks.values() if task.environment_key and task.stage is Stage.QUEUED
+        task.environment_key
+        for task in core._held.by_id.values()
+        if task.environment_key and task.stage is Stage.QUEUED
     )
     assert {key: len(each) for key, each in core._queue.waiting.items()} == waiting
 

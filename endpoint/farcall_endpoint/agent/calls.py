@@ -216,7 +216,7 @@ class CallsElsewhere:
     def lost(self, manager: ManagerEntry, *, reason: str, suspects: int, unstarted: bool) -> None:
         """A manager is gone: calls of it elsewhere are not needed, and calls that it had go back.
 
-        :param suspects: how many of those can have been running; as for tasks (:meth:`AgentCore._reconsider`).
+        :param suspects: how many of those can have been running; as for tasks (:meth:`HeldTasks.reconsider`).
         """
         manager_id = manager.load.manager_id
         self.waiting.pop(manager_id, None)

@@ -1,11 +1,11 @@
-"""Tasks of an agent: their stages, their results, and the reasons to refuse them."""
+"""Tasks of an agent: their stages and their results."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,10 +14,9 @@ from farcall_common.backoff import Backoff
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.graphs import STAGES, VALUES
-from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
-from farcall_endpoint.agent.graphs import GraphNeeds, bounded, of_stage
+from farcall_endpoint.agent.graphs import GraphNeeds, bounded
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared_memory import Bytes
@@ -271,77 +270,3 @@ class ResultFactory:
 
     def _located(self, record: ErrorRecord, task: Task) -> dict[str, object]:
         return dataclasses.replace(record, attempt=task.attempt, endpoint_id=self._endpoint_id).to_json()
-
-
-def refusal(
-    spec: TaskSpec,
-    *,
-    allowed_functions: Collection[str] | None,
-    known_functions: Collection[str],
-    not_signed: Callable[[str], ErrorRecord | None] | None,
-    block_s: float | None,
-    no_nodes: str,
-    is_restricted: bool = False,
-    graph: GraphNeeds | None = None,
-) -> ErrorRecord | None:
-    """Why a task fails before it is queued; None if it is accepted.
-
-    :param allowed_functions: ids of functions, or SHA-256 hashes of their bodies; None is no limit.
-    :param known_functions: SHA-256 hashes of the bodies that are here.
-    :param not_signed: why a function, by its hash, has no signature that counts; None if functions need none.
-    :param block_s: seconds that a block of managers lives; None if it has no result.
-    :param no_nodes: why no manager can be had; empty if one can.
-    :param is_restricted: whether the endpoint's own configuration permits certain functions only: an image of the
-        submitter's choice would be a way to run other code.
-    :param graph: what is known of its graph, if it is one.
-    """
-    options = spec.options
-    functions: tuple[TaskSpec | Callee, ...] = (spec, *options.callees) if options.callees else (spec,)
-    for each in functions:
-        if allowed_functions is not None and not {each.function_id, each.function_hash}.intersection(allowed_functions):
-            return outcomes.function_not_permitted(each.function_id, each.function_hash)
-        if each.function_hash not in known_functions:
-            return outcomes.function_missing(each.function_hash)
-        if not_signed is not None and (refused := not_signed(each.function_hash)) is not None:
-            return refused
-    for callee in options.callees:
-        if (refused := _environment_refusal(callee.environment, is_restricted=is_restricted)) is not None:
-            return refused
-    if (refused := options_refusal(options, block_s=block_s, is_restricted=is_restricted)) is not None:
-        return refused
-    if (
-        graph is not None
-        and (refused := graph_refusal(graph, block_s=block_s, is_restricted=is_restricted)) is not None
-    ):
-        return refused
-    return outcomes.nodes_unavailable(no_nodes) if no_nodes else None
-
-
-def options_refusal(options: TaskOptions, *, block_s: float | None, is_restricted: bool) -> ErrorRecord | None:
-    """Why a task with these options, or a stage, cannot run; None if it can. See :func:`refusal`."""
-    if options.container is not None and options.environment is None:  # the API has not resolved it
-        return outcomes.containers_unsupported(options.container)
-    if (refused := _environment_refusal(options.environment, is_restricted=is_restricted)) is not None:
-        return refused
-    if options.resource_specification and (wrong := options.untranslatable()):
-        return outcomes.limit_invalid(*wrong)
-    if block_s is not None and (options.walltime_s or 0.0) > block_s:
-        return outcomes.walltime_too_long(options.walltime_s or 0.0, block_s=block_s)
-    return None
-
-
-def _environment_refusal(environment: Environment | None, *, is_restricted: bool) -> ErrorRecord | None:
-    if environment is None:
-        return None
-    if is_restricted:
-        return outcomes.environment_not_permitted(environment.label)
-    problem = environment.problem()  # the API has checked it; commands are made of it here
-    return outcomes.environment_invalid(problem) if problem else None
-
-
-def graph_refusal(graph: GraphNeeds, *, block_s: float | None, is_restricted: bool) -> ErrorRecord | None:
-    """Why a stage of a graph cannot run, with its name; None if all can. See :func:`refusal`."""
-    for label, options in ((each.label, each.options) for each in graph.options):
-        if (refused := options_refusal(options, block_s=block_s, is_restricted=is_restricted)) is not None:
-            return of_stage(label, refused)
-    return None

@@ -17,7 +17,8 @@ _NOTHING: Final = do.WriteSpool()
 
 @dataclasses.dataclass(slots=True)
 class Turn:
-    """What the next actions are made of. The core fills it; nothing leaves it before the spool has its part."""
+    """What the next actions are made of. The core and :class:`HeldTasks` fill it; nothing leaves it before the
+    spool has its part."""
 
     # to the spool
     functions: list[tuple[FunctionSpec, bytes]] = dataclasses.field(default_factory=list)
