@@ -14,7 +14,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
-from farcall_endpoint.manager.core import STARTED_AFTER_S, ManagerCore
+from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.events import (
     AgentLost,
     Event,
@@ -27,6 +27,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.interruption import STARTED_AFTER_S
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import TURN_S, Pair
 from farcall_endpoint.output import Printed

@@ -34,7 +34,7 @@ _LEAST_REVIEW_S: Final = 0.02
 
 
 class Placement:
-    """Decisions about the places of the workers, which are those that the core has.
+    """Decisions about the places of the manager's workers.
 
     :param idle: the pair of workers that nothing is waiting for.
     :param unlimited: whether a worker may run any number of tasks.
