@@ -450,6 +450,19 @@ def test_a_worker_serves_one_submitter() -> None:
     assert not rig.progress().died
 
 
+def test_a_manager_that_stops_does_not_look_for_places_any_more() -> None:
+    """A deadline in the past would keep a core busy until its workers have ended."""
+    rig = SharedRig(slots=1)
+    for rig.now, submitter in ((0.0, "a"), (0.1, "b")):
+        rig.handle(jobs_of(submitter, 1))
+        rig.settle()
+    assert rig.core.next_deadline() < 1.5
+    rig.handle(Stop(10.0))
+    for rig.now in (2.0, 3.0):
+        rig.handle()
+        assert rig.core.next_deadline() > rig.now
+
+
 def test_shared_workers_serve_all_submitters() -> None:
     rig = Rig()
     rig.core = ManagerCore(slots=1, prefetch=PrefetchPolicy(horizon_s=1.0, limit=0), shared_workers=True)

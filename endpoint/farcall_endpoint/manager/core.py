@@ -220,16 +220,16 @@ class ManagerCore:
         else:
             if self._finish_by is not None:
                 deadline = min(deadline, self._finish_by)
-            deadline = min(deadline, self._assignment.due_at(only_needed=self._finish_by is not None))
+            only_needed = self._finish_by is not None
+            deadline = min(deadline, self._assignment.due_at(only_needed=only_needed), self._away.due_at)
+            if self._placement.review_at is not None:
+                deadline = min(deadline, self._placement.review_at)
             if self._environments:
                 deadline = min(deadline, self._preparations.due_at)
             if self._nested.drivers:
                 deadline = min(deadline, self._nested.due_at)
-        if self._placement.review_at is not None:
-            deadline = min(deadline, self._placement.review_at)
         if self._graphs.running:
             deadline = min(deadline, self._graphs.due_at)
-        deadline = min(deadline, self._away.due_at)
         due = [
             self._interruptions.due_at(worker) if worker.is_ready else self._assignment.start_due_at(worker)
             for worker in self._workers.values()
