@@ -74,6 +74,14 @@ def add(values: list[int]) -> int:
     return sum(values)
 
 
+def fill(size: int) -> list[bytes]:
+    return [bytes([number]) * size for number in range(3)]
+
+
+def sizes(parts: list[bytes]) -> list[tuple[int, int]]:
+    return [(len(part), part[0]) for part in parts]
+
+
 def note(value: Any, path: str) -> Any:
     """Append the process id of this worker to a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -167,6 +175,20 @@ def test_a_fan_out_is_known_when_the_graph_runs(executor: farcall.Executor, coun
     graph = Graph()
     squares = graph.map(square, graph.call(numbers, count))
     assert executor.submit(graph, graph.call(add, squares)).result(WAIT_S) == sum(map(square, range(count)))
+
+
+def test_a_large_value_of_one_endpoint_goes_into_a_graph_on_another(
+    client: farcall.Client, executor: farcall.Executor, own_endpoint: Callable[..., LocalEndpoint]
+) -> None:
+    """As a blob: it is too large for messages."""
+    size = 2**20
+    with farcall.Executor(own_endpoint().endpoint_id, client=client) as other:
+        graph = Graph()
+        made = executor.submit(graph, graph.call(fill, size))
+        graph = Graph()
+        future: Any = other.submit(graph, graph.call(sizes, made))
+        assert future.result(WAIT_S) == [(size, number) for number in range(3)]
+        assert made.task_id != future.task_id
 
 
 def test_large_values_go_from_stage_to_stage(executor: farcall.Executor) -> None:
