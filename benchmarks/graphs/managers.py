@@ -15,10 +15,10 @@ from farcall_common.environments import Environment
 from tests.support.endpoint import running_endpoint
 from tests.waiting import wait_until
 
-_PAUSES_S: Final = (0.060, 0.062, 0.115)
-"""Of the caller, of the call, and until the next one. A call leaves after 5 ms, the first one begins after some 30, and
-each runs longer than its caller is busy: a caller that waits before gets another worker at home. A manager that had
-fewer calls to give than it was asked for offers the next after 100 ms."""
+_PAUSES_S: Final = (0.020, 0.022, 0.115)
+"""Of the caller, of the call, and until the next one. A call leaves after 5 ms, and runs longer than its caller is
+busy: a caller that waits before gets another worker at home. A manager that had fewer calls to give than it was asked
+for offers the next after 100 ms."""
 _ENGINE: Final = {"provider": {"type": "LocalProvider", "init_blocks": 2, "min_blocks": 2, "max_blocks": 2}}
 
 
