@@ -44,9 +44,9 @@ def _peers(pid: int) -> set[int]:
     """The peers' processes of the connections to a forwarder's port."""
     forwarder: list[Any] = psutil.Process(pid).net_connections("tcp")
     ports = {each.laddr.port for each in forwarder if each.status == psutil.CONN_LISTEN}
-    theirs = {each.raddr.port for each in forwarder if each.raddr and each.laddr.port in ports}
-    everybody: list[Any] = psutil.net_connections("tcp")
-    return {each.pid for each in everybody if each.laddr and each.laddr.port in theirs and each.pid is not None}
+    theirs = {(each.raddr.port, each.laddr.port) for each in forwarder if each.raddr and each.laddr.port in ports}
+    everybody: list[Any] = [each for each in psutil.net_connections("tcp") if each.raddr and each.pid is not None]
+    return {each.pid for each in everybody if (each.laddr.port, each.raddr.port) in theirs}
 
 
 def _version(tier: Tier) -> str:
@@ -149,17 +149,22 @@ def _update(deployer: Deployer, tier: Tier, profile: str, version: str, director
 
 def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) -> None:
     """With a load balancer all peers connect through it; without one they connect to the forwarders."""
-    peers = set().union(*(_peers(pid) for pid in tier.forwarder_pids()))
-    relays = {pid for pid in peers if any("relay" in part for part in psutil.Process(pid).cmdline())}
-    assert peers
+
+    def peers() -> set[int]:
+        return set().union(*(_peers(pid) for pid in tier.forwarder_pids()))
+
+    def relays() -> set[int]:
+        return {pid for pid in peers() if any("relay" in part for part in psutil.Process(pid).cmdline())}
+
+    assert peers()
     if balanced:
-        assert peers == relays
+        wait_until(lambda: peers() == relays(), "the ends of connections from before")
         assert len(set(tier.forwarder_addresses())) == 1
     else:
-        assert not relays
+        assert not relays()
         agent = endpoint.agent()
         assert agent is not None
-        assert agent.pid in peers
+        assert agent.pid in peers()
 
 
 def _let_sleep(functions: Any, tier: Tier) -> None:
