@@ -14,7 +14,6 @@ calls, another one may use its worker's slot.
 from __future__ import annotations
 
 import collections
-import contextvars
 import itertools
 import math
 import operator
@@ -190,10 +189,8 @@ def _number(value: Any) -> int | float:
 _current: RunningTask | None = None
 """The task that runs, once it was asked for."""
 _find: Callable[[], RunningTask] | None = None
-task_of_context: Final[contextvars.ContextVar[RunningTask | None]] = contextvars.ContextVar(
-    "farcall_task", default=None
-)
-"""The task of this thread, in a process that is no worker and runs several: a cloud in memory."""
+_find_here: Callable[[], RunningTask | None] | None = None
+"""In a process that is no worker and runs several tasks: finds that of this thread."""
 
 
 def current() -> RunningTask:
@@ -205,7 +202,7 @@ def current() -> RunningTask:
         return _current
     if _find is not None:
         return _find()
-    if (task := task_of_context.get()) is not None:
+    if _find_here is not None and (task := _find_here()) is not None:
         return task
     if "FARCALL_TASK_ID" in os.environ:
         raise not_in_this_process()
@@ -229,6 +226,15 @@ def has_ended() -> ConfigurationError:
         "The task has ended: what it left running cannot make calls.",
         hint="Wait for threads before the function returns.",
     )
+
+
+def offer_here(find: Callable[[], RunningTask | None]) -> None:
+    """Let :func:`current` find the task of a thread, in a cloud in memory.
+
+    :param find: returns it; None if the thread runs none.
+    """
+    global _find_here
+    _find_here = find
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------

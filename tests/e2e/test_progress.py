@@ -80,8 +80,9 @@ def test_a_task_that_failed_has_its_last_progress_and_a_quiet_one_has_none(execu
 
 
 def test_of_a_sealed_call_only_its_submitter_reads_the_text(
-    cloud: Deployment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    cloud: Deployment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path / "user"))  # it remembers the endpoint's key
     file = tmp_path / "go"
     sealing = LocalEndpoint("sealing", home=tmp_path_factory.mktemp("sealing"), environment=cloud.environment("ada"))
     sealing.configure()

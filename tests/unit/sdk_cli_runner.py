@@ -21,7 +21,7 @@ class Farcall:
         self._cloud = cloud
         self._runner = CliRunner()
         #: How commands pause.
-        self.pause: Callable[[float], object] = time.sleep
+        self.pause: Callable[[float], None] = time.sleep
 
     def __call__(self, *arguments: str, input: str | None = None) -> Any:  # noqa: A002 - as the runner calls it
         return self._runner.invoke(

@@ -51,11 +51,17 @@ def idle() -> None:
 
 def test_a_future_has_the_progress_of_a_task_that_runs_and_has_ended(cloud: FakeCloud, executor: Executor) -> None:
     started, go_on = threading.Event(), threading.Event()
-    cloud.on_start = lambda _: (started.set(), go_on.wait(WAIT_S))
+
+    def wait(_: str) -> None:
+        started.set()
+        go_on.wait(WAIT_S)
+
+    cloud.on_start = wait
     future = executor.submit(fit, 10)
     assert started.wait(WAIT_S)
     wait_until(lambda: "client_accepted_at" in future.timings)
-    assert future.progress is None
+    before = future.progress
+    assert before is None
     cloud.report_progress(future.task_id, 3, 10, "loading\n")
     seen = future.progress
     assert seen is not None

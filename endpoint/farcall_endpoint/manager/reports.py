@@ -86,7 +86,7 @@ class Reports:
                 ),
             )
             return
-        if self.task_progress and (last := self.task_progress.ended(job.order.task_id)) is not None:
+        if self.task_progress.last and (last := self.task_progress.ended(job.order.task_id)) is not None:
             details = {**(details or {}), PROGRESS: last.to_json()}
         frame = None
         if state is TaskState.SUCCESS or result:

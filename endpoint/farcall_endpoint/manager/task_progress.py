@@ -15,21 +15,18 @@ PERIOD_S: Final = 1.0
 class ProgressOfTasks:
     """The last progress of each running task that has said something. Instants are monotonic seconds.
 
-    ``due_at``: when :meth:`due` has something.
+    ``last``: by the task's id. ``due_at``: when :meth:`due` has something.
     """
 
     def __init__(self) -> None:
         self.due_at = math.inf
-        self._last: dict[str, Progress] = {}
+        self.last: dict[str, Progress] = {}
         self._next_at: dict[str, float] = {}
         self._changed: set[str] = set()
 
-    def __len__(self) -> int:
-        return len(self._last)
-
     def note(self, task_id: str, progress: Progress, *, now: float) -> None:
         """A task that runs has said something."""
-        self._last[task_id] = progress
+        self.last[task_id] = progress
         if task_id not in self._changed:
             self._changed.add(task_id)
             self.due_at = min(self.due_at, self._next_at.get(task_id, now))
@@ -40,7 +37,7 @@ class ProgressOfTasks:
         self._changed.difference_update(found)
         self._next_at.update((task_id, now + PERIOD_S) for task_id in found)
         self.due_at = min((self._next_at[task_id] for task_id in self._changed), default=math.inf)
-        return tuple([ReportedProgress(task_id, **vars(self._last[task_id])) for task_id in found])
+        return tuple([ReportedProgress(task_id, **vars(self.last[task_id])) for task_id in found])
 
     def ended(self, task_id: str) -> Progress | None:
         """The last progress of a task that does not run any more, which is forgotten; None if it has said nothing."""
@@ -48,4 +45,4 @@ class ProgressOfTasks:
         self._changed.discard(task_id)
         if not self._changed:
             self.due_at = math.inf
-        return self._last.pop(task_id, None)
+        return self.last.pop(task_id, None)

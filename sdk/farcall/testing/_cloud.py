@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextvars
 import dataclasses
 import hashlib
 import re
@@ -64,6 +65,10 @@ _BLOB_URL: Final = "https://blobs.farcall.test"
 _OURS: Final = frozenset({"farcall", "farcall_common"})
 
 _serializer: Final = Serializer()
+
+#: The task that runs in this thread.
+_here: Final[contextvars.ContextVar[running.RunningTask | None]] = contextvars.ContextVar("farcall_task", default=None)
+running.offer_here(_here.get)
 
 
 class _TaskHere:
@@ -243,7 +248,7 @@ class FakeCloud:
             found = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
             return dataclasses.replace(found, exception_data=_exception_data(task, raised))
 
-        running_task = running.task_of_context.set(running.RunningTask(_TaskHere(self, task)))
+        running_task = _here.set(running.RunningTask(_TaskHere(self, task)))
         try:
             if is_graph(task.payload):
                 graph = unpack_graph(task.payload, callees=len(task.callees))
@@ -265,7 +270,7 @@ class FakeCloud:
             error = describe(raised)
             is_to_retry = is_called and task.retries_used < task.retries and is_retried(raised, task.retry_on)
         finally:
-            running.task_of_context.reset(running_task)
+            _here.reset(running_task)
         with self._lock:
             if task.ended():
                 return  # cancelled meanwhile
