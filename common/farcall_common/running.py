@@ -1,4 +1,5 @@
-"""Running task: what a function knows about the task that it runs in, and the calls that it makes from there.
+"""Running task: what a function knows about the task that it runs in, what it says of its progress, and the calls that
+it makes from there.
 
 ::
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +42,7 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class Caller(Protocol):
-    """What makes the calls of a task, in its worker. May be used from any thread."""
+    """What makes the calls of a task and sends its progress, in its worker. May be used from any thread."""
 
     task_id: str
     attempt: int
@@ -51,6 +54,9 @@ class Caller(Protocol):
 
     def buffer(self, size: int) -> memoryview:
         """Memory for a value."""
+
+    def progress(self, done: int | float, total: int | float | None, text: str) -> None:
+        """Show how far the task is. The numbers are finite."""
 
 
 class RunningTask:
@@ -111,6 +117,29 @@ class RunningTask:
         """
         return self._caller.buffer(size)
 
+    def progress(self, done: float, total: float | None = None, text: str = "") -> None:
+        """Say how far the task is; ``future.progress``, :attr:`TaskInfo.progress` and ``farcall tasks watch`` show it.
+
+        It is cheap enough for an inner loop: numbers alone are sent five times a second at most, the last ones at the
+        latest when the function has ended. A call with another text, or with ``done`` equal to ``total``, is sent at
+        once, ten a second of all calls together. Of a stage of a graph, and of a call of another task, nothing is
+        shown.
+
+        :param done: how much is done, in any unit.
+        :param total: of how much; None: not known.
+        :param text: what the function is doing. 200 characters are kept, without control characters.
+        :raises TypeError: for a number or a text of another type.
+        :raises ValueError: for a number that is not finite.
+        :raises ConfigurationError: if the task has ended, or in a process that the task has started.
+        """
+        if type(done) is not int:
+            done = _number(done)
+        if total is not None and type(total) is not int:
+            total = _number(total)
+        if type(text) is not str and not isinstance(text, str):
+            raise TypeError(f"text is a str, not {type(text).__name__}")
+        self._caller.progress(done, total, text)
+
     def options(self, **changes: Unpack[AttemptOptionsDict]) -> RunningTask:
         """The same task, whose calls have other options than it has itself.
 
@@ -141,16 +170,40 @@ class RunningTask:
                 future.cancel()
 
 
-_callers: Callable[[], Caller] | None = None
+def _number(value: Any) -> int | float:
+    """A finite number of any numeric type, such as NumPy's, as Python's own."""
+    if type(value) is float:
+        number = value
+    elif isinstance(value, str | bytes | bytearray):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    else:
+        try:
+            return operator.index(value)
+        except TypeError:
+            number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {number}")
+    return number
+
+
+_current: RunningTask | None = None
+"""The task that runs, once it was asked for."""
+_find: Callable[[], RunningTask] | None = None
+_find_here: Callable[[], RunningTask | None] | None = None
+"""In a process that is no worker and runs several tasks: finds that of this thread."""
 
 
 def current() -> RunningTask:
-    """The task that runs in this process, for functions that call other functions.
+    """The task that runs in this process, for functions that call other functions or say how far they are.
 
     :raises ConfigurationError: outside of a task, and in processes that a task starts.
     """
-    if _callers is not None:
-        return RunningTask(_callers())
+    if _current is not None:
+        return _current
+    if _find is not None:
+        return _find()
+    if _find_here is not None and (task := _find_here()) is not None:
+        return task
     if "FARCALL_TASK_ID" in os.environ:
         raise not_in_this_process()
     raise ConfigurationError(
@@ -175,18 +228,40 @@ def has_ended() -> ConfigurationError:
     )
 
 
+def offer_here(find: Callable[[], RunningTask | None]) -> None:
+    """Let :func:`current` find the task of a thread, in a cloud in memory.
+
+    :param find: returns it; None if the thread runs none.
+    """
+    global _find_here
+    _find_here = find
+
+
 # -- in a worker -------------------------------------------------------------------------------------------------------
 
 
-def offer(callers: Callable[[], Caller]) -> None:
+def offer(find: Callable[[], RunningTask]) -> None:
     """Let :func:`current` find the running task, also as ``farcall.current`` where the SDK is not installed.
 
-    :param callers: the caller of the task that runs now; raises ConfigurationError if there is none.
+    :param find: returns the task that runs now; raises ConfigurationError if there is none.
     """
-    global _callers
-    if _callers is None:
+    global _find
+    if _find is None:
         sys.meta_path.append(_StandIn())
-    _callers = callers
+        os.register_at_fork(after_in_child=forget)  # a child of a task is not the task
+    _find = find
+
+
+def remember(task: RunningTask) -> None:
+    """:func:`current` is this task until :func:`forget`."""
+    global _current
+    _current = task
+
+
+def forget() -> None:
+    """The task has ended."""
+    global _current
+    _current = None
 
 
 class _StandIn:

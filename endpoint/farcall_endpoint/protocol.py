@@ -382,11 +382,22 @@ class GraphProgress(_Part, frozen=True):
     stages: tuple[StageState, ...]
 
 
+class ReportedProgress(_Part, frozen=True):
+    """How far a task is, as its function says; see :class:`farcall_common.progress.Progress`."""
+
+    task_id: str
+    done: int | float
+    total: int | float | None
+    text: str
+    at: float
+
+
 class Progress(_Message, frozen=True):
     """News since the last Progress, and the state of the manager. ``problem``: why it cannot run tasks.
     ``environments``: all that the node knows; None: unchanged since the last Progress. ``graphs``: those that run and
     have changed, each at most every quarter of a second. ``waiting_calls``: by the key of their environment, how many
-    calls other managers may take over; None: unchanged."""
+    calls other managers may take over; None: unchanged. ``progress``: of tasks that say how far they are, each at most
+    once a second."""
 
     finished: tuple[Finished, ...] = ()
     died: tuple[Died, ...] = ()
@@ -397,6 +408,7 @@ class Progress(_Message, frozen=True):
     environments: tuple[EnvironmentStatus, ...] | None = None
     graphs: tuple[GraphProgress, ...] = ()
     waiting_calls: tuple[tuple[str, int], ...] | None = None
+    progress: tuple[ReportedProgress, ...] = ()
 
 
 class CallsTaken(_Message, frozen=True):

@@ -44,6 +44,7 @@ from farcall_common.errors import (
 )
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
+from farcall_common.progress import Progress
 
 __all__ = [
     "Chain",
@@ -68,6 +69,7 @@ __all__ = [
     "NotFound",
     "OutputPart",
     "PayloadTooLarge",
+    "Progress",
     "ResultRefused",
     "SerializationError",
     "Settings",

@@ -20,6 +20,7 @@ from farcall._stages import stages_of
 from farcall._task_info import TaskInfo, Why
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
+from farcall_common.progress import PROGRESS, read_progress
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -987,6 +988,7 @@ class Client(SourceCode, Sharing):
             value=value,
             exception=exception,
             stages=stages_of(result.details, lambda data, what: reader.read_other(data, origin, what)),
+            progress=read_progress(result.details.get(PROGRESS)),
         )
 
 

@@ -20,6 +20,7 @@ from farcall._task_output import StreamName, TaskOutput
 from farcall_common.errors import TaskError, original_of
 from farcall_common.futures import GuardedFuture
 from farcall_common.graph_builder import Graph
+from farcall_common.progress import PROGRESS, Progress, read_progress
 
 _Future = concurrent.futures.Future[Any]
 _SEQUENCES: Final = (list, tuple, set, frozenset)
@@ -233,6 +234,8 @@ class ComputeFuture(GuardedFuture[T]):
         self._task_error: TaskError | None = None
         #: The output of the task, once it is complete and was asked for.
         self._output: TaskOutput | None = None
+        #: The progress of the task, as it was read last.
+        self._progress: Progress | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of task {self.task_id} at endpoint {self.endpoint_id}, {self._state_text()}>"
@@ -245,6 +248,7 @@ class ComputeFuture(GuardedFuture[T]):
             "state": self._state_text(),
             "attempts": self.attempt or None,
             "seconds": self._seconds(),
+            "progress": read_progress(self.details.get(PROGRESS)) or self._progress,
             "error": error and str(error),
             "result": shortened(self.result()) if self._state_text() == "succeeded" else None,
         }
@@ -315,12 +319,32 @@ class ComputeFuture(GuardedFuture[T]):
         :raises FarcallError: if the API cannot be reached.
         """
         record = self._record
-        known = self.details
+        return stages_of(
+            self._known_details(),
+            functools.partial(self._owner.read, record),
+            numbers=record.stage_numbers,
+            graph=record.graph,
+        )
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the task is, as its function last said with ``current().progress``, also after it has ended. None if
+        it has said nothing. While it runs, this is a few seconds old, and of a sealed call without its text. In
+        notebooks, a future shows what was read here last.
+
+        Calls the API, unless the task has ended or was not sent yet.
+
+        :raises FarcallError: if the API cannot be reached.
+        """
+        self._progress = read_progress(self._known_details().get(PROGRESS)) or self._progress
+        return self._progress
+
+    def _known_details(self) -> Mapping[str, Any]:
+        """The details of the task: its result's, or those of a request."""
+        known, record = self.details, self._record
         if not known and record.accepted_at is not None and (self.cancelled() or not self.done()):
             known = self._owner.details(record)
-        return stages_of(
-            known, functools.partial(self._owner.read, record), numbers=record.stage_numbers, graph=record.graph
-        )
+        return known
 
     def result(self, timeout: float | None = None) -> T:
         """The value that the function returned, as :meth:`concurrent.futures.Future.result`.

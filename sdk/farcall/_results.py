@@ -59,6 +59,8 @@ def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | Non
     details: dict[str, Any] = task.get("details") or {}
     if (stages := task.get("stages")) and "stages" not in details:  # of a task that runs
         details = {**details, "stages": stages}
+    if (progress := task.get("progress")) and "progress" not in details:  # likewise
+        details = {**details, "progress": progress}
     result = StreamResult(
         task_id=task["task_id"],
         task_group_id=task.get("task_group_id") or "",

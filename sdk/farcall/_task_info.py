@@ -10,6 +10,7 @@ from farcall._display import card, local_time, shortened
 from farcall._stages import Stages
 from farcall_common.durations import ago
 from farcall_common.plain_text import plain
+from farcall_common.progress import Progress
 
 if TYPE_CHECKING:
     from farcall_common.wire import TaskState
@@ -111,6 +112,8 @@ class TaskInfo(Mapping[str, Any]):
     ``state`` is None for a task that does not exist. ``exception`` is raised by :meth:`result`: a
     :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats,
     ``environment`` the name of what it runs in, or its technology and place. ``stages`` are those of a graph.
+    ``progress`` is what the function last said with ``current().progress``, None if it has said nothing; of a sealed
+    call without its text while it runs.
 
     It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
@@ -131,6 +134,7 @@ class TaskInfo(Mapping[str, Any]):
     exception: Exception | None = dataclasses.field(default=None, repr=False)
     environment: str = ""
     stages: Stages = dataclasses.field(default_factory=Stages, repr=False)
+    progress: Progress | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
         ran = f", ran {seconds} s" if (seconds := self._ran_s()) else ""
@@ -143,6 +147,7 @@ class TaskInfo(Mapping[str, Any]):
         instants = {name: self.timings.get(f"{name}_at") for name in ("submitted", "started", "ended")}
         result = shortened(self.value) if self.state is not None and self.state.value == "success" else None
         ended = {"error": self.exception and str(self.exception), "result": None if self.exception else result}
+        known |= {"progress": str(self.progress)} if self.progress else {}
         shown = {**known, "attempts": self.attempt or None, **{name: local_time(at) for name, at in instants.items()}}
         return card(f"Task {self.task_id}", {**shown, "seconds": self._ran_s(), "retry of": self.retry_of, **ended})
 

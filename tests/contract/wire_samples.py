@@ -332,6 +332,33 @@ LATER_FIELDS: Final = {
             ),
         )
     ),
+    "Heartbeat.progress": m.Envelope(
+        m.Heartbeat(
+            at=1_700_000_000.5,
+            report=m.EndpointReport(
+                managers=1,
+                detail={
+                    "progress": [
+                        {"task_id": TASK, "done": 3, "total": 10, "text": "fitting", "at": 1_700_000_000.25},
+                    ]
+                },
+            ),
+        )
+    ),
+    "TaskResults.progress": m.Envelope(
+        m.TaskResults(
+            results=(
+                m.ResultSpec(
+                    task_id=TASK,
+                    attempt=1,
+                    state=TaskState.SUCCESS,
+                    result=0,
+                    details={"progress": {"done": 10, "total": 10, "at": 1_700_000_000.25}},
+                ),
+            )
+        ),
+        (b"4\n11\n[",),
+    ),
     "TaskTransitions.retry": m.Envelope(
         m.TaskTransitions(
             transitions=(

@@ -190,3 +190,56 @@ def test_the_memory_of_values_that_stay_in_their_worker_is_used_again() -> None:
             found: set[str] = engine.submit(graph, target).result(WAIT_S)
             made |= found
     assert 1 <= len(made) <= 4
+
+
+def fit(steps: int, go_on: str) -> int:
+    from farcall import current
+
+    current().progress(1, steps, "loading")
+    while not Path(go_on).exists():
+        time.sleep(0.01)
+    for step in range(steps + 1):
+        current().progress(step, steps, "fitting")
+    return steps
+
+
+def test_a_future_of_an_engine_has_the_progress_of_its_task(engine: Engine, tmp_path: Path) -> None:
+    future = engine.submit(fit, 5000, str(tmp_path / "go"))
+    try:
+        wait_until(lambda: future.progress is not None)
+        assert future.progress is not None
+        assert (future.progress.done, future.progress.total, future.progress.text) == (1, 5000, "loading")
+        assert abs(future.progress.at - time.time()) < WAIT_S
+    finally:
+        (tmp_path / "go").touch()
+    assert future.result(WAIT_S) == 5000
+    assert str(future.progress) == "5000 of 5000 (100 %): fitting"
+    silent = engine.submit(increment, 1)
+    assert silent.result(WAIT_S) == 2
+    assert silent.progress is None
+
+
+def drive(steps: int) -> list[int]:
+    from farcall import current
+
+    current().progress(1, 2, "calling")
+    found = list(current().map(say, range(steps)))
+    current().progress(2, 2)
+    return found
+
+
+def say(number: int) -> int:
+    from farcall import current
+
+    current().progress(number, 1000, "nested")
+    return number
+
+
+def test_of_nested_calls_and_stages_nothing_is_shown(engine: Engine) -> None:
+    future = engine.submit(drive, 20)
+    assert future.result(WAIT_S) == list(range(20))
+    assert str(future.progress) == "2 of 2 (100 %)"
+    graph = Graph()
+    of_graph = engine.submit(graph, graph.map(say, graph.call(numbers, 3)))
+    assert of_graph.result(WAIT_S) == [0, 1, 2]
+    assert of_graph.progress is None

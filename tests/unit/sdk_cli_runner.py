@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from typer.testing import CliRunner
@@ -18,10 +20,12 @@ class Farcall:
     def __init__(self, cloud: FakeCloud) -> None:
         self._cloud = cloud
         self._runner = CliRunner()
+        #: How commands pause.
+        self.pause: Callable[[float], None] = time.sleep
 
     def __call__(self, *arguments: str, input: str | None = None) -> Any:  # noqa: A002 - as the runner calls it
         return self._runner.invoke(
-            app, arguments, input=input, obj=CommandEnvironment(self._connect), prog_name="farcall"
+            app, arguments, input=input, obj=CommandEnvironment(self._connect, pause=self.pause), prog_name="farcall"
         )
 
     def lines(self, *arguments: str) -> list[list[str]]:

@@ -26,6 +26,7 @@ from farcall_common.errors import (
 )
 from farcall_common.graphs import StageState
 from farcall_common.limits import MAX_TRANSITIONS
+from farcall_common.progress import Progress
 from farcall_common.store import (
     AuditEntry,
     BlobRef,
@@ -56,6 +57,7 @@ from farcall_common.store.model import (
     Quotable,
     Right,
     RunningLimit,
+    RunningProgress,
     ServiceAccount,
     Share,
     SpoolMark,
@@ -649,7 +651,16 @@ class RecordsSuite:
         graph = GraphState("t1", (StageState(1, "resize \x00", "running", calls=40, ended=12, node="n1"),), 50, 12)
         environment = EnvironmentState("k", "sci", "uv", "n1", 1, 2, 3, True, "uv is installing", 1.5, "none \x00", 2.5)
         status = dataclasses.replace(
-            status, blocks=2, pending_blocks=1, environments=(environment,), graphs=(graph,), reported_at=1234.5
+            status,
+            blocks=2,
+            pending_blocks=1,
+            environments=(environment,),
+            graphs=(graph,),
+            reported_at=1234.5,
+            progress=(
+                RunningProgress("t2", Progress(3, 10.5, "fitting", 1234.0)),
+                RunningProgress("t3", Progress(0.5)),
+            ),
         )
         records.endpoints.set_presence([Presence("e1", True, status)])
         records.endpoints.put_endpoint(Endpoint("e1", "mallory", "renamed", public=True, created_at=at(10)))

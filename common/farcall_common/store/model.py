@@ -16,6 +16,7 @@ import msgspec
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.graphs import StageState
+from farcall_common.progress import Progress
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.messages import OutputPiece, OutputWanted
 from farcall_common.wire.states import Reporter, TaskState
@@ -243,9 +244,17 @@ class GraphState:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunningProgress:
+    """How far a task is that runs on an endpoint, as its agent reports it."""
+
+    task_id: str
+    progress: Progress
+
+
+@dataclasses.dataclass(frozen=True)
 class EndpointStatus:
     """The last report of an agent: numbers of managers, workers, tasks and blocks, its environments by node, its
-    problem, if it has one, and graphs that run.
+    problem, if it has one, graphs that run, and the progress of tasks that run.
     ``reported_at`` is when its forwarder received that, in epoch seconds; None before the first report."""
 
     managers: int = 0
@@ -260,6 +269,8 @@ class EndpointStatus:
     reported_at: float | None = dataclasses.field(default=None, compare=False)
     #: Only for those who may see the task.
     graphs: tuple[GraphState, ...] = ()
+    #: Likewise.
+    progress: tuple[RunningProgress, ...] = ()
 
     def age_s(self, *, now: float) -> float | None:
         """Seconds since the report; None if there was none. ``now`` is in epoch seconds."""

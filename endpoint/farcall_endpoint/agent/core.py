@@ -215,7 +215,7 @@ class AgentCore:
         """The numbers for a heartbeat."""
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = self._held.unfinished
-        environments, graphs = self.environments(), self._graphs.report()
+        environments, graphs, progress = self.environments(), self._graphs.report(), self._graphs.progress()
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
@@ -226,6 +226,7 @@ class AgentCore:
                 **({"problem": problem} if problem else {}),
                 **({"environments": environments} if environments else {}),
                 **({"graphs": graphs} if graphs else {}),
+                **({"progress": progress} if progress else {}),
             },
         )
 
@@ -482,6 +483,10 @@ class AgentCore:
             running = held.by_id.get(each.task_id)
             if running is not None and running.stage is Stage.DISPATCHED and running.manager_id == manager_id:
                 self._graphs.note(running, each.stages)
+        for reported in progress.progress:
+            running = held.by_id.get(reported.task_id)
+            if running is not None and running.stage is Stage.DISPATCHED and running.manager_id == manager_id:
+                self._graphs.note_progress(running, reported)
         bodies = event.results.bodies
         durations: dict[str, list[float]] = collections.defaultdict(list)
         for finished in progress.finished:

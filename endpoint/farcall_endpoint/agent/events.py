@@ -245,6 +245,9 @@ def for_log(event: Event) -> tuple[Event, int]:
                 progress = _without_texts(progress)
             if progress.graphs:
                 progress = msgspec.structs.replace(progress, graphs=tuple(map(_nameless, progress.graphs)))
+            if progress.progress:
+                mute = tuple([msgspec.structs.replace(each, text="") for each in progress.progress])
+                progress = msgspec.structs.replace(progress, progress=mute)
             if progress.environments:
                 progress = msgspec.structs.replace(progress, environments=tuple(map(_quiet, progress.environments)))
             logged_progress = ManagerProgress(event.manager_id, progress, event.results.without_bytes())

@@ -412,6 +412,7 @@ class HeldTasks:
         if task.environment_key and task.stage is not Stage.DISPATCHED:
             self._queue.left(task)
         if self._graphs.tasks:
+            result = self._graphs.with_progress(task, result)
             self._graphs.ended(task)
         if task.retries_used:
             result = with_retries(task, result)

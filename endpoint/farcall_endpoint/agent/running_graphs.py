@@ -1,25 +1,34 @@
-"""Graphs that have not ended: how they are now, and the slots that they can use. No I/O.
+"""Graphs that have not ended: how they are now, and the slots that they can use; and the progress of tasks that run. No
+I/O.
 
-The names of stages are those that a submitter wrote; of a sealed call none is reported.
+The names of stages are those that a submitter wrote, and the text of progress is the function's; of a sealed call none
+is reported.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from farcall_common.graphs import STATES, StageState
+from farcall_common.progress import PROGRESS, Progress
 from farcall_endpoint.agent.graphs import MOST_NAME, RANKS, cut
-from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.agent.tasks import Task, TaskResult
+from farcall_endpoint.protocol import ReportedProgress
 
 MOST_REPORTED: Final = 20
 """Graphs in a report to the cloud, and in the endpoint's status."""
 _MOST_STAGES: Final = 10
 """Of each graph there, one by one."""
 _MOST_REPORTED_BYTES: Final = 16 * 1024
+MOST_PROGRESS: Final = 100
+"""Tasks whose progress is in a report to the cloud."""
+_MOST_PROGRESS_BYTES: Final = 8 * 1024
+"""Of the texts there, all together."""
 _MOST_KEPT: Final = 1000
 """Graphs of which the agent keeps how they are."""
 _REPORT_PERIOD_S: Final = 1.0
@@ -40,6 +49,9 @@ class RunningGraphs:
         #: Of those that managers have.
         self._rows: dict[str, dict[str, Any]] = {}
         self._reported: list[dict[str, Any]] = []
+        #: Of those that managers have and that have said something.
+        self._progress: dict[str, tuple[Task, Progress]] = {}
+        self._reported_progress: list[dict[str, Any]] = []
         self._has_news = False
         self._report_at = 0.0
         #: Those with stages in several environments, while it is not known that a manager can run all of them.
@@ -71,13 +83,29 @@ class RunningGraphs:
             self._rows[task.task_id] = _row(task, states)
             self._has_news = True
 
+    def note_progress(self, task: Task, reported: ReportedProgress) -> None:
+        """A manager has reported how far a task is."""
+        if task.task_id in self._progress or len(self._progress) < _MOST_KEPT:
+            self.tasks[task.task_id] = task
+            progress = Progress(reported.done, reported.total, reported.text, reported.at)
+            self._progress[task.task_id] = task, progress
+            self._has_news = True
+
+    def with_progress(self, task: Task, result: TaskResult) -> TaskResult:
+        """The result of a task, with its last progress if its manager could not report that with the result."""
+        known = self._progress.get(task.task_id)
+        if known is not None and PROGRESS not in (result.details or {}):
+            result.details = {**(result.details or {}), PROGRESS: known[1].to_json()}
+        return result
+
     def stopped(self, task: Task) -> None:
         """A manager does not have a task any more."""
         self._rows.pop(task.task_id, None)
+        self._progress.pop(task.task_id, None)
 
     def ended(self, task: Task) -> None:
         """A task has ended, or is not needed."""
-        self._rows.pop(task.task_id, None)
+        self.stopped(task)
         self.tasks.pop(task.task_id, None)
         self.unchecked.discard(task)
 
@@ -87,10 +115,15 @@ class RunningGraphs:
             self._has_news = False
             self._report_at = now + _REPORT_PERIOD_S
             self._reported = _reported(self._rows.values())
+            self._reported_progress = _progress_rows(self._progress.values())
 
     def report(self) -> list[dict[str, Any]]:
         """Those that run, the oldest first, some at most."""
         return [row for row in self._reported if row["task_id"] in self._rows]
+
+    def progress(self) -> list[dict[str, Any]]:
+        """How far tasks are that run, those first that have reported it for longest, some at most."""
+        return [row for row in self._reported_progress if row["task_id"] in self._progress]
 
     def describe(self) -> list[dict[str, object]]:
         """The same as a table for the endpoint's status."""
@@ -139,6 +172,20 @@ def _reported(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         size_bytes += len(msgspec.msgpack.encode(row))
         if size_bytes > _MOST_REPORTED_BYTES:
             row = {name: value for name, value in row.items() if name != "stages"}
+        found.append(row)
+    return found
+
+
+def _progress_rows(known: Iterable[tuple[Task, Progress]]) -> list[dict[str, Any]]:
+    """Rows for a report of limited size: without texts of sealed calls, and where they would exceed it."""
+    found: list[dict[str, Any]] = []
+    size_bytes = 0
+    for task, progress in itertools.islice(known, MOST_PROGRESS):
+        row = {"task_id": task.task_id, **progress.to_json()}
+        if "text" in row:
+            size_bytes += len(row["text"].encode())
+            if task.answer_key or size_bytes > _MOST_PROGRESS_BYTES:
+                del row["text"]
         found.append(row)
     return found
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from farcall_common.futures import GuardedFuture
 from farcall_common.graphs import StageState
+from farcall_common.progress import Progress
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ class EngineFuture(GuardedFuture[T]):
 
     stages: Sequence[StageState] = ()
     """Of a graph that has ended: how its stages were."""
+    progress: Progress | None = None
+    """How far the task is, as its function last said (``current().progress``); about a second old while it runs."""
 
     def __init__(self, task_id: str, on_cancel: Callable[[str], None], *, raise_original: bool = False) -> None:
         self._own_condition: threading.Condition | None = None

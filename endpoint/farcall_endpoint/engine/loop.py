@@ -34,6 +34,7 @@ from farcall_common.graphs import StageState
 from farcall_common.payload import load_user_data, task_error
 from farcall_common.payload.functions import Function
 from farcall_common.payload.native import load_native
+from farcall_common.progress import PROGRESS, Progress, read_progress
 from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.agent import actions as do
@@ -318,6 +319,9 @@ class EngineLoop:
                 case protocol.Progress() as progress:
                     results = UserBytes(cast("list[Bytes]", bodies))  # only those of calls are in files
                     self._events.append(ev.ManagerProgress(manager_id, progress, results))
+                    for each in progress.progress:
+                        if (future := self._open.get(each.task_id)) is not None:
+                            future.progress = Progress(each.done, each.total, each.text, each.at)
                 case protocol.CallsTaken() | protocol.CallNews() | protocol.CallsDropped():
                     self._events.append(about_calls(manager_id, message, bodies))
 
@@ -342,6 +346,8 @@ class EngineLoop:
         rebuild = self._rebuilds.pop(task.task_id, None) if self._rebuilds else None
         if result.details is not None and "stages" in result.details:
             future.stages = _stages(result.details["stages"])
+        if result.details is not None and PROGRESS in result.details:
+            future.progress = read_progress(result.details[PROGRESS]) or future.progress
         if result.state is TaskState.SUCCESS:
             try:
                 value = load_user_data(lambda: load_native(result.body or b""))

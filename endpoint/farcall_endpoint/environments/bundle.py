@@ -37,7 +37,7 @@ RUN: Final = "run"
 
 MODULES: Final = (
     *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.futures"),
-    *("farcall_common.limits", "farcall_common.running"),
+    *("farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
     *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.task_options"),
     *("farcall_common.payload", "farcall_common.payload.arrays", "farcall_common.payload.by_value"),
     *("farcall_common.payload.code", "farcall_common.payload.data", "farcall_common.payload.framing"),
@@ -49,6 +49,7 @@ MODULES: Final = (
     *("farcall_endpoint.process_reaper", "farcall_endpoint.shared_memory", "farcall_endpoint.worker"),
     *("farcall_endpoint.worker.__main__", "farcall_endpoint.worker.arenas", "farcall_endpoint.worker.bodies"),
     *("farcall_endpoint.worker.boot", "farcall_endpoint.worker.capture", "farcall_endpoint.worker.channel"),
+    "farcall_endpoint.worker.current_task",
     *("farcall_endpoint.worker.directories", "farcall_endpoint.worker.edges", "farcall_endpoint.worker.environment"),
     "farcall_endpoint.worker.fork_hazards",
     *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.inbox"),

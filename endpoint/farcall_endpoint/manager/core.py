@@ -21,6 +21,7 @@ from typing import Any, Final
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.progress import clean_progress
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.graphs.values import GraphSettings
@@ -71,7 +72,7 @@ from farcall_endpoint.protocol import (
     WantedOutput,
 )
 from farcall_endpoint.shared_memory import Body, Frame
-from farcall_endpoint.worker.channel import Begun, Calls, Done, DropCalls, Ready, Synced, Waits
+from farcall_endpoint.worker.channel import Begun, Calls, Done, DropCalls, Progressed, Ready, Synced, Waits
 
 _UNSEEN_S: Final = 0.1
 """A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
@@ -214,7 +215,7 @@ class ManagerCore:
 
     def next_deadline(self) -> float:
         """The monotonic second at which :meth:`handle` is due without an event."""
-        deadline = self._reports.due_at
+        deadline = min(self._reports.due_at, self._reports.task_progress.due_at)
         if self._stop_at is not None:
             deadline = min(deadline, self._stop_at)
         else:
@@ -270,6 +271,8 @@ class ManagerCore:
                         self._assignment.ready(worker, now)
                     elif isinstance(packet, Calls | Waits | DropCalls):
                         self._called(worker, packet, body, instant)
+                    elif isinstance(packet, Progressed):
+                        self._progressed(worker, packet, instant)
                     else:
                         self._interruptions.kill(worker, f"{type(packet).__name__} out of turn")
                 ended = jobs_before - len(worker.jobs)
@@ -439,6 +442,14 @@ class ManagerCore:
 
     def _fail(self, job: Job, record: ErrorRecord) -> None:
         self._reports.finish(job, TaskState.FAILED, record.to_json())
+
+    def _progressed(self, worker: Worker, packet: Progressed, now: Instant) -> None:
+        """A task says how far it is, which it can forge. Of calls of other tasks nothing is shown."""
+        if not worker.runs(packet.task_id) or worker.jobs[0].owner is not None:
+            return
+        progress = clean_progress(packet.done, packet.total, packet.text, now.epoch)
+        if progress is not None:
+            self._reports.task_progress.note(packet.task_id, progress, now=now.mono)
 
     # -- calls of tasks that run ---------------------------------------------------------------------------------------
 

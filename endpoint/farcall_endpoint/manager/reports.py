@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_common.progress import PROGRESS
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.actions import Report
 from farcall_endpoint.manager.events import Instant, Job, Outcome
+from farcall_endpoint.manager.task_progress import ProgressOfTasks
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import (
     FIRST_WINDOW_BYTES,
@@ -49,6 +51,7 @@ class Reports:
         self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
         self._known_environments: tuple[EnvironmentStatus, ...] = ()
         self.environments_at = 0.0
+        self.task_progress = ProgressOfTasks()
 
     def finish(
         self,
@@ -83,6 +86,8 @@ class Reports:
                 ),
             )
             return
+        if self.task_progress.last and (last := self.task_progress.ended(job.order.task_id)) is not None:
+            details = {**(details or {}), PROGRESS: last.to_json()}
         frame = None
         if state is TaskState.SUCCESS or result:
             frame = len(self._results)
@@ -103,6 +108,7 @@ class Reports:
         if job.owner is not None:
             job.owner.died(job, died)
         else:
+            self.task_progress.ended(job.order.task_id)
             self._died.append(died)
 
     def started(self, job: Job, at: float) -> None:
@@ -148,7 +154,7 @@ class Reports:
         if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
         has_news = self._died or self._started or self._graphs or self.changed or self._environments is not None
-        return bool(has_news) or self._offered is not None or now >= self.due_at
+        return bool(has_news) or self._offered is not None or now >= self.due_at or now >= self.task_progress.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
         """The next report. Results for which the agent has no room stay here, unless it must have ``everything``."""
@@ -177,6 +183,8 @@ class Reports:
         if self._offered is not None:
             progress = msgspec.structs.replace(progress, waiting_calls=self._offered)
             self._offered = None
+        if now >= self.task_progress.due_at:
+            progress = msgspec.structs.replace(progress, progress=self.task_progress.due(now))
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes

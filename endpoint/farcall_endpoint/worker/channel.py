@@ -220,6 +220,15 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag=True):
     over: bool = False
 
 
+class Progressed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The running task says how far it is. A task can forge this."""
+
+    task_id: str
+    done: int | float
+    total: int | float | None = None
+    text: str = ""
+
+
 class DropCalls(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The running task does not need these calls any more. A task can forge this."""
 
@@ -254,7 +263,9 @@ class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
     names: tuple[str, ...]
 
 
-Packet = Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded | Peer
+Packet = (
+    Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded | Peer | Progressed
+)
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""

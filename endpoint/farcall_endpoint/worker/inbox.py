@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farcall_common import running
 from farcall_common.payload.shipped_modules import ShippedModules
+from farcall_common.running import RunningTask
 from farcall_endpoint.shared_memory import Bytes, FrameList, SharedBytes
 from farcall_endpoint.worker.channel import MALFORMED, CallOrder, Channel, Order, Packet, Peer, Sync, Synced
+from farcall_endpoint.worker.current_task import CurrentTask
 from farcall_endpoint.worker.edges import Edges
 from farcall_endpoint.worker.inputs import Recalled
 
@@ -42,7 +44,7 @@ class Inbox:
         self.order: Order | None = None
         """The task that runs."""
         self.calls: CallsOfTask | None = None
-        """Of the running task, if it has asked for them."""
+        """Of the running task, if it has made some."""
         self.failure: BaseException | None = None
         """Why a packet or a value could not be received during a task: the worker ends after it."""
         self.modules: tuple[Order, ShippedModules] | None = None
@@ -51,6 +53,7 @@ class Inbox:
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
         self._sent: Sent | None = None
+        self._current: CurrentTask | None = None  # if the task has asked for it
 
     def next(self) -> Received | None:
         """The next packet; None if the manager is gone.
@@ -118,21 +121,40 @@ class Inbox:
 
     def end_task(self) -> None:
         """The function of the task has ended. What it has called is not waited for."""
-        with self._lock:  # a thread of the task may ask for calls now
-            calls, self.order, self.calls = self.calls, None, None
+        with self._lock:  # a thread of the task may ask for it now
+            current, calls, self.order, self._current, self.calls = self._current, self.calls, None, None, None
+            if current is not None:
+                running.forget()
+        if current is not None:
+            current.end()
         if calls is not None:
             calls.end()
 
     def offer(self) -> None:
-        """Let the functions of tasks make calls."""
-        running.offer(self._caller)
+        """Let the functions of tasks make calls, and say how far they are."""
+        running.offer(self._find)
 
-    def _caller(self) -> CallsOfTask:
+    def _find(self) -> RunningTask:
+        """The running task, which is remembered until it has ended."""
         if os.getpid() != self._pid:
             raise running.not_in_this_process()
         with self._lock:
-            order, calls = self.order, self.calls
+            order, current = self.order, self._current
             if order is None:  # a thread of the task may outlive its function
+                raise running.has_ended()
+            if current is None or current.order is not order:
+                current = self._current = CurrentTask(self.channel, order, lambda: self._calls(order))
+            task = RunningTask(current)
+            running.remember(task)
+            return task
+
+    def _calls(self, order: Order) -> CallsOfTask:
+        """What makes the calls of a task."""
+        if os.getpid() != self._pid:
+            raise running.not_in_this_process()
+        with self._lock:
+            calls = self.calls
+            if self.order is not order:
                 raise running.has_ended()
             if calls is None or calls.order is not order:
                 # Here, not at the top: most tasks make no calls, and it takes a part of a worker's start.

@@ -3,6 +3,7 @@ numbers that MessagePack carries, and one peer's report must not fail a commit t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -10,9 +11,10 @@ from typing import Any, Final
 
 from farcall_common import graphs
 from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.progress import PROGRESS, read_progress
 from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
-from farcall_common.store.model import EndpointStatus, EnvironmentState
-from farcall_common.wire import EndpointReport
+from farcall_common.store.model import EndpointStatus, EnvironmentState, RunningProgress
+from farcall_common.wire import EndpointReport, is_uuid
 from farcall_forwarder.core.untrusted_graphs import clean_graph, clean_graphs
 
 #: Characters of one text, entries of one object, and levels of nesting that are kept.
@@ -30,6 +32,9 @@ MAX_REASON: Final = 1000
 MAX_ENVIRONMENTS: Final = 20
 MAX_KEY: Final = 32
 MAX_LABEL: Final = 200
+#: Tasks of a report whose progress is kept, and bytes of their texts: each submit reads the report.
+MAX_PROGRESS: Final = 100
+MAX_PROGRESS_TEXT: Final = 16 * 1024
 #: The detail of the history's entries that have none.
 NO_DETAIL: Final[Mapping[str, Any]] = {}
 _MAX_INTEGER: Final = 2**53
@@ -48,15 +53,18 @@ def clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
     """Details of one task, which are stored with it: all of them, or none if they are too large. Those of a graph have
     limits of their own. ``now`` is in epoch seconds."""
     if graphs.DETAILS.isdisjoint(value):
-        return _clean_details(value)
+        return _clean_details(value, now=now)
     rest = {name: each for name, each in value.items() if name not in graphs.DETAILS}
-    return {**_clean_details(rest), **clean_graph(value, now=now)}
+    return {**_clean_details(rest, now=now), **clean_graph(value, now=now)}
 
 
-def _clean_details(value: Mapping[str, Any]) -> dict[str, Any]:
+def _clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
     cleaned = clean_map(value)
     if TRANSITIONS in cleaned:
         cleaned[TRANSITIONS] = _times(cleaned[TRANSITIONS])
+    if PROGRESS in cleaned:
+        progress = read_progress(cleaned.pop(PROGRESS), now=now)
+        cleaned |= {} if progress is None else {PROGRESS: progress.to_json()}
     earlier_run_s = cleaned.get(EARLIER_RUN_S, 0)
     if not _is_number(earlier_run_s) or earlier_run_s < 0:  # it would take off the usage of the last run
         del cleaned[EARLIER_RUN_S]
@@ -100,8 +108,8 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
 
 
 def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
-    """An agent's numbers, within the range of an integer column, its environments, its problem and graphs that run.
-    ``now`` is in epoch seconds."""
+    """An agent's numbers, within the range of an integer column, its environments, its problem, graphs that run and
+    the progress of tasks. ``now`` is in epoch seconds."""
     detail = clean_map(report.detail)
     problem, environments = detail.get("problem"), detail.get("environments")
     return EndpointStatus(
@@ -116,7 +124,22 @@ def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
         environments=_environments(environments, now=now),
         reported_at=now,
         graphs=clean_graphs(report.detail.get("graphs"), now=now) if "graphs" in report.detail else (),
+        progress=_progress(report.detail.get("progress"), now=now) if "progress" in report.detail else (),
     )
+
+
+def _progress(value: Any, *, now: float) -> tuple[RunningProgress, ...]:
+    """The progress of tasks in a report, some at most. What is malformed is left out."""
+    found: dict[str, RunningProgress] = {}
+    room = MAX_PROGRESS_TEXT
+    for each in value[:MAX_PROGRESS] if isinstance(value, list | tuple) else ():
+        task_id = each.get("task_id") if isinstance(each, Mapping) else None
+        if not isinstance(task_id, str) or not is_uuid(task_id):
+            continue
+        if (progress := read_progress(each, now=now)) is not None:
+            room -= len(progress.text.encode())
+            found[task_id] = RunningProgress(task_id, progress if room >= 0 else dataclasses.replace(progress, text=""))
+    return tuple(found.values())
 
 
 def _environments(value: Any, *, now: float) -> tuple[EnvironmentState, ...]:

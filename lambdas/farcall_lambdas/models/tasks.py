@@ -213,6 +213,16 @@ class StageShape(Shape):
     error: Maybe[dict[str, Any]] = None
 
 
+class ProgressShape(Shape):
+    """How far a task is, as its function last said. ``at`` is in epoch seconds, by the clock of its node. Of a sealed
+    call ``text`` is left out while it runs, and then sealed with the details."""
+
+    done: int | float
+    total: Maybe[int | float] = None
+    text: str = ""
+    at: float = 0.0
+
+
 class TaskAnswer(Shape):
     """A task. At most one of ``result``, ``result_ref`` and ``exception`` is there, and none before the task is
     finished.
@@ -220,7 +230,8 @@ class TaskAnswer(Shape):
     ``completion_t`` is epoch seconds as text; ``timings`` are epoch seconds at the stages of the task.
     ``result_serializers`` are those of the submit, if there are any. ``environment`` is the name of that in which it
     runs, or technology and place. ``stages`` are those of a graph, in the answer about a single task: while it runs,
-    some of them, as its endpoint last reported them.
+    some of them, as its endpoint last reported them. ``progress`` is what the function last said of its progress, if it
+    says so, in the answer about a single task; a running task's is some seconds old.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
@@ -244,6 +255,7 @@ class TaskAnswer(Shape):
     retry_of: Maybe[str] = None
     environment: Maybe[str] = None
     stages: Maybe[list[StageShape]] = None
+    progress: Maybe[ProgressShape] = None
 
 
 class BatchStatus(Shape):

@@ -25,6 +25,7 @@ from farcall_lambdas.models.tasks import (
     FoundIds,
     OutputAnswer,
     OutputBatchAnswer,
+    ProgressShape,
     ResultRefShape,
     Retry,
     RetryAnswer,
@@ -271,6 +272,7 @@ def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
         retry_of=task.retry_of,
         environment=task.options.environment.label if task.options.environment else None,
         stages=[StageShape(**msgspec.structs.asdict(each)) for each in view.stages] or None,
+        progress=ProgressShape(**vars(view.progress)) if view.progress else None,
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from farcall_common.errors import BlobUnknown, ErrorRecord, InvalidRequest, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.graphs import STAGES, StageState
+from farcall_common.progress import PROGRESS, Progress, read_progress
 from farcall_common.store.model import BlobRef, Endpoint, GraphState, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
@@ -43,6 +44,8 @@ class TaskView:
     reason: str | None = None
     #: Of a graph, in the view of one task.
     stages: Sequence[StageState] = ()
+    #: In the view of one task.
+    progress: Progress | None = None
 
     def size_bytes(self) -> int:
         """Its approximate size in an answer."""
@@ -58,13 +61,14 @@ class ResultService(Service):
     """Tasks of the caller; those of others do not exist."""
 
     def get(self, identity: Identity, task_id: str, *, takes_refs: bool) -> TaskView:
-        """One task, with its stages if it is a graph.
+        """One task, with its stages if it is a graph, and how far it is.
 
         :raises TaskUnknown: if the caller has no such task.
         """
         task = self.task(identity, task_id)
         view = self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
-        return dataclasses.replace(view, stages=self._stages(task))
+        endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id) if task.state is TaskState.RUNNING else None
+        return dataclasses.replace(view, stages=_stages(task, endpoint), progress=_progress(task, endpoint))
 
     def get_many(
         self, identity: Identity, task_ids: Sequence[str], *, takes_refs: bool
@@ -204,18 +208,6 @@ class ResultService(Service):
         """A task and its history; the same error."""
         return self.task(identity, task_id), self._stores.tasks.list_events(task_id)
 
-    def _stages(self, task: Task) -> Sequence[StageState]:
-        """The stages of a task: those of its result; while it runs, those of the endpoint's last report."""
-        if STAGES in task.details:
-            try:
-                return msgspec.convert(task.details[STAGES], list[StageState])
-            except msgspec.ValidationError:  # of a later release
-                return ()
-        if task.state is not TaskState.RUNNING:
-            return ()
-        graph = graph_of(self._stores.endpoints.get_endpoint(task.endpoint_id), task.task_id)
-        return graph.stages if graph is not None else ()
-
     def _view(self, task: Task, *, takes_refs: bool, room: int) -> TaskView:
         ref = task.result_ref
         if ref is None and (task.result is None or takes_refs or not _is_farcall_format(task.result)):
@@ -234,6 +226,25 @@ class ResultService(Service):
                 return TaskView(task, result=text)
         url = self._stores.blobs.download_url(ref.blob_key, ttl_s=self._settings.url_ttl_s)
         return TaskView(task, result_ref=ref, url=url, reason=reason)
+
+
+def _stages(task: Task, endpoint: Endpoint | None) -> Sequence[StageState]:
+    """The stages of a task: those of its result; while it runs, those of the endpoint's last report."""
+    if STAGES in task.details:
+        try:
+            return msgspec.convert(task.details[STAGES], list[StageState])
+        except msgspec.ValidationError:  # of a later release
+            return ()
+    graph = graph_of(endpoint, task.task_id)
+    return graph.stages if graph is not None else ()
+
+
+def _progress(task: Task, endpoint: Endpoint | None) -> Progress | None:
+    """How far a task is: as of its result; while it runs, as of the endpoint's last report."""
+    if PROGRESS in task.details:
+        return read_progress(task.details[PROGRESS])
+    reported = endpoint.status.progress if endpoint is not None else ()
+    return next((each.progress for each in reported if each.task_id == task.task_id), None)
 
 
 def graph_of(endpoint: Endpoint | None, task_id: str) -> GraphState | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
+import sys
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -13,7 +15,7 @@ import typer
 from farcall._client import connection_of, info_of
 from farcall._task_output import STREAMS, OutputCursor
 from farcall.cli._arguments import all_last_of, completes, last_of, remember
-from farcall.cli._connect import connected
+from farcall.cli._connect import command_environment, connected
 from farcall.cli._output import (
     AsJson,
     AsLines,
@@ -22,6 +24,7 @@ from farcall.cli._output import (
     Until,
     moment,
     show_json,
+    show_line,
     show_output,
     show_text,
     shown_ids,
@@ -30,7 +33,9 @@ from farcall.cli._output import (
 from farcall_common import graphs
 from farcall_common.console import duration, instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest, TaskUnknown
-from farcall_common.wire import TaskState
+from farcall_common.exit_codes import FAILED
+from farcall_common.progress import PROGRESS, read_progress
+from farcall_common.wire import TERMINAL_STATES, TaskState
 
 app = new_group("Your tasks.")
 
@@ -53,7 +58,12 @@ _EXPORTED: Final = (
 _KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "environment", "attempt", "retry of")
 
 #: Details of a task that are not shown as fields.
-_NOT_FIELDS: Final = frozenset({"task_transitions", *graphs.DETAILS})
+_NOT_FIELDS: Final = frozenset({"task_transitions", PROGRESS, *graphs.DETAILS})
+
+#: Seconds between two looks at tasks; with many of them a tenth of a second for each.
+_WATCH_S: Final = 1.0
+_WATCH_EACH_S: Final = 0.1
+_ENDED: Final = frozenset(map(str, TERMINAL_STATES))
 
 State = Annotated[TaskState | None, typer.Option(help="Only tasks in this state, like running or failed.")]
 OnEndpoint = Annotated[
@@ -121,7 +131,7 @@ def list_(
 
 @app.command()
 def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show a task, and its result or error; of a graph its stages, too, also while it runs."""
+    """Show a task, and its result or error; also while it runs, its progress, and of a graph its stages."""
     with connected(context) as client:
         task = info_of(client, last_of("tasks", task_id))
     error = None if task.pending or task.exception is None else task.exception
@@ -140,6 +150,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "finished": instant(task.finished_at),
         "ran": duration(times["ended_at"] - times["started_at"]) if {"started_at", "ended_at"} <= times.keys() else "",
         "retry of": task.retry_of,
+        "progress": str(task.progress) if task.progress else "",
         "result": None if task.pending or task.exception else repr(task.value),
         **dict(_field(name, value) for name, value in details.items()),
         "error": error,
@@ -157,6 +168,74 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         show_table(columns, rows, cut=True)
     for note in getattr(error, "__notes__", ()):
         show_text(f"\n{note}")
+
+
+@app.command()
+def watch(context: typer.Context, task_ids: TaskIds, as_json: AsJson = False) -> None:
+    """Show the state and the progress of tasks until all of them have ended: a line for each.
+
+    A terminal shows the lines again each second. A pipe, or with --json standard output, gets a line for each change.
+    The exit code is 1 if a task did not succeed. The tasks continue when the command is interrupted.
+    """
+    with connected(context, doing=None) as client:
+        connection = connection_of(client)
+        wanted = dict.fromkeys(connection.ids.task(each) for each in all_last_of("tasks", task_ids))
+        display = _Watched(shown_ids(wanted, least=_ID_CHARS), as_json=as_json)
+        found: dict[str, Mapping[str, Any]] = {}
+        while True:
+            found |= {id_: connection.api.get_task(id_) for id_ in wanted if _state(found.get(id_)) not in _ENDED}
+            display.show(found)
+            left = sum(_state(task) not in _ENDED for task in found.values())
+            if not left:
+                break
+            command_environment(context).pause(max(_WATCH_S, left * _WATCH_EACH_S))
+    if any(_state(task) != str(TaskState.SUCCESS) for task in found.values()):
+        raise typer.Exit(FAILED)
+
+
+class _Watched:
+    """Lines about tasks: on a terminal with room for all of them in place, else one for each change.
+
+    :param ids: as a terminal shows them.
+    """
+
+    def __init__(self, ids: Mapping[str, str], *, as_json: bool) -> None:
+        self._ids = ids
+        self._as_json = as_json
+        size = shutil.get_terminal_size()
+        self._columns = size.columns
+        self._in_place = not as_json and sys.stdout.isatty() and len(ids) < size.lines
+        self._lines: dict[str, str] = {}
+
+    def show(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+        """Show how the tasks are now."""
+        if self._in_place:
+            if self._lines:
+                typer.echo(f"\x1b[{len(self._lines)}A", nl=False)
+            for task_id, task in tasks.items():
+                self._lines[task_id] = "  ".join(self._cells(task_id, task)).rstrip()[: self._columns - 1]
+                typer.echo(f"\r\x1b[K{self._lines[task_id]}")
+            return
+        for task_id, task in tasks.items():
+            line = "\t".join(self._cells(task_id, task))
+            if self._lines.get(task_id) == line:
+                continue
+            self._lines[task_id] = line
+            if self._as_json:
+                progress = read_progress(task.get(PROGRESS))
+                shown = {"task_id": task_id, "status": _state(task)}
+                show_line(shown | ({} if progress is None else {PROGRESS: progress.to_json()}))
+            else:
+                typer.echo(line)
+
+    def _cells(self, task_id: str, task: Mapping[str, Any]) -> tuple[str, str, str]:
+        progress = read_progress(task.get(PROGRESS))
+        return self._ids[task_id], f"{_state(task):<8}" if self._in_place else _state(task), str(progress or "")
+
+
+def _state(task: Mapping[str, Any] | None) -> str:
+    """The state in an answer about a task; empty without one."""
+    return "" if task is None else str(task["status"])
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextvars
 import dataclasses
 import hashlib
 import re
@@ -23,8 +24,10 @@ from farcall.testing._graphs import GraphFailed, GraphRun
 from farcall.testing._registry import Registry
 from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
 from farcall.testing._tokens import Tokens
+from farcall_common import running
 from farcall_common.errors import (
     BlobUnknown,
+    ConfigurationError,
     Conflict,
     ErrorRecord,
     FarcallError,
@@ -50,6 +53,7 @@ from farcall_common.payload import (
     pack_exception,
     strategy_named,
 )
+from farcall_common.progress import PROGRESS, clean_progress
 from farcall_common.retries import is_retried
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
@@ -61,6 +65,32 @@ _BLOB_URL: Final = "https://blobs.farcall.test"
 _OURS: Final = frozenset({"farcall", "farcall_common"})
 
 _serializer: Final = Serializer()
+
+#: The task that runs in this thread.
+_here: Final[contextvars.ContextVar[running.RunningTask | None]] = contextvars.ContextVar("farcall_task", default=None)
+running.offer_here(_here.get)
+
+
+class _TaskHere:
+    """A task that runs in this process, for ``current()``."""
+
+    def __init__(self, cloud: FakeCloud, task: Task) -> None:
+        self.task_id = task.task_id
+        self.attempt = task.attempt
+        self._cloud = cloud
+        self._is_shown = not is_graph(task.payload)  # of stages nothing is
+
+    def submit(self, *_: object) -> Any:
+        raise ConfigurationError(
+            "A FakeCloud makes no calls of running tasks.", hint="Test the function that calls others at an endpoint."
+        )
+
+    def buffer(self, size: int) -> memoryview:
+        return memoryview(bytearray(size))
+
+    def progress(self, done: float, total: float | None, text: str) -> None:
+        if self._is_shown:
+            self._cloud.report_progress(self.task_id, done, total, text)
 
 
 class FakeCloud:
@@ -187,6 +217,12 @@ class FakeCloud:
         with self._lock:
             self._task(task_id).stages = msgspec.to_builtins(stages)
 
+    def report_progress(self, task_id: str, done: float, total: float | None = None, text: str = "") -> None:
+        """Set how far a task is, as if its function had said so with ``current().progress``."""
+        with self._lock:
+            progress = clean_progress(done, total, text, time.time())
+            self._task(task_id).progress = None if progress is None else progress.to_json()
+
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
         if self._pool is not None:
@@ -212,6 +248,7 @@ class FakeCloud:
             found = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
             return dataclasses.replace(found, exception_data=_exception_data(task, raised))
 
+        running_task = _here.set(running.RunningTask(_TaskHere(self, task)))
         try:
             if is_graph(task.payload):
                 graph = unpack_graph(task.payload, callees=len(task.callees))
@@ -232,16 +269,21 @@ class FakeCloud:
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
             error = describe(raised)
             is_to_retry = is_called and task.retries_used < task.retries and is_retried(raised, task.retry_on)
+        finally:
+            _here.reset(running_task)
         with self._lock:
             if task.ended():
                 return  # cancelled meanwhile
             if error is not None and is_to_retry and self._pool is not None:
                 task.retries_used += 1
+                task.progress = None
                 retry = {"retry": task.retries_used, "retries": task.retries, "retry_at": time.time()}
                 task.move(TaskState.WAITING_FOR_NODES, Reporter.AGENT, **retry, error=error.exception_type)
                 self._pool.submit(self._run, task)
                 return
             task.details |= details
+            if task.progress is not None:
+                task.details |= {PROGRESS: task.progress}
             if task.retries_used:
                 task.details |= {"retries_used": task.retries_used}
                 error = error and dataclasses.replace(error, retries_used=task.retries_used)
@@ -351,7 +393,8 @@ class FakeCloud:
     def _get_task(self, _: Json, task_id: str) -> Json:
         task = self._task(task_id)
         stages = task.details.get("stages") or task.stages
-        return self._shown(task) | ({"stages": stages} if stages else {})
+        shown = self._shown(task) | ({"stages": stages} if stages else {})
+        return shown | ({"progress": task.progress} if task.progress else {})
 
     def _batch_status(self, body: Json) -> Json:
         shown = {id_: self._shown(self._tasks[id_]) for id_ in body["task_ids"] if id_ in self._tasks}

@@ -64,6 +64,8 @@ class Task:
     stderr: bytes = b""
     #: Of a graph that runs, in the form of the API.
     stages: Sequence[Json] = ()
+    #: How far it is, in the form of the API.
+    progress: Json | None = None
     #: References of the functions that it may call.
     callees: Sequence[str] = ()
 
