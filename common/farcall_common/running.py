@@ -136,8 +136,10 @@ class RunningTask:
             done = _number(done)
         if total is not None and type(total) is not int:
             total = _number(total)
-        if type(text) is not str and not isinstance(text, str):
-            raise TypeError(f"text is a str, not {type(text).__name__}")
+        if type(text) is not str:
+            if not isinstance(text, str):
+                raise TypeError(f"text is a str, not {type(text).__name__}")
+            text = str.__str__(text)  # without what a subclass does
         self._caller.progress(done, total, text)
 
     def options(self, **changes: Unpack[AttemptOptionsDict]) -> RunningTask:
@@ -178,7 +180,7 @@ def _number(value: Any) -> int | float:
         raise TypeError(f"expected a number, got {type(value).__name__}")
     else:
         try:
-            return operator.index(value)
+            return int(operator.index(value))
         except TypeError:
             number = float(value)
     if not math.isfinite(number):
@@ -198,12 +200,13 @@ def current() -> RunningTask:
 
     :raises ConfigurationError: outside of a task, and in processes that a task starts.
     """
-    if _current is not None:
-        return _current
+    task = _current
+    if task is not None:
+        return task
     if _find is not None:
         return _find()
-    if _find_here is not None and (task := _find_here()) is not None:
-        return task
+    if _find_here is not None and (here := _find_here()) is not None:
+        return here
     if "FARCALL_TASK_ID" in os.environ:
         raise not_in_this_process()
     raise ConfigurationError(

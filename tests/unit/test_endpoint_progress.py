@@ -109,10 +109,24 @@ def test_nothing_is_sent_twice(function: Function) -> None:
     assert function.sent() == [(1, None, "")]
 
 
+class Odd(str):
+    """A text that cannot be compared or cut."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+    def __getitem__(self, key: Any) -> str:
+        raise AssertionError
+
+
 def test_numbers_of_other_types_are_converted_and_what_is_none_is_refused(function: Function) -> None:
     numpy = pytest.importorskip("numpy")
     function.task.progress(numpy.int64(3), numpy.float32(0.5), "a\nb")
-    assert function.sent() == [(3, 0.5, "a b")]
+    function.task.progress(True, numpy.float64(2.5), Odd("odd"))
+    assert function.sent() == [(3, 0.5, "a b"), (1, 2.5, "odd")]
     for wrong in ("3", None, b"3", object()):
         with pytest.raises(TypeError):
             function.task.progress(wrong)  # type: ignore[arg-type]
