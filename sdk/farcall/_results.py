@@ -36,6 +36,7 @@ from farcall_common.errors import (
 from farcall_common.payload import Piece, Serializer, load_user_data
 from farcall_common.payload import task_error as error_of_record
 from farcall_common.payload.include import hint_for_missing
+from farcall_common.progress import PROGRESS
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
 
 _logger = logging.getLogger(__name__)
@@ -57,10 +58,8 @@ def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | Non
     """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline."""
     ref, value, finished_at = task.get("result_ref"), task.get("result"), task.get("completion_t")
     details: dict[str, Any] = task.get("details") or {}
-    if (stages := task.get("stages")) and "stages" not in details:  # of a task that runs
-        details = {**details, "stages": stages}
-    if (progress := task.get("progress")) and "progress" not in details:  # likewise
-        details = {**details, "progress": progress}
+    running = {name: task[name] for name in ("stages", PROGRESS) if task.get(name)}  # of a task that runs
+    details = {**running, **details}
     result = StreamResult(
         task_id=task["task_id"],
         task_group_id=task.get("task_group_id") or "",

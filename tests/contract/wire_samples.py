@@ -32,6 +32,18 @@ OPTIONS: Final = TaskOptions(
     user_endpoint_config={"account": "a"},
 )
 
+
+def _result_with(**details: object) -> m.Envelope:
+    """The result of a task with these details."""
+    result = m.ResultSpec(task_id=TASK, attempt=1, state=TaskState.SUCCESS, result=0, details=details)
+    return m.Envelope(m.TaskResults(results=(result,)), (b"4\n11\n[",))
+
+
+def _heartbeat_with(**detail: object) -> m.Envelope:
+    """A report with this detail."""
+    return m.Envelope(m.Heartbeat(at=1_700_000_000.5, report=m.EndpointReport(managers=1, detail=detail)))
+
+
 SAMPLES: Final = {
     type(envelope.message).__name__: envelope
     for envelope in (
@@ -298,67 +310,23 @@ LATER_FIELDS: Final = {
         m.RunTasks(tasks=(), functions=(m.FunctionSpec(function_hash=SHA, name="resize", body=0),)),
         (b"4\n01\nf",),
     ),
-    "TaskResults.stages": m.Envelope(
-        m.TaskResults(
-            results=(
-                m.ResultSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    state=TaskState.SUCCESS,
-                    result=0,
-                    details={
-                        "stages": [{"number": 0, "name": "load", "state": "done", "ended": 1, "run_s": 1.5}],
-                        "stage_calls": 1,
-                        "stage_run_s": 1.5,
-                    },
-                ),
-            )
-        ),
-        (b"4\n11\n[",),
+    "TaskResults.stages": _result_with(
+        stages=[{"number": 0, "name": "load", "state": "done", "ended": 1, "run_s": 1.5}],
+        stage_calls=1,
+        stage_run_s=1.5,
     ),
-    "Heartbeat.graphs": m.Envelope(
-        m.Heartbeat(
-            at=1_700_000_000.5,
-            report=m.EndpointReport(
-                managers=1,
-                detail={
-                    "graphs": [
-                        {
-                            "task_id": TASK,
-                            "stages": [{"number": 1, "name": "resize", "state": "running", "calls": 40, "ended": 12}],
-                        }
-                    ]
-                },
-            ),
-        )
+    "Heartbeat.graphs": _heartbeat_with(
+        graphs=[
+            {
+                "task_id": TASK,
+                "stages": [{"number": 1, "name": "resize", "state": "running", "calls": 40, "ended": 12}],
+            }
+        ]
     ),
-    "Heartbeat.progress": m.Envelope(
-        m.Heartbeat(
-            at=1_700_000_000.5,
-            report=m.EndpointReport(
-                managers=1,
-                detail={
-                    "progress": [
-                        {"task_id": TASK, "done": 3, "total": 10, "text": "fitting", "at": 1_700_000_000.25},
-                    ]
-                },
-            ),
-        )
+    "Heartbeat.progress": _heartbeat_with(
+        progress=[{"task_id": TASK, "done": 3, "total": 10, "text": "fitting", "at": 1_700_000_000.25}]
     ),
-    "TaskResults.progress": m.Envelope(
-        m.TaskResults(
-            results=(
-                m.ResultSpec(
-                    task_id=TASK,
-                    attempt=1,
-                    state=TaskState.SUCCESS,
-                    result=0,
-                    details={"progress": {"done": 10, "total": 10, "at": 1_700_000_000.25}},
-                ),
-            )
-        ),
-        (b"4\n11\n[",),
-    ),
+    "TaskResults.progress": _result_with(progress={"done": 10, "total": 10, "at": 1_700_000_000.25}),
     "TaskTransitions.retry": m.Envelope(
         m.TaskTransitions(
             transitions=(

@@ -480,12 +480,10 @@ class AgentCore:
         if progress.waiting_calls is not None:
             self._elsewhere.note(manager_id, progress.waiting_calls)
         for each in progress.graphs:
-            running = held.by_id.get(each.task_id)
-            if running is not None and running.stage is Stage.DISPATCHED and running.manager_id == manager_id:
+            if (running := held.running_at(manager_id, each.task_id)) is not None:
                 self._graphs.note(running, each.stages)
         for reported in progress.progress:
-            running = held.by_id.get(reported.task_id)
-            if running is not None and running.stage is Stage.DISPATCHED and running.manager_id == manager_id:
+            if (running := held.running_at(manager_id, reported.task_id)) is not None:
                 self._graphs.note_progress(running, reported)
         bodies = event.results.bodies
         durations: dict[str, list[float]] = collections.defaultdict(list)

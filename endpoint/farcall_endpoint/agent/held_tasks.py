@@ -92,6 +92,12 @@ class HeldTasks:
         task = self.by_id.get(task_id)
         return task if task is not None and task.seq == seq else None
 
+    def running_at(self, manager_id: str, task_id: str) -> Task | None:
+        """A task that a manager has; None if it does not."""
+        task = self.by_id.get(task_id)
+        is_there = task is not None and task.stage is Stage.DISPATCHED and task.manager_id == manager_id
+        return task if is_there else None
+
     def for_hello(self) -> tuple[HeldTask, ...]:
         """Every task of the spool."""
         unwritten = {task.seq for task in self.turn.finished}

@@ -15,7 +15,7 @@ from farcall_common.progress import PROGRESS, read_progress
 from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
 from farcall_common.store.model import EndpointStatus, EnvironmentState, RunningProgress
 from farcall_common.wire import EndpointReport, is_uuid
-from farcall_forwarder.core.untrusted_graphs import clean_graph, clean_graphs
+from farcall_forwarder.core.untrusted_graphs import MAX_SKEW_S, clean_graph, clean_graphs
 
 #: Characters of one text, entries of one object, and levels of nesting that are kept.
 MAX_TEXT: Final = 64 * 1024
@@ -39,8 +39,6 @@ MAX_PROGRESS_TEXT: Final = 16 * 1024
 NO_DETAIL: Final[Mapping[str, Any]] = {}
 _MAX_INTEGER: Final = 2**53
 _MAX_COUNT: Final = 2**31 - 1
-#: A peer's clock may be off, but not so far that the time could not be stored or makes no sense.
-_MAX_SKEW_S: Final = 366 * 86400.0
 
 
 def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def clean_retry(value: Mapping[str, Any], *, now: float) -> Mapping[str, Any]:
 
 def clean_time(at: float | None, *, now: float) -> float | None:
     """An instant of a peer's clock in epoch seconds, or None if it is out of range."""
-    return at if at is not None and abs(at - now) < _MAX_SKEW_S else None
+    return at if at is not None and abs(at - now) < MAX_SKEW_S else None
 
 
 def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> ErrorRecord:

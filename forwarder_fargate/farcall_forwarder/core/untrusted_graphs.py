@@ -43,8 +43,8 @@ _MAX_NAME: Final = 100
 _MAX_WORKERS: Final = 8
 #: Seconds of all calls together: a million of them for a month.
 _MAX_RUN_S: Final = 3e12
-#: A peer's clock may be off, but not so far that the time makes no sense.
-_MAX_SKEW_S: Final = 366 * 86400.0
+#: A peer's clock may be off, but not so far that the time could not be stored or makes no sense.
+MAX_SKEW_S: Final = 366 * 86400.0
 
 
 def clean_graph(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _seconds(value: Any) -> float:
 
 
 def _time(value: Any, *, now: float) -> float | None:
-    return float(value) if _is_number(value) and abs(value - now) < _MAX_SKEW_S else None
+    return float(value) if _is_number(value) and abs(value - now) < MAX_SKEW_S else None
 
 
 def _is_number(value: Any) -> bool:

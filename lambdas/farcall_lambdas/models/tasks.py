@@ -231,7 +231,7 @@ class TaskAnswer(Shape):
     ``result_serializers`` are those of the submit, if there are any. ``environment`` is the name of that in which it
     runs, or technology and place. ``stages`` are those of a graph, in the answer about a single task: while it runs,
     some of them, as its endpoint last reported them. ``progress`` is what the function last said of its progress, if it
-    says so, in the answer about a single task; a running task's is some seconds old.
+    did, in the answer about a single task. That of a running task may be some seconds old.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
