@@ -195,7 +195,7 @@ def test_the_working_directory_is_made_whenever_it_is_missing(tmp_path: Path) ->
     path, link = tmp_path / "a" / "work", tmp_path / "link"
     link.symlink_to(path)
     path.mkdir(parents=True)
-    directories = WorkerDirectories(link)
+    directories = WorkerDirectories(Workplace(working_dir=link, environment={}, slots=[], settings=WorkerSettings()))
     assert directories.working() == directories.working() == path
     link.unlink()
     other = tmp_path / "other"
