@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import logging
 import os
+import re
 import stat
 import threading
 import time
@@ -29,14 +30,13 @@ _logger = logging.getLogger(__name__)
 
 YOUNG_S: Final = 60.0
 """What was used so lately is never deleted: it may just be in use."""
-KEPT_LONG: Final = (".x", ".g-")
-"""Objects whose names contain this behind their key stay until they are evicted, or ``max_age_s`` has passed. All other
-files stay for ``retention_s`` after their last use."""
+_OBJECT: Final = re.compile(r"[0-9a-f]{32}\.(?:(?P<explicit>x)|t-(?P<expires_s>[0-9]{1,9}))")
+"""Names of objects that stay until they are evicted, or for so many seconds after their last use, at most for
+``max_age_s``. All other files stay for ``retention_s``."""
 MOST_FILES: Final = 100_000
 """Of each submitter in one place: the oldest are deleted."""
 MOST_DEPTH: Final = 64
 """Directories below more others than that are deleted."""
-_KEY_CHARACTERS: Final = 32
 _LONGEST_PERIOD_S: Final = 15.0
 _SHORTEST_PERIOD_S: Final = 1.0
 _SLOWER: Final = 20
@@ -100,7 +100,7 @@ def choose(
     left: dict[str, list[StoredFile]] = collections.defaultdict(list)
     for file in files:
         age_s = now - file.used_at
-        lifetime_s = max_age_s if _is_kept_long(file.path[-1]) else retention_s
+        lifetime_s = _lifetime_s(file.path[-1], retention_s=retention_s, max_age_s=max_age_s)
         if age_s >= max(lifetime_s, YOUNG_S):
             chosen.append(file)
         else:
@@ -129,9 +129,12 @@ def choose(
     return chosen
 
 
-def _is_kept_long(name: str) -> bool:
-    suffix = name[_KEY_CHARACTERS:]
-    return suffix == KEPT_LONG[0] or suffix.startswith(KEPT_LONG[1])
+def _lifetime_s(name: str, *, retention_s: float, max_age_s: float) -> float:
+    """For how long a file is kept after its last use."""
+    found = _OBJECT.fullmatch(name)
+    if found is None:
+        return retention_s
+    return max_age_s if found["explicit"] else min(float(found["expires_s"]), max_age_s)
 
 
 class Sweeper:

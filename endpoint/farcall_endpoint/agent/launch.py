@@ -36,7 +36,6 @@ from farcall_endpoint.agent.sealing import CallOpener, seal_result
 from farcall_endpoint.agent.service import Agent, Clock
 from farcall_endpoint.agent.spool import Spool
 from farcall_endpoint.agent.transfers import Background, Transfers
-from farcall_endpoint.agent.valkey import ValkeyServers, ValkeySettings
 from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, EngineConfig, KubernetesProviderConfig, LocalProviderConfig, check_binds
 from farcall_endpoint.config.section import BYTES_PER_GB
@@ -47,6 +46,7 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
 from farcall_endpoint.sweeper import Sweeper
+from farcall_endpoint.valkey import ValkeyServers
 
 if TYPE_CHECKING:
     from farcall_endpoint.agent.signatures import SignatureCheck
@@ -188,10 +188,10 @@ def run_agent(
             read_prewarms=directory.read_prewarms,
             seed=seed,
             valkey=ValkeyServers(
-                _valkey_settings(config),
+                config.data.valkey_settings,
                 is_local=isinstance(config.engine.provider, LocalProviderConfig),
                 ports=config.engine.worker_port_range,
-                background=lambda: background,
+                submit=background.submit,
                 send=fleet.answer_valkey,
             ),
             sweeper=Sweeper(directory.path / config.engine.working_dir, memory.path, config.data.sweep_settings),
@@ -201,13 +201,6 @@ def run_agent(
         _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
         agent.run()
         _logger.info("endpoint %s has ended", directory.name)
-
-
-def _valkey_settings(config: Config) -> ValkeySettings:
-    data = config.data
-    return ValkeySettings(
-        most=data.valkey_servers, memory_bytes=int(data.valkey_memory * BYTES_PER_GB), idle_s=data.valkey_idle
-    )
 
 
 def _has_memory(config: Config) -> bool:

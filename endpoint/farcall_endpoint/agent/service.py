@@ -58,11 +58,11 @@ from farcall_endpoint.agent.sealing import CallOpener
 from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Background, Transfers
-from farcall_endpoint.agent.valkey import ValkeyServers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 from farcall_endpoint.sweeper import Sweeper
+from farcall_endpoint.valkey import ValkeyServers
 
 _logger = logging.getLogger(__name__)
 

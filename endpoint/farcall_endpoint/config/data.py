@@ -8,6 +8,7 @@ import msgspec
 
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section
 from farcall_endpoint.sweeper import SweepSettings
+from farcall_endpoint.valkey import ValkeySettings
 
 _Gigabytes = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 
@@ -38,7 +39,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=60,
             le=10 * 366 * 86_400,
-            description="The same for objects that are kept until they are evicted, and for those of groups.",
+            description="The same, at most, for objects that are kept until they are evicted, or for "
+            "a time of their own.",
         ),
     ] = 30 * 86_400.0
     valkey_servers: Annotated[
@@ -77,4 +79,11 @@ class DataConfig(Section, frozen=True, kw_only=True):
             memory_bytes=None if self.memory is None else int(self.memory * BYTES_PER_GB),
             retention_s=self.retention,
             max_age_s=self.max_age,
+        )
+
+    @property
+    def valkey_settings(self) -> ValkeySettings:
+        """How servers are."""
+        return ValkeySettings(
+            most=self.valkey_servers, memory_bytes=int(self.valkey_memory * BYTES_PER_GB), idle_s=self.valkey_idle
         )

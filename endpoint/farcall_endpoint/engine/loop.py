@@ -46,8 +46,7 @@ from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.agent.nodes import make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
 from farcall_endpoint.agent.tasks import Task, TaskResult
-from farcall_endpoint.agent.transfers import Background
-from farcall_endpoint.agent.valkey import ValkeyServers, ValkeySettings
+from farcall_endpoint.agent.transfers import Background, Job
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.manager.slots import Sharing
@@ -55,6 +54,7 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.sweeper import Sweeper, SweeperThread, SweepSettings
+from farcall_endpoint.valkey import ValkeyServers, ValkeySettings
 
 _logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class EngineLoop:
                 ValkeySettings(),
                 is_local=is_local,
                 ports=self.options.worker_port_range,
-                background=self._make_background,
+                submit=self._submit_job,
                 send=self._fleet.answer_valkey,
             )
             belongings.callback(self._valkey.close)
@@ -172,13 +172,13 @@ class EngineLoop:
         self._sweeper.start()
         self._thread.start()
 
-    def _make_background(self) -> Background:
-        """Threads, for what few engines need."""
+    def _submit_job(self, job: Job) -> None:
+        """Run a job in a thread, which few engines need."""
         if self._background is None:
             self._background = Background(threads=1)
             self._belongings.callback(self._background.close)
             self._poller.register(self._background.fileno(), zmq.POLLIN)
-        return self._background
+        self._background.submit(job)
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""

@@ -31,7 +31,6 @@ import psutil
 from farcall_common.errors import ConfigurationError, ErrorRecord, Unavailable
 from farcall_common.plain_text import plain
 from farcall_endpoint import process_reaper
-from farcall_endpoint.agent.transfers import Background
 from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered
 
 _logger = logging.getLogger(__name__)
@@ -158,6 +157,9 @@ class ValkeyTable:
         return found
 
 
+Job = Callable[[], Callable[[], None]]
+"""Runs in another thread; what it returns then runs in the thread of the servers."""
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +176,7 @@ class ValkeyServers:
 
     :param is_local: whether all nodes are this machine; else other machines can connect.
     :param ports: first and last port to choose from; None: any that is free.
-    :param background: waits for servers that start.
+    :param submit: runs a job in another thread.
     :param send: sends a manager a message.
     """
 
@@ -184,13 +186,13 @@ class ValkeyServers:
         *,
         is_local: bool,
         ports: tuple[int, int] | None,
-        background: Callable[[], Background],
+        submit: Callable[[Job], None],
         send: Callable[[str, ValkeyAnswered], None],
     ) -> None:
         self._settings = settings
         self._is_local = is_local
         self._ports = ports
-        self._background = background
+        self._submit = submit
         self._send = send
         self._table = ValkeyTable(settings)
         self._servers: dict[str, _Server] = {}
@@ -278,7 +280,7 @@ class ValkeyServers:
             self._fail(submitter, str(error))
             return
         self._servers[submitter] = server
-        self._background().submit(lambda: self._awaited(submitter, server, tries))
+        self._submit(lambda: self._awaited(submitter, server, tries))
 
     def _spawn(self, program: str) -> _Server:
         address = ValkeyAddress(_free_port(self._ports, is_local=self._is_local), secrets.token_urlsafe(32))
