@@ -154,9 +154,12 @@ class Sweeper:
     def sweep(self) -> float:
         """Delete what is to be deleted; seconds until the next sweep."""
         began = time.monotonic()
-        self.shared_bytes = self._sweep_places(list(self._shared_places()), self._shared_budget)
-        if self._memory_root is not None:
-            self.memory_bytes = self._sweep_places(list(_places_in(self._memory_root)), self._memory_budget)
+        try:
+            self.shared_bytes = self._sweep_places(list(self._shared_places()), self._shared_budget)
+            if self._memory_root is not None:
+                self.memory_bytes = self._sweep_places(list(_places_in(self._memory_root)), self._memory_budget)
+        except OSError as error:  # of a file server, for example; the next sweep tries again
+            _logger.warning("old files of tasks cannot be deleted: %s", error)
         return max(self.settings.period_s, _SLOWER * (time.monotonic() - began))
 
     def _sweep_places(self, places: list[tuple[str, int]], budget: Callable[[int, int], int]) -> int:

@@ -37,6 +37,7 @@ _logger = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 _PROGRAMS: Final = ("valkey-server", "redis-server")
+_PERIOD_S: Final = 0.5
 _START_LIMIT_S: Final = 15.0
 _PROBE_S: Final = 0.01
 _PROBE_LIMIT_S: Final = 1.0
@@ -198,6 +199,7 @@ class ValkeyServers:
         self._servers: dict[str, _Server] = {}
         self._ending: list[_Server] = []
         self._is_closed = False
+        self._maintain_at = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._table) or bool(self._ending)
@@ -215,10 +217,12 @@ class ValkeyServers:
 
         :param busy: returns the submitters with unfinished tasks.
         """
-        if not self:
+        now = time.monotonic()
+        if not self or now < self._maintain_at:
             return
+        self._maintain_at = now + _PERIOD_S
         self._collect()
-        for submitter in self._table.idle(busy(), now=time.monotonic()):
+        for submitter in self._table.idle(busy(), now=now):
             server = self._servers.pop(submitter)
             self._table.ended(submitter)
             _logger.info(

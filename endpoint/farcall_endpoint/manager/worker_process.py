@@ -283,7 +283,9 @@ class WorkerDirectories:
 
     def _temporary_of(self, submitter: str) -> Path:
         if self._temporary is None:
-            self._temporary = ProcessDirectory(Path(tempfile.gettempdir()).resolve(), prefix=TEMPORARY_PREFIX)
+            # With the host: on a file system of several nodes, locks may be known on their own node only.
+            prefix = f"{TEMPORARY_PREFIX}{socket.gethostname()}-"
+            self._temporary = ProcessDirectory(Path(tempfile.gettempdir()).resolve(), prefix=prefix)
             self._temporary.remove_leftovers()
         directory = self._temporary.path / (name_of(submitter) if submitter else _OWNER)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
