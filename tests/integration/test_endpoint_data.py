@@ -308,10 +308,10 @@ def test_submitters_have_a_valkey_of_their_own(endpoint: EndpointProcess, level:
     assert len({url, other, owned}) == 3
     port, password = urlsplit(url).port or 0, urlsplit(other).password
     with (
-        redis.Redis(port=port, password=password) as stranger,
+        redis.Redis(port=port, password=password) as other_client,
         pytest.raises(redis.AuthenticationError),
     ):
-        stranger.ping()
+        other_client.ping()
     wait_until(lambda: len(endpoint.directory.read_status().get("valkey", ())) >= 3)
     status = endpoint.directory.read_status()["valkey"]
     assert {each["submitter"] for each in status} >= {ALICE, BOB, "owner"}
