@@ -53,7 +53,7 @@ def test_url_that_names_no_file_is_refused(url: str, message: str) -> None:
     ("options", "message"),
     [
         ({"mode": "rw"}, "mode: expected 'r' or 'w'"),
-        ({"mode": "w", "sha256": SHA}, "of files that are read"),
+        ({"mode": "w", "sha256": SHA}, "belong to files that are read"),
         ({"sha256": "ABC"}, "64 hexadecimal digits"),
         ({"size_bytes": -1}, "0 or more"),
     ],
