@@ -52,6 +52,9 @@ MAX_OUTPUT_ANSWER_BYTES: Final = 512 * KIB
 OUTPUT_ANSWER_S: Final = 3.0
 #: The exception itself in an error record, as a buffer.
 MAX_EXCEPTION_BYTES: Final = 16 * KIB
+#: Files of a task that its endpoint stages, and the length of the URL of one.
+MAX_FILES: Final = 10_000
+MAX_URL_CHARACTERS: Final = 2048
 
 # -- result streams: PROTOCOL.md, section 5 ----------------------------------------------------------------------------
 

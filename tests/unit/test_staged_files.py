@@ -1,0 +1,166 @@
+"""References to files: their checks, the list in front of a payload, and the paths that a task sees."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from farcall_common.errors import ConfigurationError, DeserializationError, InvalidRequest
+from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS
+from farcall_common.staged_files import (
+    MAX_LIST_BYTES,
+    PREFIX,
+    File,
+    FileUse,
+    collecting,
+    has_files,
+    local_name,
+    pack_files,
+    place_of,
+    placed,
+    unpack_files,
+    with_outputs,
+)
+
+SHA = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("scan.h5", "has no scheme of a file"),
+        ("s4://lab/scan.h5", "s3"),
+        ("s3://lab", "names no file"),
+        ("s3://lab/raw/", "Directories cannot be staged"),
+        ("s3:///scan.h5", "names no bucket"),
+        ("file://data/scan.h5", "file:///data/scan.h5"),
+        ("http://host/scan.h5", "needs sha256"),
+        ("s3://lab/" + MAX_URL_CHARACTERS * "x", "characters"),
+    ],
+)
+def test_url_that_names_no_file_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match="url: ") as caught:
+        File(url)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "rw"}, "mode: expected 'r' or 'w'"),
+        ({"mode": "w", "sha256": SHA}, "belong to files that are read"),
+        ({"sha256": "ABC"}, "64 hexadecimal digits"),
+        ({"size_bytes": -1}, "0 or more"),
+    ],
+)
+def test_invalid_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        File("s3://lab/scan.h5", **options)
+
+
+@pytest.mark.parametrize("url", ["https://host/x", "http://host/x", "endpoint://ep/x"])
+def test_what_cannot_be_written_is_no_output(url: str) -> None:
+    with pytest.raises(ValueError, match="cannot be written"):
+        File(url, "w")
+
+
+def test_file_has_a_path_only_in_its_task() -> None:
+    scan = File("s3://lab/raw/scan7.h5")
+    with pytest.raises(ConfigurationError, match="only in the task"):
+        scan.open()
+    with placed({("s3://lab/raw/scan7.h5", "r"): "/staged/r/0/scan7.h5"}):
+        restored = pickle.loads(pickle.dumps(scan))
+    assert (str(restored.path), restored.name, restored.mode) == ("/staged/r/0/scan7.h5", "scan7.h5", "r")
+    again = pickle.loads(pickle.dumps(restored))  # in a process that the task has started
+    assert again == restored != scan
+
+
+class _Holder:
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+
+def test_files_are_found_wherever_they_are_in_the_arguments() -> None:
+    arguments = ([File("s3://a/1")], {"k": _Holder(File("s3://a/2", sha256=SHA))}, File("s3://a/1"))
+    with collecting() as found:
+        pickle.dumps((arguments, with_outputs({"out": File("s3://a/3"), "outputs": {"x": (File("s3://a/4"),)}})))
+    assert [(use.url, use.mode) for use in found] == [
+        ("s3://a/1", "r"),
+        ("s3://a/2", "r"),
+        ("s3://a/3", "w"),
+        ("s3://a/4", "w"),
+    ]
+    with collecting() as nothing:
+        pass
+    pickle.dumps(File("s3://a/1"))
+    assert not nothing
+
+
+def test_mode_that_was_given_stays() -> None:
+    kwargs = with_outputs({"out": File("s3://a/1", "r"), "outputs": [File("s3://a/2", "w")], "other": File("s3://a/3")})
+    assert [kwargs["out"].mode, kwargs["outputs"][0].mode, kwargs["other"].mode] == ["r", "w", "r"]
+
+
+def test_list_travels_in_front_of_the_payload() -> None:
+    uses = [FileUse("s3://lab/a", "r", 3, SHA), FileUse("s3://lab/b", "w")]
+    payload = pack_files(uses, b"01\nrest\n")
+    assert has_files(payload)
+    read, rest = unpack_files(payload)
+    assert (list(read), bytes(rest)) == (uses, b"01\nrest\n")
+    assert pack_files([], b"01\nrest\n") == b"01\nrest\n"
+    assert not has_files(b"01\nrest\n")
+
+
+def test_number_of_files_is_limited() -> None:
+    uses = [FileUse(f"s3://lab/{number}") for number in range(MAX_FILES)]
+    assert len(unpack_files(pack_files(uses, b""))[0]) == MAX_FILES
+    with pytest.raises(InvalidRequest, match="at most"):
+        pack_files([*uses, FileUse("s3://lab/more")], b"")
+
+
+def _packed(value: Any) -> bytes:
+    return PREFIX + base64.b64encode(zlib.compress(msgspec.msgpack.encode(value))) + b"\n"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        PREFIX,
+        PREFIX + b"?\n",
+        PREFIX + base64.b64encode(b"no zlib") + b"\n",
+        _packed("text"),
+        _packed([["", "r"]]),
+        _packed([["s3://a/1", "x"]]),
+        _packed([["s3://a/1", "r", -1]]),
+        _packed([["s3://a/1", "r", None, "../../x"]]),
+        _packed([["s3://a/" + MAX_URL_CHARACTERS * "x"]]),
+        _packed([["s3://a/1"]] * (MAX_FILES + 1)),
+        PREFIX + base64.b64encode(zlib.compress(bytes(MAX_LIST_BYTES + 1))) + b"\n",
+    ],
+    ids=range(11),
+)
+def test_list_of_an_attacker_is_refused(payload: bytes) -> None:
+    with pytest.raises(DeserializationError):
+        unpack_files(payload)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("s3://lab/raw/scan7.h5", "scan7.h5"),
+        ("https://host/a/b%20c.txt?version=2#x", "b c.txt"),
+        ("https://host/a/..%2f..%2fpasswd", ".._.._passwd"),
+        ("s3://lab/..", "file"),
+        ("s3://lab/a%00b", "a_b"),
+        ("s3://lab/" + 300 * "é" + ".h5", 98 * "é" + ".h5"),
+    ],
+)
+def test_local_name_is_one_of_a_directory_entry(url: str, name: str) -> None:
+    found = local_name(url)
+    assert found == name
+    assert place_of("/staged", 3, FileUse(url, "w")) == f"/staged/w/3/{name}"
