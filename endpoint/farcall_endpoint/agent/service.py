@@ -373,6 +373,7 @@ class Agent:
             **self._about_environments(),
             **self._about_data(),
             **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
+            **({"progress": progress} if (progress := self._core.running_progress()) else {}),
             "problem": str(report.detail.get("problem", "")),
             "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.wall(),
