@@ -50,6 +50,13 @@ GLOBUS_REQUIREMENTS := tests/e2e/data/globus-requirements.txt
 	@$(UV) pip install --quiet --only-binary :all: --python .venv-globus/bin/python -r $(GLOBUS_REQUIREMENTS)
 	@touch $@
 
+# The published client of Globus Flows' actions, likewise.
+FLOWS_REQUIREMENTS := tests/e2e/data/flows-requirements.txt
+.venv-flows/.made: $(FLOWS_REQUIREMENTS) .venv/.synced
+	@$(UV) venv --quiet --clear --python .venv/bin/python .venv-flows
+	@$(UV) pip install --quiet --only-binary :all: --no-deps --python .venv-flows/bin/python -r $(FLOWS_REQUIREMENTS)
+	@touch $@
+
 # The CDK's command line for LocalStack, in the versions of its lock file, by the Node of our environment.
 CDKLOCAL := localstack/cdklocal
 # As uv, it trusts the authorities of the system.
@@ -79,6 +86,7 @@ $(IMAGES)/.apptainer-made: tests/support/apptainer_root.py .venv/.synced
 	@$(RUN) tests.support.apptainer_root
 
 test-unit test-e2e test-localstack test-docs: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
+test-e2e test-localstack: export FARCALL_FLOWS_PYTHON := $(CURDIR)/.venv-flows/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
 setup-system:
@@ -168,7 +176,7 @@ test-unit: setup .venv-globus/.made
 test-integration: setup .tools/cdklocal/.made $(IMAGES)/.made $(IMAGES)/.apptainer-made
 	$(PYTEST) tests/integration -n 4 --dist loadfile --no-loadscope-reorder
 
-test-e2e: setup .venv-globus/.made
+test-e2e: setup .venv-globus/.made .venv-flows/.made
 	$(PYTEST) tests/e2e --tier local -n 2 --dist loadfile
 
 # Kills, hangs, cuts, full disks, moved clocks, floods and a soak, with exact counts. PHASES="kills hangs" runs
@@ -186,7 +194,7 @@ test-chaos-short: setup
 test-security: setup
 	$(PYTEST) tests/unit/test_isolation.py tests/unit/test_sdk_trust.py tests/unit/test_plain_text.py \
 	  tests/unit/test_sealing.py tests/unit/test_sdk_sealing.py tests/integration/test_sealed_calls.py \
-	  tests/unit/test_lambdas_a[bltu]*.py tests/unit/test_lambdas_route_access.py \
+	  tests/unit/test_lambdas_a[bcltu]*.py tests/unit/test_lambdas_route_access.py \
 	  tests/unit/test_lambdas_sharing.py tests/unit/test_lambdas_withdrawal.py tests/unit/test_lambdas_tokens.py tests/unit/test_lambdas_signed_caller.py tests/unit/test_forwarder_fuzz.py \
 	  tests/integration/test_shared_endpoint.py tests/integration/test_api_attacks.py tests/integration/test_api_fuzz.py \
 	  tests/integration/test_api_oidc.py tests/integration/test_forwarder_abuse.py -n 2 --dist loadfile
@@ -195,7 +203,7 @@ test-security: setup
 # time: they wait more than they compute. AWS_ENDPOINT_URL=... is for a LocalStack that runs already.
 PROFILES ?= facility
 SMOKE_PROFILES ?= lab hobby
-test-localstack: setup .venv-globus/.made
+test-localstack: setup .venv-globus/.made .venv-flows/.made
 	printf '%s\n' $(PROFILES) $(SMOKE_PROFILES:%='% -m smoke') | \
 		xargs -P 3 -I PROFILE sh -c '$(PYTEST) tests/e2e --tier localstack --profile PROFILE'
 

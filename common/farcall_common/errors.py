@@ -12,8 +12,8 @@
     ├── Forbidden                 an identity without the right (on an endpoint: FunctionNotPermitted ·
     │                             FunctionNotSigned · AllowanceExceeded)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
-    │                             TaskGroupUnknown
-    ├── Conflict                  TaskIdReused · EndpointInUse · SpoolOutdated
+    │                             TaskGroupUnknown · ActionUnknown
+    ├── Conflict                  TaskIdReused · RequestIdReused · EndpointInUse · SpoolOutdated
     ├── LimitExceeded             a limit is reached; retry later
     │   ├── RateLimited           too many requests in a short time
     │   ├── QueueFull             too many tasks wait for an endpoint
@@ -296,6 +296,11 @@ class TaskGroupUnknown(NotFound):
     code = "TASK_GROUP_UNKNOWN"
 
 
+class ActionUnknown(NotFound):
+    code = "ACTION_UNKNOWN"
+    default_hint = "Actions are forgotten when they are released, and after their retention time."
+
+
 class BlobUnknown(NotFound):
     code = "BLOB_UNKNOWN"
     default_hint = "Upload the blob before submitting a task that refers to it."
@@ -309,6 +314,11 @@ class Conflict(FarcallError):
 class TaskIdReused(Conflict):
     code = "TASK_ID_REUSED"
     default_hint = "Create a new UUIDv7 for each task; only an identical resubmission may repeat one."
+
+
+class RequestIdReused(Conflict):
+    code = "REQUEST_ID_REUSED"
+    default_hint = "Use a new request_id for each request, and the same one only to repeat a request unchanged."
 
 
 class EndpointInUse(Conflict):

@@ -70,6 +70,8 @@ MAX_TASKS_PER_REQUEST: Final = 10_000
 MAX_BLOBS_PER_SUBMIT: Final = 1000
 #: Different functions that one submit names: each takes a permission check.
 MAX_FUNCTIONS_PER_SUBMIT: Final = 1000
+#: Identities and groups that may read, or manage, one action of Globus Flows.
+MAX_ACTION_PRINCIPALS: Final = 100
 #: Functions that the tasks of one submit may call, summed over the tasks: each task has a list of its own in the queue.
 MAX_CALLEES_PER_SUBMIT: Final = 100_000
 #: So many tasks stay within the three limits above, whatever their functions and arguments are.

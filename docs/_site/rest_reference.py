@@ -19,6 +19,7 @@ _GROUPS: Final = {
     "account": "Account and usage",
     "sharing": "Sharing",
     "tokens": "Tokens and service accounts",
+    "actions": "Actions of Globus Flows",
     "blobs": "Large values",
     "connections": "Connections",
     "containers": "Containers",

@@ -113,6 +113,7 @@ class ApiStack(cdk.Stack):
             | fleet.environment()
             | deployment.profile.api_environment()
             | key.environment()
+            | identity.api_environment()
             | (canary_key.environment("FARCALL_CANARY_SECRET_ARN") if canary_key else {}),
             timeout_s=size.timeout_s,
             memory_mib=size.memory_mib,

@@ -16,7 +16,7 @@ from aws_lambda_powertools.event_handler.openapi.exceptions import (
 from pydantic import Field
 
 from farcall_common import http_errors
-from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, NotFound
+from farcall_common.errors import ActionUnknown, ErrorRecord, FarcallError, InvalidRequest, NotFound
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.fields import Maybe, Shape
 
@@ -50,6 +50,32 @@ class ErrorAnswer(Shape):
     request_id: str
 
 
+#: Paths whose errors have the shape of Globus Flows' interface.
+_ACTIONS: Final = "/actions"
+
+#: Its codes by status: the names of the exceptions of ``globus-action-provider-tools``.
+_ACTION_CODES: Final[Mapping[int, str]] = {
+    400: "BadActionRequest",
+    401: "UnauthorizedRequest",
+    403: "UnauthorizedRequest",
+    404: "BadActionRequest",
+    409: "ActionConflict",
+    413: "BadActionRequest",
+    415: "BadActionRequest",
+    422: "RequestValidationError",
+}
+_ACTION_UNKNOWN: Final = "ActionNotFound"
+_ACTION_FAILED: Final = "ActionProviderError"
+
+
+class ActionErrorAnswer(Shape):
+    """What went wrong with an action, as Globus Flows shows it; ``error`` is what other routes answer."""
+
+    code: str
+    description: str
+    error: ErrorAnswer
+
+
 def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
     if isinstance(error, FarcallError):
@@ -57,8 +83,8 @@ def status_of(error: Exception) -> int:
     return next((status for cls, status in _POWERTOOLS.items() if isinstance(error, cls)), 500)
 
 
-def error_response(error: Exception, *, request_id: str) -> Response[str]:
-    """The answer to a request that failed with ``error``. Internal errors are logged and not shown."""
+def error_response(error: Exception, *, request_id: str, path: str = "") -> Response[str]:
+    """The answer to a request for ``path`` that failed with ``error``. Internal errors are logged and not shown."""
     status = status_of(error)
     if status == 500:
         logger.error("request failed", exc_info=error, request_id=request_id)
@@ -84,7 +110,17 @@ def error_response(error: Exception, *, request_id: str) -> Response[str]:
     headers: dict[str, str | list[str]] = {}
     if record.retry_after_s is not None:
         headers["Retry-After"] = f"{max(1, round(record.retry_after_s))}"
-    return Response(status, content_type=content_types.APPLICATION_JSON, body=answer.model_dump_json(), headers=headers)
+    body: Shape = answer
+    if is_of_actions(path):
+        is_unknown = record.code == ActionUnknown.code
+        code = _ACTION_UNKNOWN if is_unknown else _ACTION_CODES.get(status, _ACTION_FAILED)
+        body = ActionErrorAnswer(code=code, description=f"{record.message} {record.hint}".rstrip(), error=answer)
+    return Response(status, content_type=content_types.APPLICATION_JSON, body=body.model_dump_json(), headers=headers)
+
+
+def is_of_actions(path: str) -> bool:
+    """Whether a path is one of the routes for Globus Flows."""
+    return path == _ACTIONS or path.startswith(f"{_ACTIONS}/")
 
 
 def _without_cause(record: ErrorRecord, cause: BaseException | None, *, request_id: str) -> ErrorRecord:

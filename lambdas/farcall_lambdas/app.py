@@ -82,8 +82,7 @@ class AdmittingResolver(ApiGatewayResolver):
         return super()._call_route(route, route_arguments)
 
     def _refusal(self, error: FarcallError) -> ResponseBuilder[Any]:
-        request_id = str(self.current_event["requestContext"].get("requestId", ""))
-        return ResponseBuilder(error_response(error, request_id=request_id), serializer=self._serializer)
+        return ResponseBuilder(_answer_to(error, self.current_event), serializer=self._serializer)
 
 
 class _RestResolver(AdmittingResolver, APIGatewayRestResolver):
@@ -120,7 +119,7 @@ def assemble(resolver: ApiGatewayResolver) -> None:
         if isinstance(error, Forbidden):
             services: Services = resolver.context["services"]
             services.account.note_refusal(resolver.context[CALLER], error, route=_route(event))
-        return error_response(error, request_id=str(event["requestContext"].get("requestId", "")))
+        return _answer_to(error, event)
 
     for router in ROUTERS:
         resolver.include_router(router)
@@ -192,9 +191,16 @@ def _connect_route(endpoint_id: str) -> tuple[str, str]:
     return "POST", f"/v3/endpoints/{endpoint_id}/connect"
 
 
+def _answer_to(error: Exception, event: BaseProxyEvent) -> Response[str]:
+    return error_response(error, request_id=str(event["requestContext"].get("requestId", "")), path=event.path)
+
+
 def _error_code(answer: Mapping[str, Any]) -> str:
     """The code of an error; empty for other answers."""
-    return str(json.loads(answer["body"])["code"]) if answer["statusCode"] >= 400 else ""
+    if answer["statusCode"] < 400:
+        return ""
+    body = json.loads(answer["body"])
+    return str(body.get("error", body)["code"])  # the error of an action has ours in it
 
 
 def _refused_by(status: int, code: str) -> str:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import uvicorn
 import uvloop
-from aws_lambda_powertools.event_handler import HttpResolverLocal
+from aws_lambda_powertools.event_handler import APIGatewayRestResolver, HttpResolverLocal
 from aws_lambda_powertools.event_handler.http_resolver import HttpProxyEvent
 from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 
@@ -69,6 +69,9 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
         """Wait for the requests that are being answered, and stop the threads."""
         self._threads.shutdown()
 
+    #: As behind API Gateway, a slash at the end of a path is ignored.
+    _compile_regex = staticmethod(APIGatewayRestResolver._compile_regex)
+
     async def __call__(  # type: ignore[override]
         self, scope: Scope, receive: Callable[[], Any], send: Callable[[Message], Any]
     ) -> None:
@@ -81,9 +84,9 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
             if body is not None:
                 await super().__call__(scope, _replay(body), send)
         except UnicodeDecodeError:
-            await self._refuse(InvalidRequest("The request is not UTF-8 text."), send)
+            await self._refuse(InvalidRequest("The request is not UTF-8 text."), scope, send)
         except Exception as error:  # noqa: BLE001  # the last resort: the error table answers, and logs bugs
-            await self._refuse(error, send)
+            await self._refuse(error, scope, send)
 
     async def _read(self, receive: Callable[[], Any]) -> bytes | None:
         """The whole body, or None when the client disconnected. A body over the limit is read and dropped: a client
@@ -104,8 +107,8 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
             raise RequestTooLarge(f"The request has {size} bytes; {self._max_request_bytes} are allowed.")
         return b"".join(parts)
 
-    async def _refuse(self, error: Exception, send: Callable[[Message], Any]) -> None:
-        response = error_response(error, request_id=str(uuid.uuid4()))
+    async def _refuse(self, error: Exception, scope: Scope, send: Callable[[Message], Any]) -> None:
+        response = error_response(error, request_id=str(uuid.uuid4()), path=str(scope["path"]))
         headers = {**response.headers, "Content-Type": response.content_type}
         await self._send_response(send, {"statusCode": response.status_code, "headers": headers, "body": response.body})
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aws_lambda_powertools.event_handler.openapi.models import HTTPBearer
 
-from farcall_lambdas.answers import ErrorAnswer
+from farcall_lambdas.answers import ActionErrorAnswer, ErrorAnswer, is_of_actions
 from farcall_lambdas.app import rest_resolver
 from farcall_lambdas.field_meanings import meaning
 from farcall_lambdas.route_access import ROUTE_ACCESS
@@ -18,9 +18,12 @@ from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.version import API_VERSION
 
 _DESCRIPTION: Final = (
-    "Globus Compute's /v2 and /v3 routes and shapes, with Farcall's additions. Every error answer has the shape "
-    "ErrorAnswer."
+    "Globus Compute's /v2 and /v3 routes and shapes, with Farcall's additions, and under /actions Globus Flows' "
+    "interface for action providers. Every error answer has the shape ErrorAnswer; under /actions, ActionErrorAnswer, "
+    "which has it in it."
 )
+
+_SCHEMAS: Final = "#/components/schemas/"
 
 #: Failures of any operation, of one with parameters, of one with a path, of one with a body.
 _FAILURES: Final = {
@@ -63,12 +66,16 @@ def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ResponseValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas["ErrorAnswer"] = ErrorAnswer.model_json_schema(mode="serialization")
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
-    for path in spec["paths"].values():
-        for method, operation in path.items():
-            failures = _failures(method, operation)
+    of_actions = ActionErrorAnswer.model_json_schema(mode="serialization", ref_template=f"{_SCHEMAS}{{model}}")
+    schemas["ActionErrorAnswer"] = {name: value for name, value in of_actions.items() if name != "$defs"}
+    for path, operations in spec["paths"].items():
+        name = "ActionErrorAnswer" if is_of_actions(path) else "ErrorAnswer"
+        content = {"application/json": {"schema": {"$ref": f"{_SCHEMAS}{name}"}}}
+        for method, operation in operations.items():
+            failures = _failures(operation, changes=method == "post" or is_of_actions(path))
             answers = {status: {"description": text, "content": content} for status, text in failures}
-            operation["responses"] = {"200": operation["responses"]["200"], **answers}
+            done = {status: answer for status, answer in operation["responses"].items() if status.startswith("2")}
+            operation["responses"] = {**done, **answers}
     return spec
 
 
@@ -98,8 +105,8 @@ def _describe(described: dict[str, Any], text: str | None) -> None:
         described.setdefault("description", text)
 
 
-def _failures(method: str, operation: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The statuses of an operation's errors with their descriptions."""
+def _failures(operation: Mapping[str, Any], *, changes: bool) -> list[tuple[str, str]]:
+    """The statuses of an operation's errors with their descriptions. ``changes``: a state may not allow it."""
     parameters = operation.get("parameters", ())
     in_path = any(parameter["in"] == "path" for parameter in parameters)
     failures = (
@@ -107,7 +114,7 @@ def _failures(method: str, operation: Mapping[str, Any]) -> list[tuple[str, str]
         | (_FAILURES_WITH_PARAMETERS if parameters else {})
         | (_FAILURES_WITH_PATH if in_path else {})
         | (_FAILURES_WITH_OF if any(parameter["name"] == "of" for parameter in parameters) else {})
-        | (_FAILURES_OF_ACTIONS if in_path and method == "post" else {})
+        | (_FAILURES_OF_ACTIONS if in_path and changes else {})
         | (_FAILURES_OF_REFUSALS if operation["summary"].startswith("Refused") else {})
         | (_FAILURES_WITH_BODY if "requestBody" in operation else {})
     )

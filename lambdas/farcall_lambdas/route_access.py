@@ -11,7 +11,9 @@ from farcall_lambdas.identity import Identity
 
 #: Each right includes those before it. ``own``: the object belongs to the caller.
 Right = Literal["see", "use", "manage", "own"]
-Object = Literal["account", "alias", "container", "endpoint", "function", "team", "task", "task_group", "token"]
+Object = Literal[
+    "account", "action", "alias", "container", "endpoint", "function", "team", "task", "task_group", "token"
+]
 Limit = Literal["endpoints", "functions"]
 
 #: Families of operations that tokens are limited to, with a description of each.
@@ -91,6 +93,9 @@ _READ_TASK: Final = RouteAccess("task", "own", "tasks:read", limits=_BOTH)
 _CANCEL_TASK: Final = RouteAccess("task", "own", "tasks:cancel", limits=_BOTH)
 _TOKENS: Final = RouteAccess(None, None, INTERACTIVE)
 _SUBMIT: Final = RouteAccess("endpoint", "use", "tasks:submit", limits=_BOTH)
+
+_READ_ACTION: Final = RouteAccess("action", "own", "tasks:read", limits=_BOTH)
+_MANAGE_ACTION: Final = RouteAccess("action", "own", "tasks:cancel", limits=_BOTH)
 
 #: By method and path, as routes are declared. The API does not start with a route that is not here.
 ROUTE_ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
@@ -177,4 +182,17 @@ ROUTE_ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("POST", "/v3/tasks/cancel"): _CANCEL_TASK,
     ("POST", "/v3/tasks/<task_id>/discard"): _CANCEL_TASK,
     ("POST", "/v3/tasks/<task_id>/retry"): RouteAccess("task", "own", "tasks:submit", limits=_BOTH),
+    # actions of Globus Flows: creators let others read and manage theirs, and then these count as owners
+    ("GET", "/actions"): _ANYONE,
+    ("POST", "/actions/run"): _SUBMIT,
+    ("POST", "/actions/actions"): _SUBMIT,
+    ("GET", "/actions/actions"): RouteAccess(None, None, "tasks:read", limits=_BOTH),
+    ("GET", "/actions/<action_id>/status"): _READ_ACTION,
+    ("GET", "/actions/<action_id>/log"): _READ_ACTION,
+    ("POST", "/actions/<action_id>/cancel"): _MANAGE_ACTION,
+    ("POST", "/actions/<action_id>/release"): _MANAGE_ACTION,
+    ("GET", "/actions/actions/<action_id>"): _READ_ACTION,
+    ("GET", "/actions/actions/<action_id>/log"): _READ_ACTION,
+    ("POST", "/actions/actions/<action_id>/cancel"): _MANAGE_ACTION,
+    ("DELETE", "/actions/actions/<action_id>"): _MANAGE_ACTION,
 }

@@ -9,7 +9,7 @@ variable                                meaning (default)
 ``FARCALL_GLOBUS_CLIENT_SECRET``        its secret; or instead of it:
 ``FARCALL_GLOBUS_SECRET_ARN``           a secret of Secrets Manager with ``{"client_secret": …}``, read again every five
                                         minutes,
-``FARCALL_GLOBUS_SCOPE``                and the scope that a token must carry
+``FARCALL_GLOBUS_SCOPE``                and the scope that a token must carry; for the API, to name it to Globus Flows
 ``FARCALL_OIDC_ISSUER``                 for oidc: the issuer's URL, exactly as it writes it,
 ``FARCALL_OIDC_AUDIENCE``               the audience that a token must be meant for,
 ``FARCALL_OIDC_CLIENTS``                the clients whose tokens are accepted, by their ids, with commas; ``*`` for any;
@@ -107,7 +107,7 @@ class ApiSettings:
     transaction, repeated until none is left or the round is ``purge_until_s`` old; audit entries likewise after
     ``audit_days``. Then a round repairs until it is ``repair_until_s`` old, and the next one continues there. A task
     that has not started ``max_wait_days`` after its submission fails; the blobs of payloads have to be kept for
-    longer than that.
+    longer than that. ``globus_scope`` is that of the deployment in Globus Auth, empty if it does not use that.
     """
 
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
@@ -149,10 +149,11 @@ class ApiSettings:
     repair_until_s: float = 45.0
     max_wait_days: float = 30.0
     audit_days: float = 400.0
+    globus_scope: str = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> ApiSettings:
-        """Read ``FARCALL_<FIELD>`` for every field that is set.
+        """Read ``FARCALL_<FIELD>`` for every field that is set: numbers, and the scope.
 
         :raises ConfigurationError: when a value is not a positive number.
         """
@@ -160,8 +161,9 @@ class ApiSettings:
         values = {
             field.name: _positive(environ, f"FARCALL_{field.name.upper()}", getattr(defaults, field.name))
             for field in dataclasses.fields(cls)
+            if field.name != "globus_scope"
         }
-        return cls(**values)
+        return cls(**values, globus_scope=environ.get("FARCALL_GLOBUS_SCOPE", ""))
 
 
 @dataclasses.dataclass(frozen=True)

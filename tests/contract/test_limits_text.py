@@ -38,6 +38,7 @@ STATED: Final = {
         "pieces of {MAX_OUTPUT_PIECE_BYTES} at most, and {MAX_OUTPUT_ANSWER_BYTES} in one answer",
         "| different blobs that one submit refers to | {MAX_BLOBS_PER_SUBMIT} |",
         "| different functions that one submit names | {MAX_FUNCTIONS_PER_SUBMIT} |",
+        "| identities and groups that may read, or manage, one action of Globus Flows | {MAX_ACTION_PRINCIPALS} |",
         "| callees of all tasks of one submit together | {MAX_CALLEES_PER_SUBMIT} |",
         "over `FARCALL_MAX_INLINE_BYTES` ({MAX_INLINE_BYTES})",
         "| a handshake, from connecting to the CURVE key being known | {HANDSHAKE_S} |",

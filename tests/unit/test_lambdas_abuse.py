@@ -110,7 +110,11 @@ class AbuseSuite:
         submitted = victim.submit().body
         [task_id] = submitted["tasks"][victim.function_id]
         group_id = submitted["task_group_id"]
+        body = {"endpoint_id": victim.endpoint_id, "tasks": [{"function_id": victim.function_id}]}
+        ran = victim.call("POST", "/actions/run", {"request_id": "1", "label": SECRET, "body": body})
+        assert ran.status == 202
         ids = {
+            "action_id": ran.body["action_id"],
             "function_id": victim.function_id,
             "function": victim.function_id,
             "name": alias,
@@ -166,6 +170,7 @@ class AbuseSuite:
             "/v3/usage",
             "/v3/usage?of=endpoints&by=identity,endpoint,function",
             "/v2/endpoints",
+            "/actions/actions",
         ]
         filters = ["", "?role=any", f"?state=dead-lettered&endpoint_id={victim.endpoint_id}", f"?before={group_id}"]
         for path in (f"{each}{query}" for each in lists for query in (filters if "?" not in each else [""])):

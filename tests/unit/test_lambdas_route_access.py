@@ -68,6 +68,10 @@ class World:
         added = api.call("PUT", f"/v3/teams/{team_id}/members", {"kind": "name", "id": "ada@lab.org"}, caller=owner)
         assert added.status == 200
         submitted = ok(f"/v3/endpoints/{endpoint_id}/submit", {"tasks": {function_id: [PAYLOAD]}})
+        ran = api.call(
+            "POST", "/actions/run", _action({"endpoint_id": endpoint_id, "function_id": function_id}), caller=owner
+        )
+        assert ran.status == 202, ran.body
         ids = {
             "endpoint_id": endpoint_id,
             "function_id": function_id,
@@ -84,6 +88,7 @@ class World:
             "endpoint_share_id": shares["endpoint"],
             "function_share_id": shares["function"],
             "team_id": team_id,
+            "action_id": ran.body["action_id"],
         }
         return cls(api, owner, ids)
 
@@ -98,6 +103,11 @@ class World:
     def call(self, method: str, path: str, caller: Identity | None) -> Answer:
         there, body = self.request(method, path)
         return self.api.call(method, there, body, caller=caller)
+
+
+def _action(ids: Mapping[str, str]) -> Any:
+    task = {"function_id": ids["function_id"]}
+    return {"request_id": str(uuid.uuid4()), "body": {"endpoint_id": ids["endpoint_id"], "tasks": [task]}}
 
 
 def _code(_: Mapping[str, str]) -> Any:
@@ -143,6 +153,8 @@ BODIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], Any]]] = {
     ("PUT", "/v3/teams/{team_id}/members"): lambda _: {"kind": "name", "id": "grace@lab.org"},
     ("POST", "/v3/tokens"): lambda _: {"name": "ci", "scopes": ["tasks:read"]},
     ("POST", "/v3/accounts"): lambda _: {"name": "other"},
+    ("POST", "/actions/run"): _action,
+    ("POST", "/actions/actions"): _action,
 }
 QUERIES: Final[Mapping[tuple[str, str], Callable[[Mapping[str, str]], str]]] = {
     ("DELETE", "/v3/endpoints/{endpoint_id}/keys"): lambda ids: f"?public_key={ids['public_key']}",
@@ -284,8 +296,8 @@ def test_a_token_may_do_what_its_scopes_say_and_its_owner_may(method: str, path:
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_a_token_is_limited_to_its_endpoints_and_functions(method: str, path: str, api: MemoryApi) -> None:
     access = ROUTES[method, path]
-    names_function = access["object"] in ("function", "task", "task_group") or access["right"] == "use"
-    names_endpoint = access["object"] in ("endpoint", "task", "task_group")
+    names_function = access["object"] in ("function", "task", "task_group", "action") or access["right"] == "use"
+    names_endpoint = access["object"] in ("endpoint", "task", "task_group", "action")
     for limit, name, names_it in (
         ("endpoints", "endpoint_id", names_endpoint),
         ("functions", "function_id", names_function),

@@ -45,6 +45,7 @@ from farcall_common.store.codec import pack
 from farcall_common.store.model import (
     FORBIDDEN,
     SIGNATURE,
+    Action,
     ApiToken,
     EndpointKey,
     EnvironmentState,
@@ -66,6 +67,7 @@ from farcall_common.store.model import (
     Withdrawal,
 )
 from farcall_common.task_options import Callee, TaskOptions
+from farcall_common.wire.ids import is_uuid, new_task_id
 from farcall_common.wire.states import Reporter, TaskState
 from tests.support.stores import FakeDatabase
 from tests.task_fields import with_options
@@ -117,6 +119,12 @@ def make_entry(action: str, object_id: str, *, seconds: float = 0, **changes: An
 def make_token(token_id: str = "tok1", **changes: Any) -> ApiToken:
     return dataclasses.replace(
         ApiToken(token_id, "alice", "alice", "ci", ["tasks:read"], created_at=T0, expires_at=at(1e9)), **changes
+    )
+
+
+def make_action(action_id: str, **changes: Any) -> Action:
+    return dataclasses.replace(
+        Action(action_id, "alice", "r1", "0" * 64, 1, T0, release_after_s=60.0, monitor_by=[], manage_by=[]), **changes
     )
 
 
@@ -543,6 +551,62 @@ class RecordsSuite:
         with pytest.raises(QuotaExceeded):
             records.tokens.audited(quota=quota).add_token(make_token("tok2"))
         assert records.tokens.get_token("tok2") is None
+
+    # actions of Globus Flows
+
+    def test_an_owner_has_one_action_of_a_request_id(self, records: Records) -> None:
+        action = make_action("a1", label="Beam 7", monitor_by=["urn:x"], manage_by=["urn:y", "urn:z"], deadline=at(9))
+        assert records.actions.add_action(action) == action
+        assert records.actions.add_action(make_action("a2", request_hash="other")) == action
+        others = make_action("a3", owner_id="bob")
+        assert records.actions.add_action(others) == others
+        assert [records.actions.get_action(id_) for id_ in ("a1", "a2", "a3")] == [action, None, others]
+        assert records.actions.audited(make_entry("action.release", "a1")).delete_action("a1")
+        assert not records.actions.delete_action("a1")
+        assert records.actions.add_action(make_action("a4")).action_id == "a4"
+        assert [each.action for each in records.audit.list_entries(["alice"])] == ["action.release"]
+
+    def test_requests_at_the_same_moment_add_one_action(self, records: Records) -> None:
+        start = threading.Barrier(8)
+
+        def add(number: int) -> str:
+            start.wait()
+            return records.actions.add_action(make_action(f"a{number}")).action_id
+
+        with ThreadPoolExecutor(8) as requests:
+            [added] = set(requests.map(add, range(8)))
+        assert [each.action_id for each in records.actions.list_actions(["alice"])] == [added]
+
+    def test_actions_are_listed_newest_first_and_purged_by_age(self, records: Records) -> None:
+        for number in range(4):
+            owner_id = "bob" if number == 3 else "alice"
+            records.actions.add_action(
+                make_action(f"a{number}", request_id=f"r{number}", owner_id=owner_id, created_at=at(number))
+            )
+        assert [each.action_id for each in records.actions.list_actions(["alice"], limit=2)] == ["a2", "a1"]
+        assert [each.action_id for each in records.actions.list_actions(["alice", "bob"], limit=2)] == ["a3", "a2"]
+        assert records.actions.list_actions(["carol"]) == []
+        assert records.actions.purge_actions(created_before=at(3), limit=2) == 2
+        assert records.actions.purge_actions(created_before=at(3), limit=2) == 1
+        assert [each.action_id for each in records.actions.list_actions(["alice", "bob"])] == ["a3"]
+
+    def test_overdue_actions_are_found_until_their_deadline_is_forgotten(self, records: Records) -> None:
+        for number, deadline in enumerate([at(7), at(5), at(9), None]):
+            records.actions.add_action(make_action(f"a{number}", request_id=f"r{number}", deadline=deadline))
+        assert [each.action_id for each in records.actions.find_overdue(at=at(7))] == ["a1", "a0"]
+        assert [each.action_id for each in records.actions.find_overdue(at=at(99), limit=2)] == ["a1", "a0"]
+        records.actions.forget_deadline("a1")
+        assert [each.action_id for each in records.actions.find_overdue(at=at(99))] == ["a0", "a2"]
+
+    def test_the_tasks_of_an_action_have_ids_of_its_time(self) -> None:
+        action = make_action(new_task_id(), tasks=1000)
+        ids = action.task_ids()
+        assert len(set(ids)) == 1000
+        assert ids == dataclasses.replace(action, label="x").task_ids()
+        assert {uuid.UUID(each).version for each in ids} == {7}
+        assert {uuid.UUID(each).variant for each in ids} == {uuid.RFC_4122}
+        assert all(is_uuid(each) and each[:19] == action.action_id[:19] for each in ids)
+        assert not set(ids) & set(make_action(new_task_id(), tasks=1000).task_ids())
 
     # tokens and service accounts
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from farcall_common.errors import DeserializationError
+from farcall_common.json_calls import JSON_PREFIX
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload.arrays import array_pieces
 from farcall_common.payload.framing import Piece, first_line, join_aligned, padding
@@ -66,7 +67,7 @@ class JSONData(Strategy):
     refused, so that a value equals the written one, in type too.
     """
 
-    prefix: ClassVar[bytes] = b"11\n"
+    prefix: ClassVar[bytes] = JSON_PREFIX
     for_code: ClassVar[bool] = False
     runs_code: ClassVar[bool] = False
 

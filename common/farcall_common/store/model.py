@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -136,6 +137,37 @@ class ServiceAccount:
     owner_id: str
     name: str
     created_at: dt.datetime
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """An action of Globus Flows: a request of ``owner_id`` that became ``tasks`` tasks; :meth:`task_ids` are their ids.
+
+    An owner has one action of a ``request_id``; ``request_hash`` is the SHA-256 of the request in hex. ``monitor_by``
+    and ``manage_by`` are the principals, as URNs, that may read and manage it. Its open tasks are cancelled at
+    ``deadline``. ``release_after_s`` after its end it is forgotten.
+    """
+
+    action_id: str
+    owner_id: str
+    request_id: str
+    request_hash: str
+    tasks: int
+    created_at: dt.datetime
+    release_after_s: float
+    label: str | None = None
+    monitor_by: Sequence[str] = ()
+    manage_by: Sequence[str] = ()
+    deadline: dt.datetime | None = None
+
+    def task_ids(self) -> Sequence[str]:
+        """The ids of its tasks, in the order of the request: the time in the id of the action, a UUIDv7, and bits that
+        are the same each time."""
+        found = []
+        for number in range(self.tasks):
+            bits = hashlib.sha256(f"{self.action_id} {number}".encode()).hexdigest()
+            found.append(f"{self.action_id[:19]}8{bits[:3]}-{bits[3:15]}")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, Self
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
 from farcall_common.store.model import (
+    Action,
     ApiToken,
     AuditEntry,
     BlobRef,
@@ -508,6 +509,28 @@ class Tokens(Audited, Protocol):
         """Delete an account and its tokens."""
 
 
+class Actions(Audited, Protocol):
+    """Actions of Globus Flows: what their tasks do not have."""
+
+    def add_action(self, action: Action) -> Action:
+        """Add an action. If its owner has one of that request id already, nothing changes, and that one is
+        returned."""
+
+    def get_action(self, action_id: str) -> Action | None: ...
+    def list_actions(self, owner_ids: Collection[str], *, limit: int = 100) -> Sequence[Action]:
+        """Actions of these owners, newest first."""
+
+    def delete_action(self, action_id: str) -> bool: ...
+    def find_overdue(self, *, at: dt.datetime, limit: int = 100) -> Sequence[Action]:
+        """Actions whose deadline has passed, the earliest deadline first."""
+
+    def forget_deadline(self, action_id: str) -> None:
+        """Nothing is left to be done at the deadline of an action."""
+
+    def purge_actions(self, *, created_before: dt.datetime, limit: int) -> int:
+        """Delete up to ``limit`` older actions. Returns how many."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Records:
     """PostgreSQL, by subject: what is recorded has happened; what is not recorded has not been promised."""
@@ -520,6 +543,7 @@ class Records:
     audit: Audit
     tokens: Tokens
     usage: UsageSums
+    actions: Actions
 
     def close(self) -> None:
         """Close every connection."""

@@ -28,6 +28,7 @@ from typing import Final
 from psycopg.conninfo import make_conninfo
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.store.actions_postgres import PostgresActions
 from farcall_common.store.audit_postgres import PostgresAudit
 from farcall_common.store.blobs_files import FileBlobs
 from farcall_common.store.blobs_s3 import S3Blobs
@@ -188,6 +189,7 @@ def open_records(
         PostgresAudit(database),
         PostgresTokens(database),
         PostgresUsage(database),
+        PostgresActions(database),
     )
 
 

@@ -121,6 +121,11 @@ class Identity(Construct):
         """The authorizer's environment variables."""
         return dict(self._environment)
 
+    def api_environment(self) -> dict[str, str]:
+        """The API's environment variable with the scope of the deployment, which Globus Flows asks for; none without
+        Globus Auth."""
+        return {name: value for name, value in self._environment.items() if name == "FARCALL_GLOBUS_SCOPE"}
+
     def grant(self, role: iam.IRole) -> None:
         """Let ``role`` read the secret, if there is one."""
         if self._secret_arn:

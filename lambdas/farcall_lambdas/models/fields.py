@@ -121,6 +121,20 @@ def _storable(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def shallow(value: T, depth: int = 0) -> T:
+    """Free-form JSON that is not nested deeper than :data:`MAX_DEPTH` levels: answers and arguments are written by code
+    that recurses.
+
+    :raises ValueError: if it is.
+    """
+    if isinstance(value, dict | list):
+        if depth == MAX_DEPTH:
+            raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+        for item in value.values() if isinstance(value, dict) else value:
+            shallow(item, depth + 1)
+    return value
+
+
 def _day(text: str) -> str:
     if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
         raise ValueError("not a day like 2026-11-01")

@@ -95,7 +95,7 @@ else:
     )
 
 
-class _SubmitOptions(_PlainOptions):
+class SubmitOptions(_PlainOptions):
     """``user_runtime`` is accepted and not needed. There is no message broker, so ``create_queue`` is refused from
     Globus Compute's clients.
 
@@ -142,7 +142,7 @@ class _SubmitOptions(_PlainOptions):
         return TaskOptions(**given).translated()
 
 
-class Submit(_SubmitOptions):
+class Submit(SubmitOptions):
     """Tasks for one endpoint. ``task_ids`` runs parallel to ``tasks``; sending the same ids again is harmless.
     ``traceparents``, too: the spans below which the tasks run. A function is named by its id, which means its newest
     version, or by ``<id>@<version>``."""
@@ -164,7 +164,7 @@ class SubmitAnswer(Shape):
     results_left_out: Maybe[int] = None
 
 
-class SubmitV2(_SubmitOptions):
+class SubmitV2(SubmitOptions):
     """The older form: each task is ``[function_id, endpoint_id, payload]``."""
 
     tasks: Annotated[list[tuple[Id, Id, UserBytes]], Field(fail_fast=True, min_length=1)]

@@ -1,6 +1,7 @@
 """The routes, one module per resource. A route parses, calls one service and shapes the answer."""
 
 from farcall_lambdas.routes.account import router as account
+from farcall_lambdas.routes.actions import router as actions
 from farcall_lambdas.routes.containers import router as containers
 from farcall_lambdas.routes.endpoints import router as endpoints
 from farcall_lambdas.routes.functions import router as functions
@@ -13,4 +14,4 @@ from farcall_lambdas.routes.version import router as version
 
 __all__ = ["ROUTERS"]
 
-ROUTERS = (functions, containers, endpoints, sharing, submit, tasks, account, tokens, usage, version)
+ROUTERS = (functions, containers, endpoints, sharing, submit, tasks, account, tokens, usage, version, actions)

@@ -11,6 +11,7 @@ from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.account import AccountService
+from farcall_lambdas.services.actions import ActionService
 from farcall_lambdas.services.allowances import AllowanceService
 from farcall_lambdas.services.base import Context
 from farcall_lambdas.services.blobs import BlobService
@@ -56,6 +57,7 @@ class Services:
     admission: Admission
     usage: UsageService
     allowances: AllowanceService
+    actions: ActionService
 
     @classmethod
     def over(
@@ -78,6 +80,8 @@ class Services:
         allowances = AllowanceService(context)
         sharing = SharingService(context, withdrawals, allowances)
         submit = SubmitService(context, containers, blobs, allowances)
+        why = WhyService(context, results, endpoints)
+        actions = ActionService(context, submit, results, cancel, why)
         return cls(
             account=AccountService(context),
             containers=containers,
@@ -91,11 +95,12 @@ class Services:
             retry=RetryService(context, results, submit),
             connect=ConnectService(context, fleet),
             blobs=blobs,
-            reconciler=Reconciler(context, withdrawals, sharing),
+            reconciler=Reconciler(context, withdrawals, sharing, actions),
             idle=IdleWatch(stores.queue, fleet),
-            why=WhyService(context, results, endpoints),
+            why=why,
             tokens=TokenService(context, endpoints, credentials),
             admission=Admission(RateLimit(stores.queue, settings, clock=clock), clock=clock),
             usage=UsageService(context),
             allowances=allowances,
+            actions=actions,
         )

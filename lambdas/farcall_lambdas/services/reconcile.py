@@ -27,6 +27,7 @@ from farcall_common.store.model import OpenTask, TaskResult
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.services.actions import ActionService
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.deletion import end_tasks
 from farcall_lambdas.services.sharing import SharingService
@@ -63,7 +64,7 @@ class Reconciled:
     old tasks and audit entries deleted; ``withdrawn`` tasks were cancelled because a right was withdrawn.
     ``tasks_waiting`` were submitted a while ago and do not run yet, wherever they wait; if more than a thousand are
     open, those that wait in queues. ``usage_combined`` batches of results were added to the sums of their days.
-    ``skipped`` is 1 if another round was under way."""
+    ``actions_overdue`` reached their deadline. ``skipped`` is 1 if another round was under way."""
 
     endpoints: int = 0
     offered: int = 0
@@ -76,6 +77,7 @@ class Reconciled:
     skipped: int = 0
     withdrawn: int = 0
     usage_combined: int = 0
+    actions_overdue: int = 0
 
 
 class _Checkpoint(msgspec.Struct, frozen=True):
@@ -96,10 +98,13 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 class Reconciler(Service):
     """Runs rounds; of two concurrent ones, the second does nothing."""
 
-    def __init__(self, context: Context, withdrawals: WithdrawalService, sharing: SharingService) -> None:
+    def __init__(
+        self, context: Context, withdrawals: WithdrawalService, sharing: SharingService, actions: ActionService
+    ) -> None:
         super().__init__(context)
         self._withdrawals = withdrawals
         self._sharing = sharing
+        self._actions = actions
 
     def run(self) -> Reconciled:
         """One round.
@@ -125,6 +130,7 @@ class Reconciler(Service):
         self._sharing.end_shares(until=until)
         combined = self._repeat(lambda limit: self._stores.usage.fold_usage(limit=limit), until)
         withdrawn = self._withdrawals.continue_all(until=until)
+        overdue = self._actions.end_overdue(until=until)
         expired = self._expire(until=until)
         endpoint_ids = self._stores.tasks.list_endpoints_with_open_tasks()
         limits = self._stores.endpoints.find_running_limits(endpoint_ids)
@@ -147,6 +153,7 @@ class Reconciler(Service):
             waiting,
             withdrawn=withdrawn,
             usage_combined=combined,
+            actions_overdue=overdue,
         )
 
     def _end_orphans(self, endpoint_ids: Sequence[str], *, until: float) -> tuple[frozenset[str], int]:
@@ -307,6 +314,9 @@ class Reconciler(Service):
         ended_before = now - dt.timedelta(days=settings.retention_days)
         before = now - dt.timedelta(days=settings.audit_days)
         tasks = self._repeat(lambda limit: records.tasks.purge_tasks(ended_before=ended_before, limit=limit), until)
+        # An action is as old as its tasks may be: they wait, then they are kept.
+        old = ended_before - dt.timedelta(days=settings.max_wait_days)
+        self._repeat(lambda limit: records.actions.purge_actions(created_before=old, limit=limit), until)
         self._repeat(lambda limit: records.usage.purge_usage(before=before.date(), limit=limit), until)
         return tasks, self._repeat(lambda limit: records.audit.purge_entries(before=before, limit=limit), until)
 

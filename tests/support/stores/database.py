@@ -22,7 +22,7 @@ class FakeDatabase(FakeTasks):
 
     @property
     def records(self) -> Records:
-        return Records(self, self, self, self, self, self, self, self)
+        return Records(self, self, self, self, self, self, self, self, self)
 
     def size_bytes(self) -> int:
         with self._call():

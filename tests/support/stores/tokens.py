@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 
 from farcall_common.errors import Conflict
 from farcall_common.store.model import ApiToken, ServiceAccount
-from tests.support.stores.audit import FakeAudit
+from tests.support.stores.actions import FakeActions
 
 
-class FakeTokens(FakeAudit):
+class FakeTokens(FakeActions):
     """:class:`~farcall_common.store.ports.Tokens` in memory; a part of FakeDatabase."""
 
     def __init__(self) -> None:
