@@ -284,7 +284,7 @@ class _StandIn:
         from farcall_common.payload.shipped_modules import STUB
 
         exec(compile(STUB, "<in place of farcall>", "exec"), module.__dict__)  # noqa: S102 - our own text
-        missing = module.__getattr__  # type: ignore[attr-defined]
+        missing = module.__getattr__
 
         def find(name: str) -> Any:
             if name not in _OBJECTS:
@@ -294,7 +294,7 @@ class _StandIn:
             found = importlib.import_module(_OBJECTS[name])
             return found if name == "store" else getattr(found, name)
 
-        module.__getattr__ = find  # type: ignore[method-assign,assignment]
+        module.__getattr__ = find  # type: ignore[method-assign]
         module.current = current  # type: ignore[attr-defined]
 
 

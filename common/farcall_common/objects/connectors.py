@@ -101,6 +101,6 @@ class ObjectConnector(abc.ABC):
         """:meth:`put` for each."""
         return [self.put(obj) for obj in objs]
 
-    def get_batch(self, keys: Sequence[Key]) -> list[memoryview | None]:
+    def get_batch(self, keys: Sequence[Key]) -> list[Bytes | None]:
         """:meth:`get` for each."""
         return [self.get(key) for key in keys]
