@@ -54,7 +54,7 @@ class Reference(Generic[T]):
     def get(self) -> T:
         """The value. Of an object with counted reads, this is one.
 
-        Reading a value can run code of whoever has put it there.
+        Reading a value can run code that its writer chose.
 
         :raises ObjectGone: if it was evicted, or has expired, or was read as often as it may.
         :raises ObjectDamaged: if what is there is not the object.
