@@ -43,7 +43,7 @@ class S3(ObjectConnector):
             from obstore.store import S3Store  # here: only this store needs it
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                "Objects in S3 need the package obstore.", hint="Run `pip install 'farcall[s3]'`."
+                "Objects in S3 need the package obstore.", hint="Run `pip install 'farcall[s3]'` where this runs."
             ) from error
         self._url = url
         self._endpoint_url = endpoint_url

@@ -14,6 +14,8 @@ from farcall_common.payload import Piece
 if TYPE_CHECKING:
     import redis
 
+MOST_BYTES: Final = 512 * 2**20
+"""Of a value in Valkey and Redis."""
 _PREFIX: Final = "farcall:object:"
 _SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 _STEP: Final = 500
@@ -47,7 +49,7 @@ class Valkey(ObjectConnector):
             import redis  # here: only this store needs it
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                "Objects in Valkey need the package redis.", hint="Run `pip install 'farcall[valkey]'`."
+                "Objects in Valkey need the package redis.", hint="Run `pip install 'farcall[valkey]'` where this runs."
             ) from error
         self._url = url
         self._timeout_s = timeout_s
@@ -92,6 +94,8 @@ class Valkey(ObjectConnector):
         lifetimes = [lifetime_of(key) for key, _ in objects]
         with self._errors(), self._client.pipeline(transaction=True) as together:
             for (key, pieces), lifetime in zip(objects, lifetimes, strict=True):
+                if sum(map(len, pieces)) > MOST_BYTES:
+                    raise StoreFull(f"A Valkey takes objects of up to {MOST_BYTES:,} bytes.", hint="Use another store.")
                 together.set(_name(key), b"".join(pieces), ex=lifetime.expires_s)
                 if lifetime.reads is not None:
                     together.set(_left(key), lifetime.reads, ex=lifetime.expires_s)
