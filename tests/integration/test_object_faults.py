@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -198,6 +199,16 @@ def test_a_buffer_is_put_without_a_copy(tmp_path: Path) -> None:
     del array
     gc.collect()
     np.testing.assert_equal(reference.get(), [LARGE, "x"])
+
+
+def test_threads_put_the_same_buffer(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "objects")
+    array = np.frombuffer(memory.buffer(LARGE.nbytes))
+    array[:] = LARGE
+    with ThreadPoolExecutor(8) as pool:
+        references = list(pool.map(lambda number: Store(memory).put((array, number)), range(16)))
+    for number, reference in enumerate(references):
+        np.testing.assert_equal(reference.get(), (LARGE, number))
 
 
 @pytest.mark.parametrize("part", [slice(1, None), slice(None, -1), slice(None, None, 2)])

@@ -64,21 +64,26 @@ class Memory(Directory):
                 try:
                     draft.complete(pieces[1:number], pieces[number + 1 :])
                     os.rename(draft.path, self._file(key.name))  # noqa: PTH104
-                    draft.is_published = True
                 except FileNotFoundError:  # a sweeper has deleted the draft as one that was left behind
-                    draft.is_published = True
+                    pass
                 else:
                     self._sweep_sometimes()
                     return
         super().write(key, pieces)
 
     def _written_in_place(self, pieces: Sequence[Piece]) -> tuple[int, _Draft] | None:
-        """The number of the piece that is the whole of a buffer of this directory, and the buffer."""
+        """The number of the piece that is the whole of a buffer of this directory, and the buffer, which is taken: a
+        second value with it is copied."""
         before = 0
         for number, piece in enumerate(pieces[1:], start=1):
             if isinstance(piece, memoryview) and not piece.readonly and piece:
-                draft = _drafts.get(ctypes.addressof(ctypes.c_char.from_buffer(piece)))
-                if draft is not None and draft.can_take(len(piece), before, self.path):
+                address = ctypes.addressof(ctypes.c_char.from_buffer(piece))
+                draft = _drafts.get(address)
+                if (
+                    draft is not None
+                    and draft.can_take(len(piece), before, self.path)
+                    and _drafts.pop(address, None) is draft
+                ):
                     return number, draft
             before += len(piece)
         return None
@@ -88,13 +93,12 @@ class Memory(Directory):
 
 
 class _Draft:
-    """A file that is mapped as a buffer, until it is an object."""
+    """A file that is mapped as a buffer."""
 
     def __init__(self, path: str, descriptor: int, address: int, size: int) -> None:
         self.path = path
         self.address = address
         self.size = size
-        self.is_published = False
         self.is_inherited = False  # by a child process, which may write to it at any time
         self._descriptor = descriptor
         self._pid = os.getpid()
@@ -102,9 +106,10 @@ class _Draft:
     def can_take(self, size: int, before: int, directory: str) -> bool:
         """Whether a value can be completed around the buffer, which is a piece of this size."""
         return (
-            not (self.is_published or self.is_inherited)
+            not self.is_inherited
             and size == self.size
             and before <= _LEAD_BYTES - HEAD_BYTES
+            and before % HEAD_BYTES == 0
             and os.path.dirname(self.path) == directory  # noqa: PTH120
         )
 
@@ -126,15 +131,14 @@ class _Draft:
         """No object refers to the buffer any more."""
         if os.getpid() != self._pid:
             return
-        del _drafts[self.address + _LEAD_BYTES]
         os.close(self._descriptor)
-        if not self.is_published:
-            with contextlib.suppress(OSError):
-                _remove(self.path)
+        _drafts.pop(self.address + _LEAD_BYTES, None)
+        with contextlib.suppress(OSError):
+            _remove(self.path)  # unless it is an object now
 
 
 _drafts: Final[dict[int, _Draft]] = {}
-"""By the address of the buffer."""
+"""Those that may become objects, by the address of the buffer."""
 
 
 def _before_fork() -> None:
