@@ -428,6 +428,11 @@ def test_a_valkey_that_is_killed(own_server: Server) -> None:
     assert store.put(2).get() == 2
 
 
+def test_a_valkey_takes_no_object_that_is_too_large(valkey: Server) -> None:
+    with pytest.raises(StoreFull, match="up to 536,870,912 bytes"):
+        Store(Valkey(valkey.url)).put(np.empty(2**29, dtype=np.uint8))
+
+
 def test_a_valkey_that_hangs(own_server: Server) -> None:
     reference = Store(Valkey(own_server.url, timeout_s=0.2)).put(1)
     assert own_server._process is not None

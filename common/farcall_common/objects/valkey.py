@@ -83,20 +83,23 @@ class Valkey(ObjectConnector):
         self._client.close()
 
     def write(self, key: Key, pieces: Sequence[Piece]) -> None:
-        self._write([(key, pieces)])
+        lifetime = lifetime_of(key)
+        if lifetime.reads is not None:
+            self._write_together([(key, pieces)])
+            return
+        with self._errors():
+            self._client.set(_name(key), _checked(pieces), ex=lifetime.expires_s)
 
     def put_batch(self, objs: Sequence[Any]) -> list[Key]:
         keys = [self.new_key() for _ in objs]
-        self._write([(key, [memoryview(obj).cast("B")]) for key, obj in zip(keys, objs, strict=True)])
+        self._write_together([(key, [memoryview(obj).cast("B")]) for key, obj in zip(keys, objs, strict=True)])
         return keys
 
-    def _write(self, objects: Sequence[tuple[Key, Sequence[Piece]]]) -> None:
+    def _write_together(self, objects: Sequence[tuple[Key, Sequence[Piece]]]) -> None:
         lifetimes = [lifetime_of(key) for key, _ in objects]
         with self._errors(), self._client.pipeline(transaction=True) as together:
             for (key, pieces), lifetime in zip(objects, lifetimes, strict=True):
-                if sum(map(len, pieces)) > MOST_BYTES:
-                    raise StoreFull(f"A Valkey takes objects of up to {MOST_BYTES:,} bytes.", hint="Use another store.")
-                together.set(_name(key), b"".join(pieces), ex=lifetime.expires_s)
+                together.set(_name(key), _checked(pieces), ex=lifetime.expires_s)
                 if lifetime.reads is not None:
                     together.set(_left(key), lifetime.reads, ex=lifetime.expires_s)
             together.execute()
@@ -145,6 +148,16 @@ class Valkey(ObjectConnector):
             raise StoreDenied(f"The Valkey at {self._place} refuses this user: {error}.") from error
         except exceptions.RedisError as error:
             raise StoreUnavailable(f"The Valkey at {self._place}: {error}.") from error
+
+
+def _checked(pieces: Sequence[Piece]) -> bytes:
+    """The bytes of an object.
+
+    :raises StoreFull: if they are more than a server takes.
+    """
+    if sum(map(len, pieces)) > MOST_BYTES:
+        raise StoreFull(f"A Valkey takes objects of up to {MOST_BYTES:,} bytes.", hint="Use another store.")
+    return b"".join(pieces)
 
 
 def _name(key: Key) -> str:
