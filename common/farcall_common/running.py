@@ -28,7 +28,10 @@ from farcall_common.task_options import AttemptOptionsDict, TaskOptions, unknown
 if TYPE_CHECKING:
     from concurrent.futures import Future  # which a worker needs in tasks with calls only
     from importlib.machinery import ModuleSpec
+    from pathlib import Path
     from types import ModuleType
+
+    import redis
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,6 +60,18 @@ class Caller(Protocol):
 
     def progress(self, done: int | float, total: int | float | None, text: str) -> None:
         """Show how far the task is. The numbers are finite."""
+
+    def scratch(self) -> Path:
+        """A directory of the task; it exists."""
+
+    def shared_dir(self) -> Path:
+        """A directory of its submitter; it exists."""
+
+    def memory_dir(self) -> Path | None:
+        """A directory of its submitter in memory; it exists."""
+
+    def valkey_url(self) -> str:
+        """The address of its submitter's Valkey, with the password."""
 
 
 class RunningTask:
@@ -141,6 +156,69 @@ class RunningTask:
                 raise TypeError(f"text is a str, not {type(text).__name__}")
             text = str.__str__(text)  # without what a subclass does
         self._caller.progress(done, total, text)
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for temporary files of this task alone, on a local disk of its node. It is made at its first use,
+        and deleted after the task, however that ends.
+
+        :raises OSError: if it cannot be made.
+        :raises ConfigurationError: if the task has ended.
+        """
+        return self._caller.scratch()
+
+    @property
+    def shared_dir(self) -> Path:
+        """A directory of the task's submitter at this endpoint: all of the submitter's tasks there read and write it,
+        on all nodes. It is on the file system of the endpoint's working directory. The endpoint deletes what was not
+        changed for a day, and the oldest files when there is no room; both are settings of it (``data``).
+
+        :raises OSError: if it cannot be made.
+        :raises ConfigurationError: if the task has ended.
+        """
+        return self._caller.shared_dir()
+
+    @property
+    def memory_dir(self) -> Path | None:
+        """As :attr:`shared_dir`, in the memory of the node: files there are read and written without a disk, and can be
+        mapped. None if the endpoint has several nodes, or the node no room for it. It ends with the endpoint.
+
+        :raises ConfigurationError: if the task has ended.
+        """
+        return self._caller.memory_dir()
+
+    def valkey_url(self) -> str:
+        """The address of a Valkey (Redis) server of the task's submitter at this endpoint, with its password; for
+        clients in any language. The endpoint starts the server at the first request, for all tasks of the submitter. It
+        keeps nothing on disk, and ends ten minutes after the submitter's last task (``data.valkey_idle``).
+
+        Ask again when a client has lost its connection: if the server was killed, that starts another one.
+
+        :raises ConfigurationError: if the endpoint has no server program or offers none, or if the task has ended.
+        :raises Unavailable: if the server cannot be started, or too many submitters have one.
+        """
+        return self._caller.valkey_url()
+
+    def redis(self, **options: Any) -> redis.Redis:
+        """A client of :meth:`valkey_url`; needs the package ``redis`` where the task runs.
+
+        ::
+
+            counter = current().redis(decode_responses=True)
+            counter.incr("done")
+
+        :param options: of ``redis.Redis``.
+        :raises ConfigurationError: without the package, and as :meth:`valkey_url`.
+        :raises Unavailable: as :meth:`valkey_url`.
+        """
+        try:
+            import redis  # which most tasks do not need
+        except ImportError as error:
+            raise ConfigurationError(
+                "current().redis() needs the package redis where the task runs.",
+                hint="Install redis there, or name it in requirements of the task's environment.",
+            ) from error
+        return redis.Redis.from_url(self.valkey_url(), **options)
 
     def options(self, **changes: Unpack[AttemptOptionsDict]) -> RunningTask:
         """The same task, whose calls have other options than it has itself.

@@ -10,6 +10,8 @@ manager leaves running. It reads lines from standard input: ``+N`` adds process 
 removes it. When the manager is gone, for whatever reason, the kernel closes the pipe; then all processes still on the
 list are killed. ``=PATH`` is a directory of cgroups, which is removed then.
 
+With ``--with-parent PID COMMAND ...`` it becomes that command, which the kernel kills when process PID has ended.
+
 With a command as its arguments (``python -I -S process_reaper.py COMMAND ...``) it runs that command and ends as it
 does, and then kills what is left of its descendants, also those that became daemons.
 """
@@ -30,6 +32,9 @@ _STATE, _PPID, _START, _RSS = 0, 1, 19, 21
 """Places in ``/proc/PID/stat``, counted behind the name of the program."""
 _SET_CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER."""
+_SET_PDEATHSIG = 1
+"""PR_SET_PDEATHSIG."""
+_WITH_PARENT = "--with-parent"
 _ZOMBIE_PERIOD_S = 60.0
 _GROUP_LIMIT_S = 10.0
 _GROUP_PERIOD_S = 0.02
@@ -259,6 +264,17 @@ def supervise(command: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def replace_with(parent: int, command: list[str]) -> None:
+    """Become a command that is killed when its parent has ended: to be exact, the thread that has started it.
+
+    :raises OSError: if that cannot be, or there is no such program.
+    """
+    if _prctl()(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError("the end of the parent cannot be noticed")
+    if os.getppid() == parent:  # it can have ended before
+        os.execv(command[0], command)  # noqa: S606
+
+
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -268,6 +284,9 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if len(sys.argv) == 1 else signal.SIG_DFL)
+    if sys.argv[1:2] == [_WITH_PARENT]:
+        replace_with(int(sys.argv[2]), sys.argv[3:])
+        sys.exit(1)
     if len(sys.argv) > 1:
         sys.exit(supervise(sys.argv[1:]))
     kill_at_end(sys.stdin)

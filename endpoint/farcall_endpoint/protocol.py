@@ -264,6 +264,22 @@ class ManagerGone(_Message, frozen=True):
     manager_id: str
 
 
+class ValkeyAddress(_Part, frozen=True):
+    """A Valkey server on the agent's machine."""
+
+    port: int
+    password: str
+
+
+class ValkeyAnswered(_Message, frozen=True):
+    """The answer to a ValkeyRequested: the server of that submitter, or an ``error``, an ErrorRecord in its JSON
+    form."""
+
+    submitter: str
+    address: ValkeyAddress | None = None
+    error: dict[str, Any] | None = None
+
+
 FromAgent = (
     RunTasks
     | CancelTasks
@@ -277,6 +293,7 @@ FromAgent = (
     | RunCalls
     | CallNews
     | ManagerGone
+    | ValkeyAnswered
 )
 
 # -- manager to agent --------------------------------------------------------------------------------------------------
@@ -431,6 +448,12 @@ class CallsDropped(_Message, frozen=True):
     task_ids: tuple[str, ...]
 
 
+class ValkeyRequested(_Message, frozen=True):
+    """Tasks of a submitter ask for its Valkey; empty: the endpoint's owner. Answered by a ValkeyAnswered."""
+
+    submitter: str
+
+
 class Leaving(_Message, frozen=True):
     """Last message of a manager: all of its workers have ended. Unfinished tasks return to the agent.
     ``failed``: it could not start workers, so no task has been started."""
@@ -439,7 +462,7 @@ class Leaving(_Message, frozen=True):
     failed: bool = False
 
 
-FromManager = Registered | Progress | OutputRead | CallsTaken | CallNews | CallsDropped | Leaving
+FromManager = Registered | Progress | OutputRead | CallsTaken | CallNews | CallsDropped | ValkeyRequested | Leaving
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_agent: Final[msgspec.msgpack.Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)

@@ -161,8 +161,10 @@ class SocketLink:
 
     is_congested = False
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], *, host: str = "") -> None:
         self._socket = socket
+        #: Where the agent is, if that is known.
+        self.host = host
         self._is_refused = False
 
     def fileno(self) -> int:
@@ -210,14 +212,15 @@ def connect_to_agent(addresses: Sequence[str], *, manager_id: str, environ: Muta
     :raises Unavailable: if no address is reachable.
     """
     server_key, public, secret = (environ.pop(name, "") for name in FLEET_VARIABLES)
+    address = find_reachable(addresses)
     link = agent_socket(
         zmq.Context(),
-        address=find_reachable(addresses),
+        address=address,
         manager_id=manager_id,
         server_key=server_key,
         keys=CurveKeys(public, secret) if server_key else None,
     )
-    return SocketLink(link)
+    return SocketLink(link, host=urlsplit(address).hostname or "")
 
 
 def find_reachable(addresses: Sequence[str], *, timeout_s: float = 30.0) -> str:

@@ -221,6 +221,28 @@ def test_the_store_is_there_without_the_sdk(tmp_path: Path) -> None:
         assert worker.values(use, str(tmp_path / "objects")) == [[[1, 2], True, None]]
 
 
+def test_tasks_of_an_endpoint_share_a_store(executor: Any) -> None:
+    def simulate(seed: int) -> Any:
+        import numpy
+
+        from farcall import store
+
+        array = numpy.frombuffer(store.buffer(800_000))
+        array[:] = seed
+        return store.put(array)
+
+    def place() -> str:
+        from farcall import store
+
+        return str(store.default_store())
+
+    references = list(executor.map(simulate, range(4)))
+    assert list(executor.map(total, references)) == [100_000.0 * seed for seed in range(4)]
+    [where] = {executor.submit(place).result() for _ in range(3)}
+    assert where.endswith("objects'))")
+    assert [each.get()[0] for each in references] == [0, 1, 2, 3]  # this process is on the node, too
+
+
 class Task:
     """What the store needs of a running task."""
 

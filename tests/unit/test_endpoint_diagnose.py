@@ -187,6 +187,7 @@ def test_report_has_the_requested_parts(home: Path) -> None:
         "schedulers.json",
         "spool.json",
         "status.json",
+        "valkey.json",
         "versions.json",
     }
     assert str(tools / "sbatch") in report.files["schedulers.json"]

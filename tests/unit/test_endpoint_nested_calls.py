@@ -49,7 +49,7 @@ def driving(rig: Rig, task_id: str = "d", **given: Any) -> list[Action]:
 
 
 def told(actions: list[Action]) -> list[CallEnded]:
-    return [action.packet for action in actions if isinstance(action, Answer)]
+    return [action.packet for action in actions if isinstance(action, Answer) and isinstance(action.packet, CallEnded)]
 
 
 def test_a_call_goes_to_another_worker_and_its_value_back() -> None:

@@ -48,11 +48,11 @@ class Function:
         self.channel, end, claims = channel_pair()
         self.worker_channel = Channel(end, claims)
         order = Order("t", 2, "h", 0)
-        self.current = CurrentTask(self.worker_channel, order, self._no_calls, clock=lambda: self.now)
+        self.current = CurrentTask(self.worker_channel, order, self._no_calls, self._no_calls, clock=lambda: self.now)
         self.task = RunningTask(self.current)
 
     def _no_calls(self) -> Any:
-        raise AssertionError("progress makes no calls")
+        raise AssertionError("progress makes no calls, and needs no directories")
 
     def sent(self) -> list[tuple[Any, ...]]:
         """What the manager has received since the last time."""

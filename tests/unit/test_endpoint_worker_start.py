@@ -184,18 +184,22 @@ def test_nothing_is_left_open_of_a_worker_that_could_not_be_started(
         raise OSError(errno.EAGAIN, "no more of them")
 
     monkeypatch.setattr(subprocess, "Popen", fail)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(BlockingIOError, match="no more of them"):
+        launcher.launch(0, slot=0, submitter="")  # makes the temporary directory, which is locked
     before = open_descriptors()
     with pytest.raises(BlockingIOError, match="no more of them"):
         launcher.launch(1, slot=0, submitter="")
     assert open_descriptors() == before
     launcher.close()
+    assert not list(tmp_path.glob("farcall-*"))
 
 
 def test_the_working_directory_is_made_whenever_it_is_missing(tmp_path: Path) -> None:
     path, link = tmp_path / "a" / "work", tmp_path / "link"
     link.symlink_to(path)
     path.mkdir(parents=True)
-    directories = WorkerDirectories(link)
+    directories = WorkerDirectories(Workplace(working_dir=link, environment={}, slots=[], settings=WorkerSettings()))
     assert directories.working() == directories.working() == path
     link.unlink()
     other = tmp_path / "other"

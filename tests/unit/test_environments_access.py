@@ -139,7 +139,7 @@ def test_what_only_the_owner_can_replace_is_fixed(tmp_path: Path) -> None:
     assert found(image) == Place(str(image), is_fixed=True)
     (tmp_path / "link").symlink_to(image)
     assert found(tmp_path / "link") == Place(str(image), is_fixed=True)
-    for name in ("scratch", "work", "farcall-submitters-1"):  # where tasks write
+    for name in ("scratch", "work", "farcall-temporary-1"):  # where tasks write
         (tmp_path / name / "a").mkdir(parents=True)
         assert found(tmp_path / name / "a") == Place(f"{tmp_path}/{name}/a", is_fixed=False)
     (tmp_path / "images").chmod(0o775)

@@ -38,6 +38,7 @@ import farcall_common.payload.by_value
 import farcall_endpoint.isolation.landlock
 import farcall_endpoint.worker.nested
 import farcall_common.objects
+import farcall_endpoint.worker.places
 import farcall_common.progress
 new = sorted(set(sys.modules) - before)
 print(json.dumps({name: getattr(sys.modules[name], "__file__", None) for name in new}))

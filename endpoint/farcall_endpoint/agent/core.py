@@ -188,6 +188,10 @@ class AgentCore:
         """A task that the spool holds under this number."""
         return self._held.find(task_id, seq)
 
+    def busy_submitters(self) -> set[str]:
+        """The submitters of unfinished tasks, as these name them."""
+        return {task.spec.submitter for task in self._held.by_id.values() if task.result is None}
+
     def demand(self) -> Demand:
         """The tasks that the blocks should be enough for."""
         unfinished = self._held.unfinished

@@ -50,8 +50,9 @@ Reported = (
     | protocol.CallsTaken
     | protocol.CallNews
     | protocol.CallsDropped
+    | protocol.ValkeyRequested
 )
-"""What a manager tells the agent's core."""
+"""What a manager tells the agent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -506,6 +507,10 @@ class Fleet:
     def read_output(self, manager_id: str, request: protocol.ReadOutput) -> None:
         """Request output of running tasks from a manager."""
         self._links.send(manager_id, request)
+
+    def answer_valkey(self, manager_id: str, message: protocol.ValkeyAnswered) -> None:
+        """Send a manager the address of a Valkey server."""
+        self._links.send(manager_id, message)
 
     def cancel(self, manager_id: str, task_ids: Iterable[str]) -> None:
         """Send a manager the ids of tasks to stop."""

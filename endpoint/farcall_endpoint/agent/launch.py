@@ -28,6 +28,7 @@ from farcall_endpoint.agent.connection import Connection
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import Uplink
+from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.agent.nodes import expect_workers, image_check, make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.output_store import OutputStore
 from farcall_endpoint.agent.scheduling import load_policy
@@ -44,6 +45,8 @@ from farcall_endpoint.environments.technologies import find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
+from farcall_endpoint.sweeper import Sweeper
+from farcall_endpoint.valkey import ValkeyServers
 
 if TYPE_CHECKING:
     from farcall_endpoint.agent.signatures import SignatureCheck
@@ -125,6 +128,7 @@ def run_agent(
         ) as provider,
         contextlib.closing(Spool(directory.spool_file)) as spool,
         contextlib.closing(OutputStore(directory.output_file, budget_bytes=config.output_storage * 10**6)) as output,
+        contextlib.closing(MemoryRoot(is_wanted=_has_memory(config))) as memory,
         zmq.Context() as context,
     ):
         keys = directory.read_keys()
@@ -137,6 +141,19 @@ def run_agent(
         poller = zmq.Poller()
         seed = random.getrandbits(32)
         core = _core(directory, config, endpoint_id, slots, seed=seed, signatures=signatures)
+        background = Background()
+        fleet = _fleet(
+            directory,
+            config,
+            slots=slots,
+            endpoint_id=endpoint_id,
+            provider=provider,
+            context=context,
+            poller=poller,
+            core=core,
+            spool=spool,
+            memory=memory,
+        )
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
@@ -149,19 +166,9 @@ def run_agent(
                 secrets, endpoint_id=endpoint_id, is_required=config.sealed == "required", was_opened=spool.was_opened
             ),
             uplink=Uplink(context, keys, poller),
-            fleet=_fleet(
-                directory,
-                config,
-                slots=slots,
-                endpoint_id=endpoint_id,
-                provider=provider,
-                context=context,
-                poller=poller,
-                core=core,
-                spool=spool,
-            ),
+            fleet=fleet,
             poller=poller,
-            background=Background(),
+            background=background,
             transfers=Transfers(connect_tries=2) if config.blobs == "auto" else Transfers(),
             blobs=config.blobs,
             transfer_memory_bytes=config.transfer_memory * 10**6,
@@ -180,12 +187,25 @@ def run_agent(
             on_events=directory.write_events,
             read_prewarms=directory.read_prewarms,
             seed=seed,
+            valkey=ValkeyServers(
+                config.data.valkey_settings,
+                is_local=isinstance(config.engine.provider, LocalProviderConfig),
+                ports=config.engine.worker_port_range,
+                submit=background.submit,
+                send=fleet.answer_valkey,
+            ),
+            sweeper=Sweeper(directory.path / config.engine.working_dir, memory.path, config.data.sweep_settings),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
         _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
         agent.run()
         _logger.info("endpoint %s has ended", directory.name)
+
+
+def _has_memory(config: Config) -> bool:
+    """Whether submitters have directories in memory, which all of their tasks can see."""
+    return isinstance(config.engine.provider, LocalProviderConfig) and config.data.memory != 0
 
 
 def _register(directory: EndpointDirectory, config: Config, access: Access) -> str:
@@ -267,6 +287,7 @@ def _fleet(
     poller: zmq.Poller,
     core: AgentCore,
     spool: Spool,
+    memory: MemoryRoot,
 ) -> Fleet:
     engine = config.engine
     fleet = Fleet(
@@ -285,8 +306,8 @@ def _fleet(
             ports=engine.worker_port_range,
             max_frame_bytes=2 * MAX_FRAME_BYTES,  # results are smaller, and CURVE adds to them
         ),
-        command_options=_manager_options(directory, config),
-        variables={"FARCALL_ENDPOINT_ID": endpoint_id},
+        command_options=[*_manager_options(directory, config), *memory.options],
+        variables={"FARCALL_ENDPOINT_ID": endpoint_id, **memory.variables},
         function_body=spool.function,
         payload=spool.payload_to_send,
         demand=core.demand,

@@ -61,6 +61,8 @@ from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
+from farcall_endpoint.sweeper import Sweeper
+from farcall_endpoint.valkey import ValkeyServers
 
 _logger = logging.getLogger(__name__)
 
@@ -121,6 +123,7 @@ class Agent:
         grown.
     :param read_prewarms: returns what the owner wants warm.
     :param seed: of the cores' random numbers, for the logs.
+    :param valkey: the servers of submitters, which this object closes.
     """
 
     def __init__(
@@ -148,6 +151,8 @@ class Agent:
         on_status: Callable[[dict[str, object]], None],
         on_events: Callable[[str, bytes], None],
         seed: int,
+        valkey: ValkeyServers,
+        sweeper: Sweeper,
         read_prewarms: Callable[[], Sequence[PrewarmRequest]] = tuple,
     ) -> None:
         self._endpoint_id = endpoint_id
@@ -178,6 +183,9 @@ class Agent:
             emit=self._on_blob,
             memory_bytes=transfer_memory_bytes,
         )
+        self._valkey = valkey
+        self._sweeper = sweeper
+        self._sweep_at: float | None = 0.0  # None: while it sweeps
         self._on_connected = on_connected
         self._rate = Rate()
         self._forwarder = ""
@@ -235,6 +243,7 @@ class Agent:
             self._fleet.kill()
             self._uplink.close()
             self._fleet.close()
+            self._valkey.close()
             self._background.close()
             self._write_logs(self._clock.monotonic())
         if self._fatal is not None:
@@ -285,6 +294,10 @@ class Agent:
                 self._handle(now)
             self._measure_spool(now)
             self._report_spool_problem()
+            self._valkey.maintain(self._busy_submitters)
+            if self._sweep_at is not None and now >= self._sweep_at:
+                self._sweep_at = None
+                self._background.submit(self._sweep)
             try:
                 self._on_status(self._status())
             except OSError as error:  # no reason to stop
@@ -358,11 +371,32 @@ class Agent:
             "blocks": self._fleet.describe(offset_s=self._clock.epoch() - self._clock.monotonic()),
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             **self._about_environments(),
+            **self._about_data(),
             **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
             "problem": str(report.detail.get("problem", "")),
             "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.wall(),
         }
+
+    def _about_data(self) -> dict[str, object]:
+        """What tasks keep here, if there is something."""
+        sizes = {"shared_bytes": self._sweeper.shared_bytes, "memory_bytes": self._sweeper.memory_bytes}
+        return {
+            **{name: size for name, size in sizes.items() if size},
+            **({"valkey": servers} if (servers := self._valkey.describe()) else {}),
+        }
+
+    def _busy_submitters(self) -> set[str]:
+        """The submitters of unfinished tasks; empty for the owner, as managers name it."""
+        return {"" if each == self._fleet.owner_id else each for each in self._core.busy_submitters()}
+
+    def _sweep(self) -> Callable[[], None]:
+        """In a thread: delete old files in the directories of tasks."""
+        pause_s = self._sweeper.sweep()
+        return lambda: self._swept(pause_s)
+
+    def _swept(self, pause_s: float) -> None:
+        self._sweep_at = self._clock.monotonic() + pause_s
 
     def _about_environments(self) -> dict[str, object]:
         """Tables of environments, if there are any, and those that ``prewarm`` knows by name."""
@@ -563,6 +597,8 @@ class Agent:
                     self._events.append(ev.ManagerProgress(manager_id, progress, results))
                 case protocol.OutputRead() as read:
                     self._outputs_read.append(read)
+                case protocol.ValkeyRequested(submitter=submitter):
+                    self._valkey.requested(manager_id, submitter)
                 case message:
                     self._events.append(about_calls(manager_id, message, bodies))
             size_bytes += sum(map(len, bodies))

@@ -138,11 +138,11 @@ _THREADS: Final = 4
 class Background:
     """Threads are daemons: an agent that ends does not wait for a server that does not answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, threads: int = _THREADS) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Callable[[], None] | BaseException] = queue.SimpleQueue()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(_THREADS)]
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 

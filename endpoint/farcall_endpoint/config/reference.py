@@ -40,6 +40,7 @@ def _page() -> Iterator[str]:
     root = inspect.type_info(Config)
     assert isinstance(root, inspect.StructType)
     yield from _section(root, "The file")
+    yield from _section(_field(root, "data"), "`data`")
     engine = _field(root, "engine")
     yield from _section(engine, "`engine`")
     yield from _section(_field(engine, "limits"), "`engine.limits`")

@@ -15,6 +15,7 @@ from farcall_common.errors import ConfigurationError, did_you_mean
 from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
 from farcall_common.payload import DATA_ONLY, DATA_STRATEGIES, parse_allowed
 from farcall_common.worker_share import WorkerShare
+from farcall_endpoint.config.data import DataConfig
 from farcall_endpoint.config.environments import ContainerType, EnvironmentsConfig
 from farcall_endpoint.config.providers import KubernetesProviderConfig, LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
@@ -394,6 +395,9 @@ class Config(Section, frozen=True, kw_only=True):
         str | None, msgspec.Meta(description="The name shown to others; default: the endpoint's name.")
     ] = None
     engine: Annotated[EngineConfig, msgspec.Meta(description="How and where tasks are run.")] = EngineConfig()
+    data: Annotated[
+        DataConfig, msgspec.Meta(description="Shared directories of tasks, and Valkey servers for them.")
+    ] = DataConfig()
     allowed_functions: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None,
         msgspec.Meta(

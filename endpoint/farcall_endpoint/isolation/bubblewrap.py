@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_endpoint.isolation.paths import DEVICES
+from farcall_endpoint.isolation.paths import DEVICES, SHARED_MEMORY
 from farcall_endpoint.isolation.trial import problem
 
 #: A private directory in memory, for programs that do not ask for TMPDIR.
@@ -74,7 +74,8 @@ def prefix(
     sources = {} if shown is None else shown
     mounts = {path: "--ro-bind-try" for path in readable if Path(path).parts[1:2] not in (("proc",), ("dev",))}
     mounts |= {path: "--ro-bind-try" if source.startswith("/") else OF_DESCRIPTOR for path, source in sources.items()}
-    mounts |= dict.fromkeys(writable, "--bind") | {TEMPORARY: "--tmpfs"}
+    in_memory = [path for path in writable if path.startswith(f"{SHARED_MEMORY}/")]
+    mounts |= dict.fromkeys(set(writable).difference(in_memory), "--bind") | {TEMPORARY: "--tmpfs"}
     command = [shutil.which("bwrap") or "bwrap", *_NAMESPACES]
     if nested and os.geteuid() == 0:
         command += _NESTED
@@ -87,6 +88,8 @@ def prefix(
         done[path] = "--ro-bind-try" if kind == OF_DESCRIPTOR else kind
         command += [kind, path] if kind == "--tmpfs" else [kind, sources.get(path, path), path]
     command += ["--dev", "/dev", "--proc", "/proc"]
+    for path in in_memory:
+        command += ["--bind", path, path]
     for path in KERNEL_SETTINGS if os.geteuid() == 0 else ():
         command += ["--ro-bind-try", path, path]
     for device in filter(os.path.exists, DEVICES):

@@ -14,18 +14,20 @@ from typing import Final
 
 from landlockpy import AccessFS, AccessNet, Ruleset, Scope, abi_version
 
-from farcall_endpoint.isolation.paths import DEVICES
+from farcall_endpoint.isolation.paths import DEVICES, SHARED_MEMORY
 
 #: The first version of the interface that refuses to truncate files; from 6 on (Linux 6.12) it also refuses signals to
 #: processes outside, and abstract sockets.
 _LEAST_ABI: Final = 3
 
-_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - by its name only
 _READ: Final = AccessFS.READ_FILE | AccessFS.READ_DIR | AccessFS.EXECUTE
 _USE: Final = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.READ_DIR | AccessFS.IOCTL_DEV | AccessFS.TRUNCATE
 _ALL: Final = AccessFS(sum(AccessFS))
-_BY_NAME: Final = _ALL & ~(AccessFS.READ_DIR | AccessFS.EXECUTE)
-"""For shared memory: a name can be opened by who knows it, and the names cannot be listed."""
+_BY_NAME: Final = (
+    AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.TRUNCATE | AccessFS.MAKE_REG | AccessFS.REMOVE_FILE
+)
+"""For shared memory: a file can be opened by who knows its name, and the names cannot be listed. Directories cannot be
+made, moved or replaced by links: those of other submitters are there, under names that cannot be guessed."""
 
 
 _FILE: Final = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.EXECUTE | AccessFS.TRUNCATE | AccessFS.IOCTL_DEV
@@ -50,7 +52,7 @@ def confine(*, readable: Iterable[str], writable: Iterable[str]) -> None:
             (readable, _READ),
             (writable, _ALL),
             ((*DEVICES, f"/proc/{os.getpid()}"), _USE),
-            ((_SHARED_MEMORY,), _BY_NAME),
+            ((SHARED_MEMORY,), _BY_NAME),
         ):
             for path in paths:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):

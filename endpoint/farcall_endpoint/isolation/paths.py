@@ -15,8 +15,12 @@ _SYSTEM: Final = (
     *("/apps", "/sw", "/software", "/cvmfs", "/spack", "/modules"),
 )
 """Directories of a system, and of the packages that a site offers."""
-TEMPORARY_PREFIX: Final = "farcall-submitters-"
-"""Of the names of directories with the temporary files of submitters' tasks."""
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - no file is made here
+"""The memory file system of a node."""
+MEMORY_PREFIX: Final = "farcall-memory-"
+"""Of the names of directories there, one for each agent."""
+TEMPORARY_PREFIX: Final = "farcall-temporary-"
+"""Of the names of directories with the temporary files of tasks, one for each manager."""
 DEVICES: Final = (
     *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
     *("/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/nvidia-caps", "/dev/nvidiactl", "/dev/nvidia-uvm"),

@@ -37,7 +37,7 @@ from farcall_endpoint.manager.service import Manager
 from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.slots import Sharing, extra_workers, partition
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
-from farcall_endpoint.manager.worker_process import Confinement, Workplace
+from farcall_endpoint.manager.worker_process import MEMORY_KEY, Confinement, MemoryDirectories, Workplace
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.worker.directories import remove_old_sandboxes
@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--environments", help="EnvironmentSettings in JSON")
     parser.add_argument("--graph-memory", type=int, help="bytes for values between calls of graphs, in memory")
     parser.add_argument("--graph-disk", type=int, help="bytes for such values on disk")
+    parser.add_argument("--memory-root", type=Path, help="where the directories of submitters in memory are")
     parser.add_argument("--native", action="store_true", help="read and write plain pickle on request")
     parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only")
     options = parser.parse_args()
     make_private()
+    memory_key = os.environ.pop(MEMORY_KEY, "")  # tasks must not see it
     set_up_logging(
         file=options.log_dir and manager_log_file(options.log_dir),
         to_console=options.log_dir is None,
@@ -146,7 +148,7 @@ def main() -> None:
     try:
         slots = partition(node, sharing)
         isolation = best_of(options.isolation)
-        agent = _connect(options, manager_id)
+        agent, agent_host = _connect(options, manager_id)
     except (ConfigurationError, Unavailable) as error:
         sys.exit(str(error))
     if options.sandbox_retention is not None:
@@ -177,6 +179,7 @@ def main() -> None:
             tasks_per_worker=environments.tasks_per_worker,
             graphs=_graph_settings(options, node.memory_bytes),
             types=technologies(environments),
+            agent_host=agent_host,
             jitter=random.random,
         ),
         launcher=FreshProcessLauncher(
@@ -196,6 +199,7 @@ def main() -> None:
                 if isolation.landlock or isolation.bubblewrap
                 else None,
                 private=options.private,
+                memory=MemoryDirectories(options.memory_root, memory_key.encode()) if options.memory_root else None,
             ),
             environments=environments,
             log_dir=options.log_dir,
@@ -235,12 +239,14 @@ def _graph_settings(options: argparse.Namespace, memory_bytes: int) -> GraphSett
     )
 
 
-def _connect(options: argparse.Namespace, manager_id: str) -> Pipe | SocketLink:
+def _connect(options: argparse.Namespace, manager_id: str) -> tuple[Pipe | SocketLink, str]:
+    """The connection to the agent, and the host where that is."""
     if options.agent_fd is not None:
-        return Pipe(socket.socket(fileno=options.agent_fd))
+        return Pipe(socket.socket(fileno=options.agent_fd)), "127.0.0.1"
     from farcall_endpoint.transport import connect_to_agent  # loads ZeroMQ, which a local manager does not need
 
-    return connect_to_agent(options.agent.split(","), manager_id=manager_id, environ=os.environ)
+    link = connect_to_agent(options.agent.split(","), manager_id=manager_id, environ=os.environ)
+    return link, link.host
 
 
 def end_of_block(walltime_s: float, environ: Mapping[str, str], *, now: float) -> float:

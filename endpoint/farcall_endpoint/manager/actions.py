@@ -7,9 +7,17 @@ from collections.abc import Sequence
 import msgspec
 
 from farcall_common.environments import Environment
-from farcall_endpoint.protocol import CallNews, CallsDropped, CallsTaken, Progress, RunningOutput, WantedOutput
+from farcall_endpoint.protocol import (
+    CallNews,
+    CallsDropped,
+    CallsTaken,
+    Progress,
+    RunningOutput,
+    ValkeyRequested,
+    WantedOutput,
+)
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import CallEnded, Run
+from farcall_endpoint.worker.channel import CallEnded, Run, ValkeyAnswer
 
 
 class _Action(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
@@ -56,11 +64,11 @@ class Connect(_Action, frozen=True):
 
 
 class Answer(_Action, frozen=True):
-    """Send a worker how calls of its task have ended, when its socket has room. A worker that ends meanwhile does not
-    hear of it."""
+    """Send a worker how a call of its task has ended, or the address of Valkey, when its socket has room. A worker that
+    ends meanwhile does not hear of it."""
 
     worker_id: int
-    packet: CallEnded
+    packet: CallEnded | ValkeyAnswer
     body: tuple[Frame, ...]
 
 
@@ -86,9 +94,9 @@ class Report(_Action, frozen=True):
 
 
 class Pass(_Action, frozen=True):
-    """Send the agent what it passes on to another manager: calls, or how they have ended."""
+    """Send the agent what it passes on to another manager (calls, or how they have ended), or a request for Valkey."""
 
-    message: CallsTaken | CallNews | CallsDropped
+    message: CallsTaken | CallNews | CallsDropped | ValkeyRequested
     bodies: tuple[Frame, ...]
 
 

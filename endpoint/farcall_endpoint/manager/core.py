@@ -56,6 +56,7 @@ from farcall_endpoint.manager.nested_calls import NestedCalls
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
+from farcall_endpoint.manager.valkey_requests import ValkeyRequests
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
 from farcall_endpoint.manager.workers import StopReason, Worker
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -69,10 +70,21 @@ from farcall_endpoint.protocol import (
     Stop,
     TakeCalls,
     TaskOrder,
+    ValkeyAnswered,
     WantedOutput,
 )
 from farcall_endpoint.shared_memory import Body, Frame
-from farcall_endpoint.worker.channel import Begun, Calls, Done, DropCalls, Progressed, Ready, Synced, Waits
+from farcall_endpoint.worker.channel import (
+    Begun,
+    Calls,
+    Done,
+    DropCalls,
+    Progressed,
+    Ready,
+    Synced,
+    ValkeyRequest,
+    Waits,
+)
 
 _UNSEEN_S: Final = 0.1
 """A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
@@ -97,6 +109,7 @@ class ManagerCore:
     :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
     :param graphs: what values between calls of graphs may occupy.
     :param types: see :class:`~farcall_endpoint.manager.away.AwayCalls`.
+    :param agent_host: the agent's machine, as tasks of this node reach it.
     :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
@@ -115,6 +128,7 @@ class ManagerCore:
         tasks_per_worker: int = 0,
         graphs: GraphSettings | None = None,
         types: Mapping[str, str] | None = None,
+        agent_host: str = "127.0.0.1",
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._prefetch = prefetch
@@ -158,6 +172,7 @@ class ManagerCore:
             slots=slots,
             default_key=default_key,
         )
+        self._valkey = ValkeyRequests(actions=self._actions, agent_host=agent_host)
         self.guests = Guests(reports=self._reports, node=graphs.node)
         self._interruptions = Interruptions(
             workers=self._workers,
@@ -273,6 +288,8 @@ class ManagerCore:
                         self._called(worker, packet, body, instant)
                     elif isinstance(packet, Progressed):
                         self._progressed(worker, packet, instant)
+                    elif isinstance(packet, ValkeyRequest):
+                        self._valkey_requested(worker, packet)
                     else:
                         self._interruptions.kill(worker, f"{type(packet).__name__} out of turn")
                 ended = jobs_before - len(worker.jobs)
@@ -290,6 +307,8 @@ class ManagerCore:
                 self._away.refuse(event)
             case ManagerGone(manager_id=manager_id):
                 self._away.forget(manager_id)
+            case ValkeyAnswered():
+                self._valkey.answered(event)
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
@@ -450,6 +469,14 @@ class ManagerCore:
         progress = clean_progress(packet.done, packet.total, packet.text, now.epoch)
         if progress is not None:
             self._reports.task_progress.note(packet.task_id, progress, now=now.mono)
+
+    def _valkey_requested(self, worker: Worker, packet: ValkeyRequest) -> None:
+        """A task asks for Valkey, which it can forge: but only for its own submitter."""
+        if worker.runs(packet.task_id):
+            try:
+                self._valkey.requested(worker, packet)
+            except ValueError as error:
+                self._interruptions.kill(worker, str(error))
 
     # -- calls of tasks that run ---------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from farcall_endpoint.manager.worker_process import (
     worker_environment,
 )
 from farcall_endpoint.worker.boot import Boot, Descriptors
+from farcall_endpoint.worker.places import scratch_name
 from farcall_endpoint.worker.settings import WorkerSettings
 
 _logger = logging.getLogger(__name__)
@@ -194,7 +195,10 @@ class EnvironmentWorkers:
         key = template_key(f"own-{submitter}", boot.variables)
         boot = msgspec.structs.replace(boot, namespaces=bool(prefix))  # as fresh ones have them
         fork = self._launcher.fork_own(key, boot, descriptors)
-        writable = [str(each) for each in self._directories.of(submitter)] if prefix else []
+        writable: list[str] = []
+        if prefix:
+            memory = self._directories.settings(submitter).memory
+            writable = [*map(str, self._directories.of(submitter)), *filter(None, [memory])]
         command = bubblewrap.of_template(prefix)
         self._launcher.start_own_template(key, command, boot, submitter=submitter, writable=writable)
         return fork
@@ -211,12 +215,14 @@ class EnvironmentWorkers:
         working_dir = self._directories.working()
         is_image = environment.type not in WITHOUT_CONTAINER
         outer, own = dict(place.environment), {"HOME": str(working_dir)} if is_image else {}
-        writable = [str(working_dir)]
+        settings = self._directories.settings(submitter)
+        places = [settings.temporary, *filter(None, [settings.memory])]
+        writable = [str(working_dir), *places]
         if submitter:
             home, temporary = self._directories.of(submitter)
             own = {"HOME": str(home), "TMPDIR": str(temporary)}
             outer = for_submitter(outer, passed=place.passed)
-            writable = [str(home), str(temporary)]
+            writable = [str(home), *places]
         share = place.slots[slot]
         variables = worker_environment(outer, worker_id=worker_id, slot=share, amd=place.amd)
         variables = {**(for_image(variables) if is_image else variables), **own}
@@ -227,11 +233,11 @@ class EnvironmentWorkers:
         of_runner = outer | own if not is_image else outer
         if submitter and is_image:
             of_runner = for_runner(environment.type, place.environment, passed=place.passed)
-        confine, locate, settings = None, None, place.settings
+        confine, locate = None, None
         if submitter:  # not what was found before: a directory may have been replaced by a link since
             locate = functools.partial(self._locate, environment)
         if submitter and place.confinement is not None:
-            confine, settings = self._confine_in(environment, outer | own, writable)
+            confine, settings = self._confine_in(environment, outer | own, writable, settings)
         # Only a confined template may run code of the environment before its forks confine themselves.
         forks = self._launcher.settings.fork and (
             not submitter
@@ -271,6 +277,7 @@ class EnvironmentWorkers:
             ends.close()
             raise
         imports_key = statistics_key(environment.key, submitter)
+        scratch = str(Path(settings.temporary, scratch_name(worker_id)))
         if isinstance(process, ForkedProcess):
             pidfd = process.pidfd
             return WorkerProcess(
@@ -279,6 +286,7 @@ class EnvironmentWorkers:
                 imports_key=imports_key,
                 fork=process,
                 environment_key=environment.key,
+                scratch=scratch,
             )
         return WorkerProcess(
             process,
@@ -291,10 +299,11 @@ class EnvironmentWorkers:
             container=process,
             ended=self._launcher.ended,
             environment_key=environment.key,
+            scratch=scratch,
         )
 
     def _confine_in(
-        self, environment: Environment, variables: Mapping[str, str], writable: Sequence[str]
+        self, environment: Environment, variables: Mapping[str, str], writable: Sequence[str], settings: WorkerSettings
     ) -> tuple[Callable[[Sequence[str], str, Place | None], Sequence[str]] | None, WorkerSettings]:
         """How a worker of another submitter than the owner is confined: from outside, where the runner does not do it
         by itself, and by Landlock where the kernel has it."""
@@ -316,11 +325,11 @@ class EnvironmentWorkers:
                 )
 
         if not confinement.landlock:
-            return confine, place.settings
+            return confine, settings
         own = (*writable, bubblewrap.TEMPORARY, "/var/tmp")  # noqa: S108 - the container's
         is_image = environment.type not in WITHOUT_CONTAINER
         seen = ("/",) if is_image else (*readable, *self._launcher.paths(environment))
-        return confine, msgspec.structs.replace(place.settings, readable=seen, writable=own if is_image else own[:-1])
+        return confine, msgspec.structs.replace(settings, readable=seen, writable=own if is_image else own[:-1])
 
 
 def renumbered(accelerators: Sequence[str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from farcall_endpoint.protocol import (
     Stop,
     TakeCalls,
     TaskOrder,
+    ValkeyAnswered,
 )
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import CallOrder, Packet
@@ -228,6 +229,7 @@ Event = (
     | CallNewsReceived
     | ManagerGone
     | ResultsTaken
+    | ValkeyAnswered
     | Recalled
     | WorkerDied
     | EnvironmentProgress

@@ -27,6 +27,7 @@ from farcall_endpoint.manager.worker_process import (
     worker_environment,
 )
 from farcall_endpoint.worker.boot import Boot
+from farcall_endpoint.worker.places import scratch_name
 from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class FreshProcessLauncher:
         self._spares = spares
         self._environment_settings = EnvironmentSettings() if environments is None else environments
         self._log_dir = log_dir
-        self._directories = WorkerDirectories(place.working_dir)
+        self._directories = WorkerDirectories(place)
         self._environments: EnvironmentWorkers | None = None
         self._epoll = select.epoll()
         #: Only then forks save more than a template costs, without environments.
@@ -136,9 +137,10 @@ class FreshProcessLauncher:
         place = self._place
         channel, worker_end, claims, output = ends
         prefix: list[str] = []
-        outer, settings = place.environment, place.settings
+        outer, settings = place.environment, self._directories.settings(submitter)
+        scratch = str(Path(settings.temporary, scratch_name(worker_id)))
         if submitter:
-            outer, settings, prefix = self._of_submitter(submitter)
+            outer, settings, prefix = self._of_submitter(submitter, settings)
         imports_key = ""
         if self._one_shot:
             settings = msgspec.structs.replace(settings, reports_imports=True)
@@ -151,7 +153,11 @@ class FreshProcessLauncher:
             if fork is not None:
                 claims.close()
                 return WorkerProcess(
-                    fork, channel, worker_end, fork.pidfd, output, namespaced=True, imports_key=imports_key, fork=fork
+                    *(fork, channel, worker_end, fork.pidfd, output),
+                    namespaced=True,
+                    imports_key=imports_key,
+                    fork=fork,
+                    scratch=scratch,
                 )
         # -P: files in the working directory must not be imported as modules
         command = [
@@ -175,7 +181,10 @@ class FreshProcessLauncher:
         claims.close()
         pidfd = os.pidfd_open(process.pid)
         return WorkerProcess(
-            process, channel, worker_end, pidfd, output, namespaced=bool(prefix), imports_key=imports_key
+            *(process, channel, worker_end, pidfd, output),
+            namespaced=bool(prefix),
+            imports_key=imports_key,
+            scratch=scratch,
         )
 
     # -- environments --------------------------------------------------------------------------------------------------
@@ -246,7 +255,9 @@ class FreshProcessLauncher:
             self._epoll.register(self._environments.fileno(), select.EPOLLIN)
         return self._environments
 
-    def _of_submitter(self, submitter: str) -> tuple[Mapping[str, str], WorkerSettings, list[str]]:
+    def _of_submitter(
+        self, submitter: str, settings: WorkerSettings
+    ) -> tuple[Mapping[str, str], WorkerSettings, list[str]]:
         """For a submitter other than the owner, who has a home and a temporary directory: environment, settings, and
         what to write before the command."""
         place = self._place
@@ -256,14 +267,14 @@ class FreshProcessLauncher:
         environment = for_submitter(place.environment, passed=place.passed) | own
         confinement = place.confinement
         if confinement is None:
-            return environment, place.settings, []
+            return environment, settings, []
         readable = place.readable(environment)
-        writable = [str(home), str(temporary)]
+        writable = [str(home), str(temporary), *filter(None, [settings.memory])]
         prefix: list[str] = []
         if confinement.bubblewrap:
             prefix = bubblewrap.prefix(readable=readable, writable=writable, directory=working_dir)
             writable.append(bubblewrap.TEMPORARY)
         if not confinement.landlock:
-            return environment, place.settings, prefix
-        settings = msgspec.structs.replace(place.settings, readable=tuple(readable), writable=tuple(writable))
+            return environment, settings, prefix
+        settings = msgspec.structs.replace(settings, readable=tuple(readable), writable=tuple(writable))
         return environment, settings, prefix

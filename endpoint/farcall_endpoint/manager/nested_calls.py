@@ -418,6 +418,8 @@ def options_of(driver: TaskOptions, wanted: TaskOptions | None) -> TaskOptions:
 def kept_answer(action: Answer, memory: Memory) -> Answer:
     """An answer that a driver does not read yet, counted in the memory of values; without its value if that has no
     room."""
+    if not action.body:
+        return action
     [value] = action.body
     size = len(value)
     on_disk = isinstance(value, SharedBytes) and not value.memory.is_sealed

@@ -65,7 +65,7 @@ from farcall_endpoint.manager.limits import breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.slot_groups import SlotGroups
-from farcall_endpoint.manager.worker_process import WorkerProcess
+from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
@@ -174,6 +174,7 @@ class Manager:
         self._arrived: dict[Environment, list[_Arrival]] = {}
         self._launches: dict[int, Launch] = {}
         self._orphans = Orphans()  # before there are children
+        self._scratch = ScratchRemover()
         self._groups = SlotGroups(0, Cgroups(())) if groups is None else groups
         self._reaper = self._start_reaper()
         self._epoll = select.epoll()
@@ -355,7 +356,7 @@ class Manager:
                     events += [*self._arrived_of(set(task_ids)), message]
                 case protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
                     events.append(message)
-                case protocol.TakeCalls() | protocol.RefuseCalls():
+                case protocol.TakeCalls() | protocol.RefuseCalls() | protocol.ValkeyAnswered():
                     events.append(message)
                 case protocol.RunCalls():
                     events.append(self._calls_received(message, bodies))
@@ -468,7 +469,9 @@ class Manager:
         self._watch_congestion()
 
     def _pass(
-        self, message: protocol.CallsTaken | protocol.CallNews | protocol.CallsDropped, bodies: Sequence[Frame]
+        self,
+        message: protocol.CallsTaken | protocol.CallNews | protocol.CallsDropped | protocol.ValkeyRequested,
+        bodies: Sequence[Frame],
     ) -> None:
         """Send the agent what it passes on. To one on this machine large values go as files; they are not mapped here,
         because a worker could let its file shrink."""
@@ -591,7 +594,8 @@ class Manager:
     def _answer_rest(self, worker_id: int) -> None:
         unsent = self._unsent[worker_id]
         while unsent and self._answered(unsent[0]):
-            self._core.value_memory.remove(*unsent.popleft().body)
+            for part in unsent.popleft().body:
+                self._core.value_memory.remove(part)
         if not unsent:
             del self._unsent[worker_id]
             self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
@@ -747,7 +751,8 @@ class Manager:
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
         for answer in self._unsent.pop(worker.worker_id, ()):
-            self._core.value_memory.remove(*answer.body)
+            for part in answer.body:
+                self._core.value_memory.remove(part)
         self._returns.pop(worker.worker_id, None)
         self._groups.remove(process.pid)
         reason = process.reap()
@@ -756,6 +761,7 @@ class Manager:
         _logger.log(level, "worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
         self._ended.discard(worker.worker_id)
         self._orphans.expect(now=time.monotonic())
+        self._scratch.removed(process.scratch)
         return [*events, WorkerDied(worker.worker_id, revoked, reason, stdout_tail, stderr_tail, output)]
 
     def _kill_orphans(self) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hmac
+import logging
 import os
+import queue
 import signal
 import socket
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
 
 from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_common.plain_text import plain
@@ -20,6 +26,8 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX, readable_paths
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.output import NOTHING, Printed, Stream
+from farcall_endpoint.process_directory import ProcessDirectory
+from farcall_endpoint.removal import remove_tree
 from farcall_endpoint.shared_memory import open_unnamed
 from farcall_endpoint.worker.boot import Descriptors
 from farcall_endpoint.worker.capture import read_end, read_from, read_tail
@@ -31,11 +39,18 @@ if TYPE_CHECKING:
     from farcall_endpoint.environments.container import Container
     from farcall_endpoint.environments.templates import ForkedProcess
 
+_logger = logging.getLogger(__name__)
+
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 ACCELERATORS: Final = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """AMD's libraries read these too, as a choice among the devices in ``ROCR_VISIBLE_DEVICES``."""
 _LAST_LINES: Final = 8
+_NAME_CHARACTERS: Final = 32
+MEMORY_KEY: Final = "FARCALL_FLEET_MEMORY_KEY"
+"""The variable with the key of :class:`MemoryDirectories`. Command lines can be read by everybody."""
+_OWNER: Final = "owner"
+"""In place of a submitter's name, which is never that."""
 _MAKE_AFTER_S: Final = 0.005
 _SIGNALLED: Final = 128
 """As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
@@ -58,7 +73,8 @@ class WorkerProcess:
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
     it. ``container`` or ``fork``: the same as ``process``, if it is one; ``ended`` makes sure that nothing is left of a
     container, and returns its last words if the worker did not begin. ``imports_key``: of what its tasks import.
-    ``environment_key``: of its environment; empty: the endpoint's own Python.
+    ``environment_key``: of its environment; empty: the endpoint's own Python. ``scratch``: where it makes the scratch
+    directories of its tasks.
     """
 
     process: Process
@@ -72,6 +88,7 @@ class WorkerProcess:
     fork: ForkedProcess | None = None
     ended: Callable[[Container], str] | None = None
     environment_key: str = ""
+    scratch: str = ""
 
     @property
     def worker_pid(self) -> int | None:
@@ -173,6 +190,7 @@ class Workplace:
     :param passed: see :func:`~farcall_endpoint.isolation.environment.for_submitter`.
     :param confinement: of workers of other submitters than the owner, if they are confined.
     :param private: directories of which these may read nothing.
+    :param memory: makes the directories of submitters in memory; None: there are none.
     """
 
     working_dir: Path
@@ -183,6 +201,7 @@ class Workplace:
     passed: Collection[str] = ()
     confinement: Confinement | None = None
     private: Collection[Path] = ()
+    memory: MemoryDirectories | None = None
 
     def readable(self, variables: Mapping[str, str]) -> list[str]:
         """What tasks of other submitters than the owner may read of the node, with these variables."""
@@ -194,13 +213,40 @@ class Workplace:
         )
 
 
-class WorkerDirectories:
-    """Where tasks run, and the directories of submitters other than the owner."""
+class MemoryDirectories:
+    """Directories of submitters in the node's memory.
 
-    def __init__(self, working_dir: Path) -> None:
-        self._working_dir = working_dir
+    Landlock lets all tasks open what they know by name in the memory file system, and list nothing. So the names cannot
+    be guessed: they are made with a key that agent and managers share.
+
+    :param root: in which they are; it is the agent's.
+    """
+
+    def __init__(self, root: Path, key: bytes) -> None:
+        self._root = root
+        self._key = key
+
+    def of(self, submitter: str) -> str:
+        """The directory of a submitter, empty for the owner; it is made if it does not exist. Empty if it cannot be."""
+        name = hmac.digest(self._key, submitter.encode(errors="surrogatepass"), "sha256").hex()[:_NAME_CHARACTERS]
+        path = self._root / name
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            _logger.warning("tasks get no directory in memory: %s", error)
+            return ""
+        return str(path)
+
+
+class WorkerDirectories:
+    """Where tasks run, and the directories of submitters."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._working_dir = place.working_dir
+        self._memory = place.memory
+        self._settings = place.settings
         self._real: Path | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: ProcessDirectory | None = None
 
     def working(self) -> Path:
         """The real path of the working directory. It is made if it does not exist: a task or a cron job may have
@@ -214,20 +260,57 @@ class WorkerDirectories:
         return self._real
 
     def of(self, submitter: str) -> tuple[Path, Path]:
-        """The home and the temporary directory of a submitter; they are made if they do not exist."""
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, ignore_cleanup_errors=True)
-        name = name_of(submitter)
-        home = submitter_directory(self._working_dir.resolve(), name)
-        temporary = Path(self._temporary.name).resolve() / name
-        for directory in (home, temporary):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return home, temporary
+        """The home and the temporary directory of a submitter other than the owner; they are made if they do not
+        exist."""
+        home = submitter_directory(self._working_dir.resolve(), name_of(submitter))
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return home, self._temporary_of(submitter)
+
+    def settings(self, submitter: str) -> WorkerSettings:
+        """The settings of a worker, with the directories for tasks of a submitter, empty for the owner; these are made
+        if they do not exist."""
+        return msgspec.structs.replace(
+            self._settings,
+            temporary=str(self._temporary_of(submitter)),
+            memory="" if self._memory is None else self._memory.of(submitter),
+            submitter=submitter,
+        )
 
     def remove(self) -> None:
         """Remove the temporary ones."""
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.remove()
+
+    def _temporary_of(self, submitter: str) -> Path:
+        if self._temporary is None:
+            # With the host: on a file system of several nodes, locks may be known on their own node only.
+            prefix = f"{TEMPORARY_PREFIX}{socket.gethostname()}-"
+            self._temporary = ProcessDirectory(Path(tempfile.gettempdir()).resolve(), prefix=prefix)
+            self._temporary.remove_leftovers()
+        directory = self._temporary.path / (name_of(submitter) if submitter else _OWNER)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return directory
+
+
+class ScratchRemover:
+    """Removes the scratch directories of dead workers, in a thread: a task can fill them with many files."""
+
+    def __init__(self) -> None:
+        self._paths: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._has_thread = False
+
+    def removed(self, path: str) -> None:
+        """Remove a directory, if it exists."""
+        if not path or not os.path.lexists(path):
+            return
+        if not self._has_thread:
+            self._has_thread = True
+            threading.Thread(target=self._remove, name="farcall-scratch", daemon=True).start()
+        self._paths.put(path)
+
+    def _remove(self) -> None:
+        while True:
+            remove_tree(self._paths.get())
 
 
 def _is_same_directory(path: Path, real: Path) -> bool:

@@ -68,8 +68,8 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
     channel = Channel(socket.socket(fileno=descriptor), socket.socket(fileno=claims))
-    inbox = Inbox(channel)
     settings = WorkerSettings.of(os.environ)
+    inbox = Inbox(channel, settings=settings)
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings, inbox=inbox)
     if settings.writable:
         from farcall_endpoint.isolation.landlock import confine  # not needed by the owner's workers
@@ -112,6 +112,8 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
                 if done.lent is not None:
                     edges.lent_to_manager()
                 del result
+            if inbox.places is not None:
+                inbox.remove_scratch()
             del inputs  # free their memory before the next task
             if order.call is not None or edges.has_buffers:
                 edges.end_task()

@@ -236,6 +236,22 @@ class DropCalls(msgspec.Struct, frozen=True, array_like=True, tag=True):
     numbers: tuple[int, ...]
 
 
+class ValkeyRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The running task asks for the Valkey of its submitter. Answered by a ValkeyAnswer with this number, which is
+    unique in the worker. A task can forge this."""
+
+    task_id: str
+    number: int
+
+
+class ValkeyAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a worker: the address of its submitter's Valkey, with the password; or there is an ``error``."""
+
+    number: int
+    url: str = ""
+    error: dict[str, Any] | None = None
+
+
 class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a worker: a call of its running task has ended. The body is the value's buffer; or there is an ``error``."""
 
@@ -264,7 +280,21 @@ class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Packet = (
-    Run | Sync | Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | CallEnded | Peer | Progressed
+    Run
+    | Sync
+    | Ready
+    | Begun
+    | Done
+    | Synced
+    | NewModules
+    | Calls
+    | Waits
+    | DropCalls
+    | CallEnded
+    | Peer
+    | Progressed
+    | ValkeyRequest
+    | ValkeyAnswer
 )
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)

@@ -16,10 +16,12 @@ from farcall_endpoint.worker.channel import Channel, Order, Progressed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from pathlib import Path
 
     from farcall_common.running import Arguments
     from farcall_common.task_options import TaskOptions
     from farcall_endpoint.worker.nested import CallsOfTask
+    from farcall_endpoint.worker.places import TaskPlaces
 
 _PERIOD_S: Final = 0.2
 """Between packets of numbers alone, so that there is room for one with another text."""
@@ -32,6 +34,7 @@ class CurrentTask:
     """The :class:`~farcall_common.running.Caller` of a task.
 
     :param calls: returns what makes calls of this task; raises ConfigurationError once it has ended.
+    :param places: returns its directories; raises ConfigurationError once it has ended.
     :param clock: monotonic seconds.
     """
 
@@ -40,6 +43,7 @@ class CurrentTask:
         channel: Channel,
         order: Order,
         calls: Callable[[], CallsOfTask],
+        places: Callable[[], TaskPlaces],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,6 +52,7 @@ class CurrentTask:
         self.order = order
         self._channel = channel
         self._calls = calls
+        self._places = places
         self._clock = clock
         self._pid = os.getpid()
         self._lock = _thread.RLock()  # a handler of a signal may interrupt what holds it
@@ -68,6 +73,22 @@ class CurrentTask:
     def buffer(self, size: int) -> memoryview:
         """See :meth:`farcall_common.running.RunningTask.buffer`."""
         return self._calls().buffer(size)
+
+    def scratch(self) -> Path:
+        """See :attr:`farcall_common.running.RunningTask.scratch`."""
+        return self._places().scratch()
+
+    def shared_dir(self) -> Path:
+        """See :attr:`farcall_common.running.RunningTask.shared_dir`."""
+        return self._places().shared_dir()
+
+    def memory_dir(self) -> Path | None:
+        """See :attr:`farcall_common.running.RunningTask.memory_dir`."""
+        return self._places().memory_dir()
+
+    def valkey_url(self) -> str:
+        """See :meth:`farcall_common.running.RunningTask.valkey_url`."""
+        return self._calls().valkey_url()
 
     def progress(self, done: int | float, total: int | float | None, text: str) -> None:
         """See :meth:`farcall_common.running.RunningTask.progress`. Most calls end here, without a system call."""

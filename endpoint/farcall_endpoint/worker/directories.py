@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-_SUBMITTERS: Final = "submitters"
+SUBMITTERS: Final = "submitters"
 _SANDBOXES: Final = "sandboxes"
 #: What :func:`name_of` makes.
 _NAME: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -47,7 +47,7 @@ class TaskDirectories:
             return self.root
         private: list[str] = []
         if submitter:
-            private += [_SUBMITTERS, name_of(submitter)]
+            private += [SUBMITTERS, name_of(submitter)]
         if self._sandboxed:
             private += [_SANDBOXES]
         path = os.path.join(self.root, *private)  # noqa: PTH118 - for every task: pathlib takes longer
@@ -98,7 +98,7 @@ class TaskDirectories:
 
 def submitter_directory(working_dir: Path, name: str) -> Path:
     """The directory of a submitter other than the owner, by its :func:`name_of`."""
-    return working_dir / _SUBMITTERS / name
+    return working_dir / SUBMITTERS / name
 
 
 def remove_old_sandboxes(working_dir: Path, *, retention_s: float) -> Iterator[Path]:
@@ -112,10 +112,10 @@ def remove_old_sandboxes(working_dir: Path, *, retention_s: float) -> Iterator[P
         if root is None:
             return
         yield from _remove_old(root, working_dir / _SANDBOXES, before=before)
-        with _opened(_SUBMITTERS, below=root) as submitters:
+        with _opened(SUBMITTERS, below=root) as submitters:
             for name in _names_in(submitters):
                 with _opened(name, below=submitters) as submitter:
-                    yield from _remove_old(submitter, working_dir / _SUBMITTERS / name / _SANDBOXES, before=before)
+                    yield from _remove_old(submitter, working_dir / SUBMITTERS / name / _SANDBOXES, before=before)
 
 
 def _remove_old(parent: int | None, path: Path, *, before: float) -> Iterator[Path]:

@@ -20,9 +20,11 @@ from farcall_endpoint.worker.channel import MALFORMED, CallOrder, Channel, Order
 from farcall_endpoint.worker.current_task import CurrentTask
 from farcall_endpoint.worker.edges import Edges
 from farcall_endpoint.worker.inputs import Recalled
+from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from farcall_endpoint.worker.nested import CallsOfTask, Sent
+    from farcall_endpoint.worker.places import TaskPlaces
 
 
 class Received(NamedTuple):
@@ -36,8 +38,12 @@ class Received(NamedTuple):
 class Inbox:
     """One per worker. Owns the channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, *, settings: WorkerSettings | None = None) -> None:
         self.channel = channel
+        self._settings = WorkerSettings() if settings is None else settings
+        # Now: a task may change both.
+        self._root = os.getcwd()  # noqa: PTH109 - in each worker: pathlib takes longer
+        self._worker_id = os.environ.get("FARCALL_WORKER_ID", "")
         self.edges = Edges(channel.fileno())
         self.syncs = 0
         """Of orders that came before the last Sync, none may be started."""
@@ -54,6 +60,8 @@ class Inbox:
         self._lock = _thread.allocate_lock()
         self._sent: Sent | None = None
         self._current: CurrentTask | None = None  # if the task has asked for it
+        self.places: TaskPlaces | None = None
+        """Directories of the last task, if it has asked for some."""
 
     def next(self) -> Received | None:
         """The next packet; None if the manager is gone.
@@ -143,10 +151,30 @@ class Inbox:
             if order is None:  # a thread of the task may outlive its function
                 raise running.has_ended()
             if current is None or current.order is not order:
-                current = self._current = CurrentTask(self.channel, order, lambda: self._calls(order))
+                current = self._current = CurrentTask(
+                    self.channel, order, lambda: self._calls(order), lambda: self._places(order)
+                )
             task = RunningTask(current)
             running.remember(task)
             return task
+
+    def _places(self, order: Order) -> TaskPlaces:
+        """The directories of a task."""
+        with self._lock:
+            if self.order is not order:
+                raise running.has_ended()
+            if self.places is None:
+                # Here, not at the top: most tasks ask for none.
+                from farcall_endpoint.worker.places import TaskPlaces
+
+                self.places = TaskPlaces(order, root=self._root, worker_id=self._worker_id, settings=self._settings)
+            return self.places
+
+    def remove_scratch(self) -> None:
+        """Remove the scratch directory of the last task, after its result was sent."""
+        places, self.places = self.places, None
+        if places is not None:
+            places.remove_scratch()
 
     def _calls(self, order: Order) -> CallsOfTask:
         """What makes the calls of a task."""

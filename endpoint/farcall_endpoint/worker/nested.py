@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from farcall_common import running
-from farcall_common.errors import ConfigurationError, ErrorRecord, TaskCancelled, TaskError, TaskFailed, TaskLost
+from farcall_common.errors import (
+    ConfigurationError,
+    ErrorRecord,
+    TaskCancelled,
+    TaskError,
+    TaskFailed,
+    TaskLost,
+    error_from_record,
+)
 from farcall_common.futures import GuardedFuture
 from farcall_common.payload import BINARY_DATA, DATA_STRATEGIES, Serializer, load_user_data, task_error
 from farcall_common.payload.functions import Function, FunctionTable, Included
@@ -38,6 +46,8 @@ from farcall_endpoint.worker.channel import (
     Order,
     Packet,
     Sync,
+    ValkeyAnswer,
+    ValkeyRequest,
     Waits,
 )
 
@@ -188,6 +198,7 @@ class CallsOfTask:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._open: dict[int, CallFuture[Any]] = {}
+        self._requests: dict[int, concurrent.futures.Future[str]] = {}
         self._waits = 0
         self._ended = False
         self._lost = False
@@ -213,6 +224,24 @@ class CallsOfTask:
         with self._changed:
             self._check()
             return self._others.buffer(size)
+
+    def valkey_url(self) -> str:
+        """See :meth:`farcall_common.running.RunningTask.valkey_url`."""
+        if threading.current_thread() is self._thread:
+            raise ConfigurationError("A callback of a call asks for Valkey.", hint="Ask for it before.")
+        request: concurrent.futures.Future[str] = concurrent.futures.Future()
+        with self._changed:
+            self._check()
+            if self._thread is None:
+                self._start()
+            number = next(self._sent.numbers)
+            self._requests[number] = request
+            try:
+                self._channel.send(ValkeyRequest(self.task_id, number))
+            except OSError as error:
+                del self._requests[number]
+                raise self._loss() from error
+        return request.result()
 
     def drop(self, number: int) -> None:
         """Tell the manager that a call is not needed."""
@@ -260,7 +289,10 @@ class CallsOfTask:
         with self._changed:
             self._ended = True
             left = list(self._open.values())
+            requests, self._requests = self._requests, {}
             self._changed.notify_all()
+        for request in requests.values():
+            request.set_exception(running.has_ended())
         if self._thread is not None:
             os.eventfd_write(self._stop, 1)
             self._thread.join()
@@ -358,6 +390,8 @@ class CallsOfTask:
                 packet, body = received
                 if isinstance(packet, CallEnded):
                     self._settle(packet, body[:])
+                elif isinstance(packet, ValkeyAnswer):
+                    self._answered(packet)
                 elif isinstance(packet, Sync):
                     self._others.sync()
                 else:
@@ -370,6 +404,16 @@ class CallsOfTask:
         finally:
             if not self._ended:
                 self._lose()
+
+    def _answered(self, packet: ValkeyAnswer) -> None:
+        with self._changed:
+            request = self._requests.pop(packet.number, None)
+        if request is None:  # of a task that has ended
+            return
+        if packet.error is None:
+            request.set_result(packet.url)
+        else:
+            request.set_exception(error_from_record(ErrorRecord.from_json(packet.error)))
 
     def _settle(self, packet: CallEnded, body: Bytes) -> None:
         with self._changed:
@@ -393,7 +437,10 @@ class CallsOfTask:
             self._lost = True
             left = list(self._open.values())
             self._open.clear()
+            requests, self._requests = self._requests, {}
             self._changed.notify_all()
+        for request in requests.values():
+            request.set_exception(self._loss())
         for future in left:
             future.settle(None, self._loss())
 

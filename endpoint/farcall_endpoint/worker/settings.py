@@ -18,6 +18,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     an order. ``native``: plain pickle is read and written on request; for an engine, whose tasks are its own user's.
     ``reports_imports``: the worker says which modules its tasks import, so that a template can have them already.
     ``writable``: with some, the worker reaches nothing but these directories and what is ``readable``.
+    ``temporary``: where the scratch directories of its tasks are made; ``memory``: their directory in the memory file
+    system, empty if they have none; ``submitter``: whose these are, empty for the owner.
     """
 
     sandboxed: bool = False
@@ -27,6 +29,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     reports_imports: bool = False
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    temporary: str = ""
+    memory: str = ""
+    submitter: str = ""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> WorkerSettings:

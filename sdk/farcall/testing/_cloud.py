@@ -7,11 +7,13 @@ import contextvars
 import dataclasses
 import hashlib
 import re
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
@@ -79,6 +81,33 @@ class _TaskHere:
         self.attempt = task.attempt
         self._cloud = cloud
         self._is_shown = not is_graph(task.payload)  # of stages nothing is
+        self._lock = threading.Lock()
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def scratch(self) -> Path:
+        with self._lock:
+            if self._scratch is None:
+                self._scratch = tempfile.TemporaryDirectory(prefix="farcall-", ignore_cleanup_errors=True)
+            return Path(self._scratch.name)
+
+    def shared_dir(self) -> Path:
+        return self._cloud.shared_dir
+
+    def memory_dir(self) -> Path | None:
+        return None
+
+    def valkey_url(self) -> str:
+        if self._cloud.valkey_url is None:
+            raise ConfigurationError(
+                "This FakeCloud has no Valkey.", hint="Set its valkey_url to the address of a server for tests."
+            )
+        return self._cloud.valkey_url
+
+    def end(self) -> None:
+        """The task has ended."""
+        with self._lock:
+            if self._scratch is not None:
+                self._scratch.cleanup()
 
     def submit(self, *_: object) -> Any:
         raise ConfigurationError(
@@ -119,6 +148,9 @@ class FakeCloud:
         self._tasks: dict[str, Task] = {}
         self._blobs: dict[str, bytes] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._shared: tempfile.TemporaryDirectory[str] | None = None
+        #: What ``current().valkey_url()`` is in tasks; None: they get an error.
+        self.valkey_url: str | None = None
         #: Called with the id of each task that starts to run.
         self.on_start: Callable[[str], object] = _nothing
         self._endpoint = Endpoint(self._tasks, owner_id=self._owner_id)
@@ -223,10 +255,22 @@ class FakeCloud:
             progress = clean_progress(done, total, text, time.time())
             self._task(task_id).progress = None if progress is None else progress.to_json()
 
+    @property
+    def shared_dir(self) -> Path:
+        """The ``current().shared_dir`` of all tasks: a temporary directory, until :meth:`close`."""
+        with self._lock:
+            if self._shared is None:
+                self._shared = tempfile.TemporaryDirectory(prefix="farcall-", ignore_cleanup_errors=True)
+            return Path(self._shared.name)
+
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            if self._shared is not None:
+                self._shared.cleanup()
+                self._shared = None
 
     # -- the endpoint --------------------------------------------------------------------------------------------------
 
@@ -250,7 +294,8 @@ class FakeCloud:
             found = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
             return dataclasses.replace(found, exception_data=_exception_data(task, raised))
 
-        running_task = _here.set(running.RunningTask(_TaskHere(self, task)))
+        here = _TaskHere(self, task)
+        running_task = _here.set(running.RunningTask(here))
         try:
             if is_graph(task.payload):
                 graph = unpack_graph(task.payload, callees=len(task.callees))
@@ -273,6 +318,7 @@ class FakeCloud:
             is_to_retry = is_called and task.retries_used < task.retries and is_retried(raised, task.retry_on)
         finally:
             _here.reset(running_task)
+            here.end()
         with self._lock:
             if task.ended():
                 return  # cancelled meanwhile

@@ -1,0 +1,47 @@
+"""Root of the directories that submitters have in memory, where all nodes are the agent's machine."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+
+from farcall_endpoint.isolation.paths import MEMORY_PREFIX, SHARED_MEMORY
+from farcall_endpoint.manager.worker_process import MEMORY_KEY
+from farcall_endpoint.process_directory import ProcessDirectory
+
+_logger = logging.getLogger(__name__)
+
+
+class MemoryRoot:
+    """The root, until :meth:`close`; or nothing, where there is no memory file system that can be written to.
+
+    :param is_wanted: whether there is to be one.
+    """
+
+    def __init__(self, *, is_wanted: bool) -> None:
+        self._directory: ProcessDirectory | None = None
+        #: For the commands of managers, and the environment of their processes.
+        self.options: list[str] = []
+        self.variables: dict[str, str] = {}
+        if not is_wanted:
+            return
+        try:
+            self._directory = ProcessDirectory(Path(SHARED_MEMORY), prefix=MEMORY_PREFIX)
+        except OSError as error:
+            _logger.warning("tasks get no directories in memory: %s", error)
+            return
+        self._directory.remove_leftovers()
+        self.options = ["--memory-root", str(self._directory.path)]
+        self.variables = {MEMORY_KEY: secrets.token_hex(16)}
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is; None if there is none."""
+        return None if self._directory is None else self._directory.path
+
+    def close(self) -> None:
+        """Remove it with all that is in it."""
+        if self._directory is not None:
+            self._directory.remove()
+            self._directory = None

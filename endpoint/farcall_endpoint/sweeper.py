@@ -1,0 +1,323 @@
+"""Sweeper: deletes files in the directories that the endpoint keeps for tasks, by the age of their last use and so that
+all of them together stay within a budget.
+
+What to delete is decided by :func:`choose`, which is pure. A task can put anything under any name there, so each
+directory is opened below the one before, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from farcall_endpoint.removal import remove_tree
+from farcall_endpoint.worker.directories import SUBMITTERS
+from farcall_endpoint.worker.places import SHARED
+
+_logger = logging.getLogger(__name__)
+
+YOUNG_S: Final = 60.0
+"""What was used so lately is never deleted: it may just be in use."""
+_OBJECT: Final = re.compile(r"[0-9a-f]{32}\.(?:(?P<explicit>x)|t-(?P<expires_s>[0-9]{1,9}))")
+"""Names of objects that stay until they are evicted, or for so many seconds after their last use, at most for
+``max_age_s``. All other files stay for ``retention_s``."""
+MOST_FILES: Final = 100_000
+"""Of each submitter in one place: the oldest are deleted."""
+MOST_DEPTH: Final = 64
+"""Directories below more others than that are deleted."""
+_LONGEST_PERIOD_S: Final = 15.0
+_SHORTEST_PERIOD_S: Final = 1.0
+_SLOWER: Final = 20
+"""A sweep may take one part in so many of the time: on a network file system it can take long."""
+_MOST_SHARED_BYTES: Final = 64 * 2**30
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK_BYTES: Final = 512
+
+
+class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept.
+
+    :param shared_bytes: of all shared directories; None: half of what their file system has room for, at most 64 GiB.
+    :param memory_bytes: of all directories in memory; None: a quarter of the memory file system.
+    :param retention_s: after the last use of a file.
+    :param max_age_s: the same for objects that stay until they are evicted.
+    """
+
+    shared_bytes: int | None = None
+    memory_bytes: int | None = None
+    retention_s: float = 86_400.0
+    max_age_s: float = 30 * 86_400.0
+
+    @property
+    def period_s(self) -> float:
+        """Between sweeps."""
+        return min(max(self.retention_s / 10, _SHORTEST_PERIOD_S), _LONGEST_PERIOD_S)
+
+
+class StoredFile(NamedTuple):
+    """A file, or an empty directory.
+
+    :param place: of which submitter's directory, by its path.
+    :param path: below that.
+    :param used_at: its time of modification, in epoch seconds.
+    """
+
+    place: str
+    path: tuple[str, ...]
+    size_bytes: int
+    used_at: float
+    is_directory: bool = False
+
+
+def choose(
+    files: Sequence[StoredFile],
+    *,
+    now: float,
+    budget_bytes: int,
+    retention_s: float,
+    max_age_s: float,
+    most_files: int = MOST_FILES,
+) -> list[StoredFile]:
+    """The files to delete. Over budget, the submitter that uses most loses its oldest file first. Pure.
+
+    :param now: epoch seconds.
+    :param most_files: of each submitter.
+    """
+    chosen: list[StoredFile] = []
+    sizes: collections.Counter[str] = collections.Counter()
+    left: dict[str, list[StoredFile]] = collections.defaultdict(list)
+    for file in files:
+        age_s = now - file.used_at
+        lifetime_s = _lifetime_s(file.path[-1], retention_s=retention_s, max_age_s=max_age_s)
+        if age_s >= max(lifetime_s, YOUNG_S):
+            chosen.append(file)
+        else:
+            sizes[file.place] += file.size_bytes
+            left[file.place].append(file)
+    for place, several in left.items():
+        excess = len(several) - most_files
+        several.sort(key=lambda each: each.used_at, reverse=True)  # the oldest one is the last
+        while excess > 0 and now - several[-1].used_at >= YOUNG_S:
+            file = several.pop()
+            sizes[place] -= file.size_bytes
+            chosen.append(file)
+            excess -= 1
+    total = sizes.total()
+    largest = [(-size, place) for place, size in sizes.items()]
+    heapq.heapify(largest)
+    while total > budget_bytes and largest:
+        _, place = heapq.heappop(largest)
+        if not left[place] or now - left[place][-1].used_at < YOUNG_S:
+            continue
+        file = left[place].pop()
+        chosen.append(file)
+        sizes[place] -= file.size_bytes
+        total -= file.size_bytes
+        heapq.heappush(largest, (-sizes[place], place))
+    return chosen
+
+
+def _lifetime_s(name: str, *, retention_s: float, max_age_s: float) -> float:
+    """For how long a file is kept after its last use."""
+    found = _OBJECT.fullmatch(name)
+    if found is None:
+        return retention_s
+    return max_age_s if found["explicit"] else min(float(found["expires_s"]), max_age_s)
+
+
+class Sweeper:
+    """Sweeps the directories of an endpoint. :meth:`sweep` takes as long as it takes: call it in a thread.
+
+    :param memory_root: where the directories in memory are; None: there are none.
+    """
+
+    def __init__(self, working_dir: Path, memory_root: Path | None, settings: SweepSettings) -> None:
+        self._working_dir = working_dir
+        self._memory_root = memory_root
+        self.settings = settings
+        #: Bytes in the shared directories and in those in memory, as found last.
+        self.shared_bytes = 0
+        self.memory_bytes = 0
+
+    def sweep(self) -> float:
+        """Delete what is to be deleted; seconds until the next sweep."""
+        began = time.monotonic()
+        try:
+            self.shared_bytes = self._sweep_places(list(self._shared_places()), self._shared_budget)
+            if self._memory_root is not None:
+                self.memory_bytes = self._sweep_places(list(_places_in(self._memory_root)), self._memory_budget)
+        except OSError as error:  # of a file server, for example; the next sweep tries again
+            _logger.warning("old files of tasks cannot be deleted: %s", error)
+        return max(self.settings.period_s, _SLOWER * (time.monotonic() - began))
+
+    def _sweep_places(self, places: list[tuple[str, int]], budget: Callable[[int, int], int]) -> int:
+        """Sweep directories, each given by its path and a descriptor, which is closed; the bytes that are left."""
+        descriptors = dict(places)
+        try:
+            files = [file for path, descriptor in places for file in _files_of(path, descriptor)]
+            if not files:
+                return 0
+            used_bytes = sum(file.size_bytes for file in files)
+            settings = self.settings
+            chosen = choose(
+                files,
+                now=time.time(),
+                budget_bytes=budget(places[0][1], used_bytes),
+                retention_s=settings.retention_s,
+                max_age_s=settings.max_age_s,
+            )
+            for file in chosen:
+                if _delete(file, descriptors[file.place]):
+                    used_bytes -= file.size_bytes
+            if chosen:
+                _logger.debug("deleted %d files that tasks have left", len(chosen))
+            return used_bytes
+        finally:
+            for descriptor in descriptors.values():
+                os.close(descriptor)
+
+    def _shared_budget(self, descriptor: int, used_bytes: int) -> int:
+        if self.settings.shared_bytes is not None:
+            return self.settings.shared_bytes
+        system = os.fstatvfs(descriptor)
+        return min(_MOST_SHARED_BYTES, (used_bytes + system.f_bavail * system.f_frsize) // 2)
+
+    def _memory_budget(self, descriptor: int, used_bytes: int) -> int:  # noqa: ARG002 - as the other one
+        if self.settings.memory_bytes is not None:
+            return self.settings.memory_bytes
+        system = os.fstatvfs(descriptor)
+        return system.f_blocks * system.f_frsize // 4
+
+    def _shared_places(self) -> Iterator[tuple[str, int]]:
+        """The shared directories, with descriptors."""
+        with _opened(str(self._working_dir)) as root:
+            if root is None:
+                return
+            if (shared := _open(SHARED, root)) is not None:
+                yield SHARED, shared
+            with _opened(SUBMITTERS, root) as submitters:
+                for name in [] if submitters is None else os.listdir(submitters):  # noqa: PTH208 - of a descriptor
+                    with _opened(name, submitters) as home:
+                        if home is not None and (shared := _open(SHARED, home)) is not None:
+                            yield f"{SUBMITTERS}/{name}", shared
+
+
+class SweeperThread(threading.Thread):
+    """Sweeps until :meth:`stop`, in a program without an agent."""
+
+    def __init__(self, sweeper: Sweeper) -> None:
+        super().__init__(name="farcall-sweeper", daemon=True)
+        self._sweeper = sweeper
+        self._is_stopped = threading.Event()
+
+    def run(self) -> None:
+        """Sweep now and then."""
+        pause_s = self._sweeper.settings.period_s
+        while not self._is_stopped.wait(pause_s):
+            pause_s = self._sweeper.sweep()
+
+    def stop(self) -> None:
+        """End, and wait for that."""
+        self._is_stopped.set()
+        if self.is_alive():
+            self.join()
+
+
+def _places_in(root: Path) -> Iterator[tuple[str, int]]:
+    """The directories in memory, with descriptors."""
+    with _opened(str(root)) as directory:
+        for name in [] if directory is None else os.listdir(directory):  # noqa: PTH208
+            if (descriptor := _open(name, directory)) is not None:
+                yield name, descriptor
+
+
+def _files_of(place: str, top: int) -> Iterator[StoredFile]:
+    """All files below a directory, and its empty directories; what is too deep is removed."""
+    count = 0
+    pending: list[tuple[str, ...]] = [()]
+    while pending and count < 2 * MOST_FILES:
+        path = pending.pop()
+        with _walked(top, path) as directory:
+            if directory is None:
+                continue
+            with os.scandir(directory) as entries:
+                names = [(each.name, each.is_dir(follow_symlinks=False)) for each in entries]
+            if not names and len(path) > 1:
+                with contextlib.suppress(OSError):
+                    yield _stored(place, path, os.fstat(directory))
+                count += 1
+            for name, is_directory in names:
+                if is_directory and len(path) >= MOST_DEPTH:
+                    remove_tree(name, below=directory)
+                elif is_directory:
+                    pending.append((*path, name))
+                else:
+                    with contextlib.suppress(OSError):
+                        yield _stored(place, (*path, name), os.stat(name, dir_fd=directory, follow_symlinks=False))
+                    count += 1
+
+
+def _stored(place: str, path: tuple[str, ...], found: os.stat_result) -> StoredFile:
+    size_bytes = found.st_blocks * _BLOCK_BYTES
+    return StoredFile(place, path, size_bytes, found.st_mtime, stat.S_ISDIR(found.st_mode))
+
+
+def _delete(file: StoredFile, top: int) -> bool:
+    """Delete a file, unless it was used meanwhile. False if it is still there."""
+    with contextlib.suppress(OSError), _walked(top, file.path[:-1]) as directory:
+        if directory is None:
+            return False
+        name = file.path[-1]
+        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime != file.used_at:
+            return False
+        (os.rmdir if file.is_directory else os.unlink)(name, dir_fd=directory)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _walked(top: int, path: Sequence[str]) -> Iterator[int | None]:
+    """A directory below another one, or None."""
+    descriptor: int | None = os.dup(top)
+    try:
+        for name in path:
+            assert descriptor is not None
+            following = _open(name, descriptor)
+            os.close(descriptor)
+            descriptor = following
+            if descriptor is None:
+                break
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(name: str, below: int | None = None) -> Iterator[int | None]:
+    descriptor = _open(name, below)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open(name: str, below: int | None) -> int | None:
+    """A directory, which is no link if it is below another one; None if there is none."""
+    try:
+        return os.open(name, _DIRECTORY if below is not None else _DIRECTORY & ~os.O_NOFOLLOW, dir_fd=below)
+    except OSError:
+        return None

