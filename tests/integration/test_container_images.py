@@ -187,6 +187,35 @@ def node(request: pytest.FixtureRequest) -> Node:
 
 
 @pytest.mark.parametrize("private", [True, False])
+def test_a_directory_in_the_memory_of_the_node_is_seen_at_its_place(node: Node, private: bool) -> None:
+    memory = f"/dev/shm/farcall-test-{random.randrange(10**9)}"
+    work = node.directory_of(f"memory-{node.runner.type}-{random.randrange(10**9)}")
+    is_made = node.run(["mkdir", "-p", "-m", "700", f"{memory}/of-a-submitter"])
+    assert is_made.returncode == 0, is_made.stdout
+    try:
+        if node.runner.type == "docker":
+            os.chown(f"{memory}/of-a-submitter", node.uid, node.uid)
+        start = node.start_of(
+            *("python3", "-I", "-S", "-c", "import sys; open(sys.argv[1], 'w').write('from the container')"),
+            f"{memory}/of-a-submitter/file",
+            mounts=(
+                Mount(str(work), str(work), writable=True),
+                Mount(f"{memory}/of-a-submitter", f"{memory}/of-a-submitter", writable=True),
+            ),
+            directory=str(work),
+            private_root=private,
+        )
+        done = node.run(node.runner.command(start))
+        if private and node.runner.type == "apptainer":  # it has no place for the mount: the task gets no memory_dir
+            assert "FileNotFoundError" in done.stdout
+            return
+        assert done.returncode == 0, done.stdout
+        assert node.run(["cat", f"{memory}/of-a-submitter/file"]).stdout == "from the container"
+    finally:
+        node.run(["rm", "-r", memory])
+
+
+@pytest.mark.parametrize("private", [True, False])
 def test_a_program_receives_its_descriptors_and_sees_what_it_was_given(node: Node, private: bool) -> None:
     base = node.directory_of(f"seen-{node.runner.type}-{random.randrange(10**9)}")
     work, worker, sockets = base / "work", base / "worker", base / "socket"

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -245,6 +247,25 @@ def test_a_machine_without_a_memory_file_system(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(memory_root, "SHARED_MEMORY", str(tmp_path / "missing"))
     with contextlib.closing(MemoryRoot(is_wanted=True)) as root:
         assert (root.path, root.options, root.variables) == (None, [], {})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize("options", ["ro", "nr_inodes=1", "nr_inodes=2"])
+def test_a_memory_file_system_that_is_full_or_read_only(options: str, tmp_path: Path) -> None:
+    """With one inode there is no room for the root, with two none for a submitter."""
+    program = (
+        "from farcall_endpoint import Engine\n"
+        "def find():\n"
+        "    from farcall import current\n"
+        "    (current().scratch / 'file').touch()\n"
+        "    return current().memory_dir, current().shared_dir.is_dir()\n"
+        "with Engine(max_workers=1) as engine:\n"
+        "    print(engine.submit(find).result())\n"
+    )
+    mount = f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "(None, True)\n", done.stderr
 
 
 def write_old_objects() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,13 @@ from farcall_endpoint import sweeper
 from farcall_endpoint.config import read_config
 from farcall_endpoint.manager.actions import Answer
 from farcall_endpoint.manager.events import PacketsReceived
-from farcall_endpoint.manager.worker_process import MemoryDirectories, ScratchRemover
+from farcall_endpoint.manager.worker_process import (
+    MemoryDirectories,
+    ScratchRemover,
+    WorkerDirectories,
+    Workplace,
+    scratch_of,
+)
 from farcall_endpoint.process_directory import ProcessDirectory, remove_leftovers
 from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered, ValkeyRequested
 from farcall_endpoint.removal import remove_tree
@@ -152,6 +159,29 @@ def test_directories_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
     (scratch / "deep" / "er").mkdir(parents=True)
     of_owner.remove_scratch()
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_without_a_directory_of_the_manager_scratch_is_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = TaskPlaces(Order(ALICE, 1, "h", 0), root=str(tmp_path), worker_id="7", settings=WorkerSettings())
+    assert made.scratch().parent == tmp_path
+    made.remove_scratch()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_keeps_no_worker_of_the_owner_from_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+    directories = WorkerDirectories(
+        Workplace(working_dir=tmp_path, environment={}, slots=[], settings=WorkerSettings())
+    )
+    settings = directories.settings("")
+    assert (settings.temporary, scratch_of(settings, 3)) == ("", "")
+    with pytest.raises(FileNotFoundError):
+        directories.settings(ALICE)
 
 
 def test_submitters_have_directories_of_their_own(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.environments.trial import start_problem
+from farcall_endpoint.isolation.paths import SHARED_MEMORY
 
 _URI: Final = re.compile(r"[a-z][a-z0-9+-]*:")
 _OF_FILES: Final = re.compile(r"(?:docker-archive|oci-archive|oci|dir|localimage):(?://)?(/[^:]*)")
@@ -93,6 +94,8 @@ class ApptainerRunner:
         if start.accelerators:
             command.append("--rocm" if start.amd else "--nv")
         for mount in start.mounts:
+            if start.private_root and mount.target.startswith(f"{SHARED_MEMORY}/"):
+                continue  # the container's own is empty, and has no place for a mount: tasks get no memory_dir
             if bad := [path for path in (mount.source, mount.target) if re.search("[:,]", path)]:
                 raise OSError(f"{self.type} cannot mount {bad[0]}: a colon or comma is in its name")
             command += ["--bind", f"{mount.source}:{mount.target}:{'rw' if mount.writable else 'ro'}"]

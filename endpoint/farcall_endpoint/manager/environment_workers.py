@@ -34,10 +34,10 @@ from farcall_endpoint.manager.worker_process import (
     WorkerDirectories,
     WorkerProcess,
     Workplace,
+    scratch_of,
     worker_environment,
 )
 from farcall_endpoint.worker.boot import Boot, Descriptors
-from farcall_endpoint.worker.places import scratch_name
 from farcall_endpoint.worker.settings import WorkerSettings
 
 _logger = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class EnvironmentWorkers:
         is_image = environment.type not in WITHOUT_CONTAINER
         outer, own = dict(place.environment), {"HOME": str(working_dir)} if is_image else {}
         settings = self._directories.settings(submitter)
-        places = [settings.temporary, *filter(None, [settings.memory])]
+        places = [*filter(None, [settings.temporary, settings.memory])]
         writable = [str(working_dir), *places]
         if submitter:
             home, temporary = self._directories.of(submitter)
@@ -277,7 +277,7 @@ class EnvironmentWorkers:
             ends.close()
             raise
         imports_key = statistics_key(environment.key, submitter)
-        scratch = str(Path(settings.temporary, scratch_name(worker_id)))
+        scratch = scratch_of(settings, worker_id)
         if isinstance(process, ForkedProcess):
             pidfd = process.pidfd
             return WorkerProcess(

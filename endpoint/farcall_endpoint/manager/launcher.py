@@ -24,10 +24,10 @@ from farcall_endpoint.manager.worker_process import (
     WorkerEnds,
     WorkerProcess,
     Workplace,
+    scratch_of,
     worker_environment,
 )
 from farcall_endpoint.worker.boot import Boot
-from farcall_endpoint.worker.places import scratch_name
 from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class FreshProcessLauncher:
         channel, worker_end, claims, output = ends
         prefix: list[str] = []
         outer, settings = place.environment, self._directories.settings(submitter)
-        scratch = str(Path(settings.temporary, scratch_name(worker_id)))
+        scratch = scratch_of(settings, worker_id)
         if submitter:
             outer, settings, prefix = self._of_submitter(submitter, settings)
         imports_key = ""

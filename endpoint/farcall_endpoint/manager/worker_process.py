@@ -33,6 +33,7 @@ from farcall_endpoint.worker.boot import Descriptors
 from farcall_endpoint.worker.capture import read_end, read_from, read_tail
 from farcall_endpoint.worker.channel import Channel, channel_pair
 from farcall_endpoint.worker.directories import name_of, submitter_directory
+from farcall_endpoint.worker.places import scratch_name
 from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -269,9 +270,16 @@ class WorkerDirectories:
     def settings(self, submitter: str) -> WorkerSettings:
         """The settings of a worker, with the directories for tasks of a submitter, empty for the owner; these are made
         if they do not exist."""
+        temporary = ""
+        try:
+            temporary = str(self._temporary_of(submitter))
+        except OSError as error:  # such as of a full disk: the owner's tasks run without it
+            if submitter:
+                raise
+            _logger.warning("tasks get no scratch directory: %s", error)
         return msgspec.structs.replace(
             self._settings,
-            temporary=str(self._temporary_of(submitter)),
+            temporary=temporary,
             memory="" if self._memory is None else self._memory.of(submitter),
             submitter=submitter,
         )
@@ -290,6 +298,11 @@ class WorkerDirectories:
         directory = self._temporary.path / (name_of(submitter) if submitter else _OWNER)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return directory
+
+
+def scratch_of(settings: WorkerSettings, worker_id: int) -> str:
+    """Where a worker makes the scratch directories of its tasks; empty if that is unknown."""
+    return os.path.join(settings.temporary, scratch_name(worker_id)) if settings.temporary else ""  # noqa: PTH118
 
 
 class ScratchRemover:

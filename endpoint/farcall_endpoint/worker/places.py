@@ -33,7 +33,7 @@ class TaskPlaces:
     def __init__(self, order: Order, *, root: str, worker_id: str, settings: WorkerSettings) -> None:
         self._order = order
         self._root = Path(root)
-        self._temporary = Path(settings.temporary or tempfile.gettempdir())
+        self._temporary = settings.temporary
         self._worker_id = worker_id
         self._memory = settings.memory
         # Of a worker that serves several submitters, this is the only thing that tells them apart.
@@ -46,11 +46,16 @@ class TaskPlaces:
         """See :attr:`farcall_common.running.RunningTask.scratch`."""
         with self._lock:
             if self._scratch is None:
-                below = self._temporary / scratch_name(self._worker_id)
-                path = below / f"{name_of(self._order.task_id)}-{self._order.attempt}"
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._scratch = path
+                self._scratch = self._make_scratch()
             return self._scratch
+
+    def _make_scratch(self) -> Path:
+        if not self._temporary:  # the manager could not make it; perhaps there is room by now
+            return Path(tempfile.mkdtemp(prefix="farcall-scratch-"))
+        name = f"{name_of(self._order.task_id)}-{self._order.attempt}"
+        path = Path(self._temporary, scratch_name(self._worker_id), name)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
 
     def shared_dir(self) -> Path:
         """See :attr:`farcall_common.running.RunningTask.shared_dir`."""
@@ -75,7 +80,9 @@ class TaskPlaces:
         """The task has ended, and its result was sent."""
         with self._lock:
             path = self._scratch
-        if path is not None:
-            remove_tree(str(path))
+        if path is None:
+            return
+        remove_tree(str(path))
+        if self._temporary:
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
