@@ -209,6 +209,7 @@ class Manager:
             process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
             for worker in self._workers.values():
                 worker.process.wait()
+            self._scratch.close()
             self._launcher.close()
             self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
             self._groups.close()

@@ -309,21 +309,27 @@ class ScratchRemover:
     """Removes the scratch directories of dead workers, in a thread: a task can fill them with many files."""
 
     def __init__(self) -> None:
-        self._paths: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._has_thread = False
+        self._paths: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def removed(self, path: str) -> None:
         """Remove a directory, if it exists."""
         if not path or not os.path.lexists(path):
             return
-        if not self._has_thread:
-            self._has_thread = True
-            threading.Thread(target=self._remove, name="farcall-scratch", daemon=True).start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._remove, name="farcall-scratch", daemon=True)
+            self._thread.start()
         self._paths.put(path)
 
+    def close(self) -> None:
+        """End the thread, when it has removed what was given to it."""
+        if self._thread is not None:
+            self._paths.put(None)
+            self._thread.join()
+
     def _remove(self) -> None:
-        while True:
-            remove_tree(self._paths.get())
+        while (path := self._paths.get()) is not None:
+            remove_tree(path)
 
 
 def _is_same_directory(path: Path, real: Path) -> bool:
