@@ -16,7 +16,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -150,6 +150,10 @@ bench-engine-scale: setup
 
 bench-engine-papers: setup
 	@$(RUN) benchmarks.engine.papers
+
+# Values between tasks: objects by reference.
+bench-data: setup
+	@$(RUN) benchmarks.data
 
 # Installs Ray, Dask and Flask as bench-engine does.
 bench-graphs: setup

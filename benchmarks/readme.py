@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import api, memoization, sdk, serialization, start, warm_routing
+from benchmarks.data import objects
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
@@ -31,6 +32,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "start": start.as_table,
     "forwarder": figure_table,
     "graphs": graphs.as_tables,
+    "objects": objects.as_table,
     "warm_starts": warm_starts.as_tables,
     "warm_one_shots": warm_starts.sustained_tables,
     "warm_routing": warm_routing.as_table,

@@ -10,17 +10,18 @@
     │   └── EndpointIncompatible  the endpoint cannot read or run it (also a SerializationError)
     ├── Unauthenticated           no identity
     ├── Forbidden                 an identity without the right (on an endpoint: FunctionNotPermitted ·
-    │                             FunctionNotSigned · AllowanceExceeded)
+    │                             FunctionNotSigned · AllowanceExceeded; StoreDenied: by a store of objects)
     ├── NotFound                  FunctionUnknown · ContainerUnknown · EndpointUnknown · TaskUnknown · BlobUnknown ·
-    │                             TaskGroupUnknown · ActionUnknown
+    │                             TaskGroupUnknown · ActionUnknown · ObjectGone
     ├── Conflict                  TaskIdReused · RequestIdReused · EndpointInUse · SpoolOutdated
     ├── LimitExceeded             a limit is reached; retry later
     │   ├── RateLimited           too many requests in a short time
     │   ├── QueueFull             too many tasks wait for an endpoint
-    │   └── QuotaExceeded         (retry after something was deleted)
+    │   └── QuotaExceeded         (retry after something was deleted; StoreFull: from a store of objects)
     ├── Unavailable               a part of the service is unavailable; retry
     │   ├── DatabaseUntrusted     its certificate is not accepted
     │   ├── StorageLow            the database's disk is nearly full: no new tasks are accepted
+    │   ├── StoreUnavailable      a store of objects does not answer
     │   └── NoForwarder       (ForwarderWaking: one is starting)
     ├── ProtocolError             a peer violated PROTOCOL.md
     │   ├── FrameMalformed
@@ -32,6 +33,7 @@
     ├── SerializationError        a value cannot be turned into bytes
     ├── DeserializationError      bytes cannot be turned into a value
     │   ├── ResultRefused         reading the result could run code that the reader did not ask for
+    │   ├── ObjectDamaged         what a store has in place of an object is not that object
     │   └── SealInvalid           sealed bytes cannot be opened
     ├── EndpointKeyChanged        an endpoint shows another identity than it had
     ├── ConfigurationError        a setting is missing or wrong
@@ -267,6 +269,11 @@ class FunctionNotSigned(Forbidden):
     )
 
 
+class StoreDenied(Forbidden):
+    code = "STORE_DENIED"
+    default_hint = "Check the credentials and the permissions of the store of objects."
+
+
 class NotFound(FarcallError):
     code = "NOT_FOUND"
     fault = Fault.CALLER
@@ -304,6 +311,14 @@ class ActionUnknown(NotFound):
 class BlobUnknown(NotFound):
     code = "BLOB_UNKNOWN"
     default_hint = "Upload the blob before submitting a task that refers to it."
+
+
+class ObjectGone(NotFound):
+    code = "OBJECT_GONE"
+    default_hint = (
+        "It was evicted or not used for too long, was read as often as it may, or is on another machine: objects in "
+        "memory are for the processes of one node. Put it again, with another lifetime or in another store."
+    )
 
 
 class Conflict(FarcallError):
@@ -359,6 +374,11 @@ class QuotaExceeded(LimitExceeded):
     default_hint = "Delete what you do not need any more."
 
 
+class StoreFull(QuotaExceeded):
+    code = "STORE_FULL"
+    default_hint = "Evict objects that are not needed any more, give them shorter lifetimes, or use another store."
+
+
 class Unavailable(FarcallError):
     code = "UNAVAILABLE"
     retryable = True
@@ -379,6 +399,11 @@ class StorageLow(Unavailable):
         "No accepted task is lost. Wait for retry_after_s; the deployment's operator can raise the limit of the disk"
         " (database.max_storage_gib)."
     )
+
+
+class StoreUnavailable(Unavailable):
+    code = "STORE_UNAVAILABLE"
+    default_hint = "Check that the store of objects runs and can be reached from here."
 
 
 class NoForwarder(Unavailable):
@@ -455,6 +480,11 @@ class ResultRefused(DeserializationError):
     not what was asked for."""
 
     code = "RESULT_REFUSED"
+
+
+class ObjectDamaged(DeserializationError):
+    code = "OBJECT_DAMAGED"
+    default_hint = "Put the object again."
 
 
 class SealInvalid(DeserializationError):

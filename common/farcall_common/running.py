@@ -365,7 +365,20 @@ class _StandIn:
         from farcall_common.payload.shipped_modules import STUB
 
         exec(compile(STUB, "<in place of farcall>", "exec"), module.__dict__)  # noqa: S102 - our own text
+        missing = module.__getattr__
+
+        def find(name: str) -> Any:
+            if name not in _OBJECTS:
+                return missing(name)
+            import importlib  # here, and by name: most tasks use no objects
+
+            found = importlib.import_module(_OBJECTS[name])
+            return found if name == "store" else getattr(found, name)
+
+        module.__getattr__ = find  # type: ignore[method-assign]
         module.current = current  # type: ignore[attr-defined]
 
 
 _SDK: Final = "farcall"
+_OBJECTS: Final = {"Reference": "farcall_common.objects.references", "store": "farcall_common.objects.store"}
+"""What of the SDK is loaded when a task asks for it."""

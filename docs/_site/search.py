@@ -22,6 +22,7 @@ WORDS: Final = {
     "endpoint/sites/README.md": ("templates", "PBS", "LSF", "HTCondor", "Kubernetes"),
     "howto/batches.md": ("map", "dependencies"),
     "howto/big-data.md": ("large files", "numpy", "payload"),
+    "howto/objects.md": ("proxystore", "shared memory", "ray.put", "redis", "object store"),
     "howto/cluster.md": ("Slurm", "HPC", "sbatch"),
     "howto/dead-letters.md": ("segfault", "poison"),
     "howto/engine.md": ("process pool", "multiprocessing"),

@@ -1,5 +1,10 @@
 """Call a Python function on any computer you may use: client, executor and command line of Farcall."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
 from farcall._client import Client
 from farcall._decorator import Function, function
 from farcall._display import track
@@ -28,6 +33,7 @@ from farcall_common.errors import (
     InvalidRequest,
     LimitExceeded,
     NotFound,
+    ObjectGone,
     PayloadTooLarge,
     ResultRefused,
     SerializationError,
@@ -45,6 +51,9 @@ from farcall_common.errors import (
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.progress import Progress
+
+if TYPE_CHECKING:
+    from farcall_common.objects import Reference, store
 
 __all__ = [
     "Chain",
@@ -67,9 +76,11 @@ __all__ = [
     "LimitExceeded",
     "MPIFunction",
     "NotFound",
+    "ObjectGone",
     "OutputPart",
     "PayloadTooLarge",
     "Progress",
+    "Reference",
     "ResultRefused",
     "SerializationError",
     "Settings",
@@ -97,5 +108,16 @@ __all__ = [
     "current",
     "function",
     "include",
+    "store",
     "track",
 ]
+
+#: Loaded at the first use: programs without references start without them.
+_OBJECTS: Final = {"Reference": "farcall_common.objects.references", "store": "farcall_common.objects.store"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OBJECTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_OBJECTS[name])
+    return module if name == "store" else getattr(module, name)

@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from farcall._arguments import as_id, refuse
 from farcall._binding import accepts_of, check_arguments, checked
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from farcall._sealing import SealMode
     from farcall._task_info import Why
     from farcall._task_output import OnOutput
+    from farcall_common.objects import Reference
     from farcall_common.payload import Serializer
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
@@ -51,7 +52,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _Future = concurrent.futures.Future[Any]
 #: Arguments that become values when the call is sent.
-Later = _Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future]
+Later: TypeAlias = "_Future | Sequence[_Future] | Set[_Future] | Mapping[Any, _Future] | Reference[Any]"
 
 
 class _Option(Generic[T]):

@@ -37,6 +37,7 @@ import cloudpickle, dill, dill.source
 import farcall_common.payload.by_value
 import farcall_endpoint.isolation.landlock
 import farcall_endpoint.worker.nested
+import farcall_common.objects
 import farcall_endpoint.worker.places
 import farcall_common.progress
 new = sorted(set(sys.modules) - before)

@@ -23,6 +23,7 @@ from farcall import (
     Function,
     Graph,
     MPIFunction,
+    Reference,
     ShellFunction,
     ShellResult,
     StageHandle,
@@ -33,6 +34,7 @@ from farcall import (
     Why,
     chain,
     function,
+    store,
     track,
 )
 from farcall.testing import FakeCloud
@@ -45,6 +47,10 @@ REPOSITORY: Final = Path(__file__).parents[2]
 
 def cube(number: int) -> int:
     return number**3
+
+
+def power(base: int, exponent: int) -> int:
+    return int(base**exponent)
 
 
 def total(numbers: list[int]) -> int:
@@ -88,6 +94,21 @@ def test_futures_are_accepted_as_arguments(cloud: FakeCloud, client: Client) -> 
         assert_type(executor.submit(cube, two), ComputeFuture[int])
         assert_type(executor.submit(total, [two, two]), ComputeFuture[int])
         assert_type(executor.submit(lambda x: (x, cube(x)), two), ComputeFuture[tuple[Any, int]])
+
+
+def test_references_are_accepted_as_arguments(cloud: FakeCloud, client: Client, tmp_path: Path) -> None:
+    objects = store.Store(store.Directory(tmp_path / "objects"))
+    two, twos = objects.put(2), objects.put([2, 2])
+    assert_type(two, Reference[int])
+    assert_type(two.get(), int)
+    with Executor(cloud.endpoint_id, client) as executor, Engine(max_workers=1) as engine:
+        third = executor.submit(named, "x", times=two)  # type: ignore[arg-type]
+        assert third.result(timeout=WAIT_S) == "xx"
+        assert_type(executor.submit(cube, two), ComputeFuture[int])
+        assert_type(executor.submit(power, 3, two), ComputeFuture[int])
+        assert_type(engine.submit(total, twos), EngineFuture[int])
+        assert_type(engine.submit(power, 3, two), EngineFuture[int])
+        assert_type(store.get(twos), list[int])
 
 
 def test_client_methods_have_typed_results(cloud: FakeCloud, client: Client) -> None:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -30,6 +30,9 @@ from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.graphs import pack_for_engine
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
+
+if TYPE_CHECKING:
+    from farcall_common.objects import Reference
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,6 +63,16 @@ class _Submitter(concurrent.futures.Executor):
 
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> EngineFuture[T]: ...
+
+    @overload  # for mypy all functions match here; it still checks their arguments
+    def submit(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., T], first: Reference[Any], /, *args: Any, **kwargs: Any
+    ) -> EngineFuture[T]: ...
+
+    @overload
+    def submit(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., T], first: Any, second: Reference[Any], /, *args: Any, **kwargs: Any
+    ) -> EngineFuture[T]: ...
 
     def submit(self, fn: Callable[..., T] | Graph, /, *args: Any, **kwargs: Any) -> EngineFuture[Any]:
         """Run ``fn(*args, **kwargs)`` in a worker.

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, SerializationError
+from farcall_common.errors import (
+    ConfigurationError,
+    DeserializationError,
+    ErrorRecord,
+    FarcallError,
+    SerializationError,
+)
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
@@ -50,6 +57,8 @@ _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal
 _get_handler: Final = _signal.getsignal
 """The function in C: the one around it turns each answer into an enum, which takes longer than a short task."""
 _CANNOT_SEND: Final = (SerializationError, ConfigurationError)
+_REFERENCES: Final = "farcall_common.objects.references"
+"""Loaded when a reference has come to this worker. Workers without one do nothing for them."""
 _RETRY: Final = "FARCALL_RETRY"
 """How many runs before this one raised and were retried. Set if the task has retries."""
 _BINARY: Final = (PickleOutOfBand().id,)
@@ -212,6 +221,14 @@ class Runner:
             raise
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             return self._unreadable(order, error, started_at)
+        if _REFERENCES in sys.modules and function is not _listed:
+            from farcall_common.objects.references import resolved
+
+            try:
+                args, kwargs = resolved(args, kwargs)
+            except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
+                record = error.record if isinstance(error, FarcallError) else describe_exception(error)
+                return self._failed(order, record, started_at, time.time())
         started_at = time.time()
         try:
             value = function(*args, **kwargs)

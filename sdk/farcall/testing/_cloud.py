@@ -22,7 +22,7 @@ import msgspec
 
 from farcall._batch import encode_payload
 from farcall._client import Client
-from farcall.testing._graphs import GraphFailed, GraphRun
+from farcall.testing._graphs import GraphFailed, GraphRun, ValueGone, with_values
 from farcall.testing._registry import Registry
 from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
 from farcall.testing._tokens import Tokens
@@ -289,6 +289,8 @@ class FakeCloud:
         details: Json = {}
 
         def describe(raised: BaseException) -> ErrorRecord:
+            if isinstance(raised, ValueGone):
+                return dataclasses.replace(raised.record, attempt=task.attempt, endpoint_id=task.endpoint_id)
             found = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
             return dataclasses.replace(found, exception_data=_exception_data(task, raised))
 
@@ -304,7 +306,7 @@ class FakeCloud:
                     details = run.details(failed=graph.output not in run)
             else:
                 function = _serializer.unpack_function(body)
-                args, kwargs = _serializer.unpack_call(task.payload)
+                args, kwargs = with_values(*_serializer.unpack_call(task.payload))
                 is_called = True
                 value = function(*args, **kwargs)
                 is_called = False

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.errors import ErrorRecord, FarcallError, Fault
 from farcall_common.graphs import COLLECT, STAGE_CALLS, STAGE_RUN_S, STAGES, VALUES, Graph, Stage, StageState
+from farcall_common.objects.references import resolved
 from farcall_common.payload import Serializer
 
 _MAX_VALUE_BYTES: Final = 4 * 1024
@@ -27,6 +28,25 @@ class GraphFailed(Exception):
     def __init__(self, record: ErrorRecord) -> None:
         super().__init__(record.message)
         self.record = record
+
+
+class ValueGone(Exception):
+    """The value of a reference cannot be read: its error."""
+
+    def __init__(self, record: ErrorRecord) -> None:
+        super().__init__(record.message)
+        self.record = record
+
+
+def with_values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Arguments with the values of references to objects.
+
+    :raises ValueGone: if one cannot be read.
+    """
+    try:
+        return resolved(args, kwargs)
+    except FarcallError as error:
+        raise ValueGone(error.record) from error
 
 
 class GraphRun:
@@ -157,7 +177,10 @@ class GraphRun:
         return [root[at] for at in range(len(args))], {name: root[name] for name in kwargs}
 
     def _call(self, stage: Stage, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return args if stage.function == COLLECT else self._functions[stage.function](*args, **kwargs)
+        if stage.function == COLLECT:
+            return args
+        positions, names = with_values(args, kwargs)
+        return self._functions[stage.function](*positions, **names)
 
 
 def _at(where: str, error: ErrorRecord) -> ErrorRecord:

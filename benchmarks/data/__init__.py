@@ -1,0 +1,1 @@
+"""Data benchmarks: how long values take from one task to another."""

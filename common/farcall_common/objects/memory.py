@@ -1,0 +1,185 @@
+"""Objects in the memory of a node: files of a memory file system, which readers map, and writers can write in place."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+from farcall_common.objects.directory import Directory, _remove
+from farcall_common.objects.encoding import HEAD_BYTES, head, is_head
+from farcall_common.objects.keys import Key, lifetime_of
+from farcall_common.payload import Piece
+
+_LEAD_BYTES: Final = mmap.PAGESIZE
+"""In front of a buffer: room for the head of the object, and for what its value has before the buffer."""
+
+
+class Memory(Directory):
+    """Objects in a directory of a memory file system, such as ``/dev/shm``: for processes of one node.
+
+    Large objects are mapped wherever they are read: a value of any size is there in less than a millisecond, and each
+    reader may change what it got without others seeing it.
+
+    :param path: of the directory.
+    """
+
+    _kind = "memory directory"
+
+    def buffer(self, size: int) -> memoryview:
+        """Memory of ``size`` bytes for a value. One that contains it whole is put without a copy; what is written to
+        the buffer after that is not seen by others. The bytes are zero at first.
+
+        :raises StoreFull: if there is no room.
+        :raises ValueError: if ``size`` is not positive.
+        """
+        if size < 1:
+            raise ValueError(f"a buffer has at least one byte, not {size}")
+        with self._errors():
+            path, descriptor = self._new_draft()
+            try:
+                # Without this, a full file system would end the process at the first write to the buffer.
+                os.posix_fallocate(descriptor, 0, _LEAD_BYTES + size)
+                mapping = mmap.mmap(descriptor, _LEAD_BYTES + size)
+            except BaseException:
+                os.close(descriptor)
+                _remove(path)
+                raise
+        holder = _array_type(_LEAD_BYTES + size).from_buffer(mapping)
+        draft = _Draft(path, descriptor, ctypes.addressof(holder), size)
+        _drafts[draft.address + _LEAD_BYTES] = draft
+        weakref.finalize(holder, draft.drop)
+        return memoryview(holder).cast("B")[_LEAD_BYTES:]
+
+    def write(self, key: Key, pieces: Sequence[Piece]) -> None:
+        lifetime_of(key)
+        if _drafts and is_head(pieces) and (found := self._written_in_place(pieces)) is not None:
+            number, draft = found
+            with self._errors():
+                try:
+                    draft.complete(pieces[1:number], pieces[number + 1 :])
+                    os.rename(draft.path, self._file(key.name))  # noqa: PTH104
+                except FileNotFoundError:  # a sweeper has deleted the draft as one that was left behind
+                    pass
+                else:
+                    self._sweep_sometimes()
+                    return
+        super().write(key, pieces)
+
+    def _written_in_place(self, pieces: Sequence[Piece]) -> tuple[int, _Draft] | None:
+        """The number of the piece that is the whole of a buffer of this directory, and the buffer, which is taken: a
+        second value with it is copied."""
+        before = 0
+        for number, piece in enumerate(pieces[1:], start=1):
+            if isinstance(piece, memoryview) and not piece.readonly and piece:
+                address = ctypes.addressof(ctypes.c_char.from_buffer(piece))
+                draft = _drafts.get(address)
+                if (
+                    draft is not None
+                    and draft.can_take(len(piece), before, self.path)
+                    and _drafts.pop(address, None) is draft
+                ):
+                    return number, draft
+            before += len(piece)
+        return None
+
+    def _is_mapped(self, descriptor: int) -> bool:  # noqa: ARG002 - wherever the directory is
+        return True
+
+
+class _Draft:
+    """A file that is mapped as a buffer."""
+
+    def __init__(self, path: str, descriptor: int, address: int, size: int) -> None:
+        self.path = path
+        self.address = address
+        self.size = size
+        self.is_inherited = False  # by a child process, which may write to it at any time
+        self._descriptor = descriptor
+        self._pid = os.getpid()
+
+    def can_take(self, size: int, before: int, directory: str) -> bool:
+        """Whether a value can be completed around the buffer, which is a piece of this size."""
+        return (
+            not self.is_inherited
+            and size == self.size
+            and before <= _LEAD_BYTES - HEAD_BYTES
+            and before % HEAD_BYTES == 0
+            and os.path.dirname(self.path) == directory  # noqa: PTH120
+        )
+
+    def complete(self, before: Sequence[Piece], after: Sequence[Piece]) -> None:
+        """Write the rest of an object around the buffer. From then on, what this process writes to the buffer is a
+        copy of its own.
+
+        :raises OSError: if that is not possible.
+        """
+        start = _LEAD_BYTES - sum(map(len, before))
+        end = _LEAD_BYTES + self.size
+        total = end + sum(map(len, after))
+        _write_at(self._descriptor, start, before)
+        _write_at(self._descriptor, end, after)
+        _write_at(self._descriptor, 0, [head(start, total - start)])
+        _map_private(self.address, end, self._descriptor)
+
+    def drop(self) -> None:
+        """No object refers to the buffer any more."""
+        if os.getpid() != self._pid:
+            return
+        os.close(self._descriptor)
+        _drafts.pop(self.address + _LEAD_BYTES, None)
+        with contextlib.suppress(OSError):
+            _remove(self.path)  # unless it is an object now
+
+
+_drafts: Final[dict[int, _Draft]] = {}
+"""Those that may become objects, by the address of the buffer."""
+
+
+def _before_fork() -> None:
+    for draft in list(_drafts.values()):
+        draft.is_inherited = True
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_drafts.clear)
+
+
+def _write_at(descriptor: int, at: int, pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        rest = memoryview(piece).cast("B")
+        while rest:
+            count = os.pwrite(descriptor, rest, at)
+            rest, at = rest[count:], at + count
+
+
+def _map_private(address: int, size: int, descriptor: int) -> None:
+    """Put a private mapping of a file in place of the shared one at an address.
+
+    :raises OSError: if that is not possible.
+    """
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED
+    if _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+_MAP_FIXED: Final = 0x10
+
+
+@functools.lru_cache(maxsize=1)
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_size_t
+    number = ctypes.c_int
+    libc.mmap.argtypes = (ctypes.c_size_t, ctypes.c_size_t, number, number, number, ctypes.c_ssize_t)
+    return libc
+
+
+@functools.lru_cache(maxsize=64)
+def _array_type(size: int) -> Any:
+    """A type whose objects are a range of memory, and can be referred to weakly."""
+    return ctypes.c_char * size

@@ -1,0 +1,24 @@
+"""The data benchmarks run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_quick_round_of_objects_prints_all_figures() -> None:
+    command = [sys.executable, "-m", "benchmarks.data", "objects", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("| 100 MB", "| 1 MB"))]
+    assert len(rows) == 25
+
+
+def test_an_unknown_subject_is_named() -> None:
+    command = [sys.executable, "-m", "benchmarks.data", "objcts"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no subject objcts; there are" in done.stderr
