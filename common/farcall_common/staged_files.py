@@ -68,7 +68,7 @@ class File(os.PathLike[str]):
     Elsewhere it has none. Files in lists, dictionaries and objects are found, too.
 
     :param url: ``s3://bucket/key``, ``https://host/path``, ``globus://COLLECTION/path``, ``file:///path`` (at the
-        endpoint), ``endpoint://ENDPOINT/path``. ``http://`` only with ``sha256``: anybody on the way could change it.
+        endpoint), ``endpoint://ENDPOINT/path``. ``http://`` only with ``sha256``: others on the way could change it.
     :param mode: ``r``: the task reads the file; ``w``: it writes the file, which is then stored under the URL. Files in
         the keyword arguments ``out`` and ``outputs`` are written if no mode is given.
     :param size_bytes, sha256: of a file that is read: what it must have (SHA-256 in hexadecimal). A file with a
@@ -97,7 +97,7 @@ class File(os.PathLike[str]):
         if mode not in (None, "r", "w"):
             raise ValueError(f"mode: expected 'r' or 'w', got {mode!r}")
         if mode == "w" and (sha256 or size_bytes is not None):
-            raise ValueError("size_bytes and sha256 are of files that are read")
+            raise ValueError("size_bytes and sha256 belong to files that are read")
         if mode == "w" and scheme in ("http", "https", "endpoint"):
             raise ValueError(f"mode: {scheme}:// cannot be written")
         if sha256 is not None and not _SHA256.fullmatch(sha256):
@@ -105,7 +105,7 @@ class File(os.PathLike[str]):
         if size_bytes is not None and size_bytes < 0:
             raise ValueError(f"size_bytes: expected 0 or more, got {size_bytes}")
         if scheme == "http" and not sha256:
-            raise ValueError("url: http:// needs sha256, because anybody on the way could change the file")
+            raise ValueError("url: http:// needs sha256, because others on the way could change the file")
         self.url = url
         self.size_bytes = size_bytes
         self.sha256 = sha256

@@ -53,7 +53,7 @@ def test_url_that_names_no_file_is_refused(url: str, message: str) -> None:
     ("options", "message"),
     [
         ({"mode": "rw"}, "mode: expected 'r' or 'w'"),
-        ({"mode": "w", "sha256": SHA}, "of files that are read"),
+        ({"mode": "w", "sha256": SHA}, "to files that are read"),
         ({"sha256": "ABC"}, "64 hexadecimal digits"),
         ({"size_bytes": -1}, "0 or more"),
     ],
@@ -72,7 +72,7 @@ def test_what_cannot_be_written_is_no_output(url: str) -> None:
 def test_file_has_a_path_only_in_its_task() -> None:
     scan = File("s3://lab/raw/scan7.h5")
     with pytest.raises(ConfigurationError, match="only in the task"):
-        open(scan)
+        scan.open()
     with placed({("s3://lab/raw/scan7.h5", "r"): "/staged/r/0/scan7.h5"}):
         restored = pickle.loads(pickle.dumps(scan))
     assert (str(restored.path), restored.name, restored.mode) == ("/staged/r/0/scan7.h5", "scan7.h5", "r")
