@@ -21,19 +21,20 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hashlib
 import os
 import re
 import threading
 import urllib.parse
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any, Final, Literal
 
 import msgspec
 
 from farcall_common.errors import ConfigurationError, DeserializationError, InvalidRequest, did_you_mean
-from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS, MIB
+from farcall_common.limits import MAX_FILES, MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
 PREFIX: Final = b"fl\n"
 SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
@@ -42,14 +43,17 @@ OUTPUTS: Final = ("out", "outputs")
 """Keyword arguments that hold files which the task writes."""
 MAX_LIST_BYTES: Final = 48 * MIB
 """Of a list that is not compressed."""
+_MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
 _MOST_NAME_BYTES: Final = 200
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 Mode = Literal["r", "w"]
+_Written = tuple[str, Mode | None, int | None, str | None, str | None]
+"""A file as it travels: URL, mode, size in bytes, SHA-256, path."""
 
 
 class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file of a task, as the list has it. Its number is its place there.
+    """A file of a task, as the list has it.
 
     :param mode: ``r``: the task reads it, ``w``: the task writes it.
     :param size_bytes, sha256: what its submitter expects of a file that is read; None and empty: anything.
@@ -82,7 +86,14 @@ class File(os.PathLike[str]):
         self, url: str, mode: Mode | None = None, *, size_bytes: int | None = None, sha256: str | None = None
     ) -> None:
         scheme, separator, rest = url.partition("://")
-        if not separator or scheme not in SCHEMES:
+        if not separator:
+            at_endpoint = f"file://{url}" if url.startswith("/") else "file:///path"
+            raise ValueError(
+                f"url: {url!r} has no scheme of a file. Write {at_endpoint} for a file of the endpoint. A file of this "
+                f"computer must be in an object store first (s3://bucket/key), or be read and passed as bytes, up to "
+                f"{MAX_PAYLOAD_BYTES // MIB} MiB"
+            )
+        if scheme not in SCHEMES:
             hint = did_you_mean(scheme, SCHEMES) or f"Write one of {', '.join(f'{each}://' for each in SCHEMES)}"
             raise ValueError(f"url: {url!r} has no scheme of a file. {hint}")
         if len(url) > MAX_URL_CHARACTERS:
@@ -154,10 +165,17 @@ class File(os.PathLike[str]):
         return hash((self.url, self.mode))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, self.__farcall_json__()
+
+    def __farcall_json__(self) -> _Written:
+        """The file as it travels, in pickles and in JSON (:mod:`farcall_common.payload.data`)."""
         found = getattr(_collected, "files", None)
-        if found is not None and self._path is None:
+        if found is not None:
             found[self.use()] = None
-        return _restored, (self.url, self._mode, self.size_bytes, self.sha256, self._path)
+            return self.url, self._mode, self.size_bytes, self.sha256, None
+        if _returning is None or self._path is None:
+            return self.url, self._mode, self.size_bytes, self.sha256, self._path
+        return self.url, None, self.size_bytes, self.sha256, self._path if _returning == "path" else None
 
     def use(self) -> FileUse:
         """The file as the list of a payload has it."""
@@ -179,9 +197,19 @@ def local_name(url: str) -> str:
     return "file" if name in ("", ".", "..") else name
 
 
-def place_of(directory: str, number: int, use: FileUse) -> str:
-    """The path of a file in the directory of a task's files."""
-    return f"{directory}/{use.mode}/{number}/{local_name(use.url)}"
+def place_of(directory: str, url: str, mode: Mode) -> str:
+    """The path of a file in the directory of a task's files. The URL alone decides it: a stage of a graph, and a call
+    of a running task, need no list."""
+    return f"{directory}/{mode}/{hashlib.sha256(url.encode(errors='replace')).hexdigest()[:32]}/{local_name(url)}"
+
+
+def shown(url: str) -> str:
+    """A URL for messages and logs: without user, password and query, which may hold a signature."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):
+        path = path.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 # -- the submitter -----------------------------------------------------------------------------------------------------
@@ -220,7 +248,8 @@ def _as_output(value: Any) -> Any:
 def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
     """A payload with the list of its files; without files the payload itself.
 
-    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`.
+    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`, or one of them with two
+        sizes or two SHA-256.
     """
     if not files:
         return bytes(payload)
@@ -229,7 +258,19 @@ def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
             f"The call has {len(files):,} files; a task has at most {MAX_FILES:,}.",
             hint="Pack small files into an archive, or split the call.",
         )
+    if twice := _twice(files):
+        raise InvalidRequest(f"{shown(twice)} is an argument with different size_bytes or sha256.")
     return PREFIX + base64.b64encode(zlib.compress(_encode(list(files)), 1)) + b"\n" + payload
+
+
+def _twice(files: Sequence[FileUse]) -> str:
+    """The URL of a file that is in a list twice with the same mode; empty if there is none."""
+    seen: set[tuple[str, Mode]] = set()
+    for use in files:
+        if (use.url, use.mode) in seen:
+            return use.url
+        seen.add((use.url, use.mode))
+    return ""
 
 
 # -- the endpoint ------------------------------------------------------------------------------------------------------
@@ -248,36 +289,68 @@ def unpack_files(payload: bytes | memoryview) -> tuple[Sequence[FileUse], memory
 
     :raises DeserializationError: if it is no such list.
     """
-    view = memoryview(payload)[len(PREFIX) :]
-    line, _, _ = bytes(view).partition(b"\n")
+    view = memoryview(payload)
+    rest = without_files(view)
     opener = zlib.decompressobj()
     try:
+        line = bytes(view[len(PREFIX) : len(view) - len(rest)]).removesuffix(b"\n")
         opened = opener.decompress(base64.b64decode(line, validate=True), MAX_LIST_BYTES)
         if not opener.eof:
             raise DeserializationError(f"The list of files is cut, or has more than {MAX_LIST_BYTES:,} bytes.")
         uses = _decode(opened)
     except (binascii.Error, zlib.error, msgspec.DecodeError) as error:
         raise DeserializationError(f"The list of files cannot be read: {error}.") from error
-    return uses, view[len(line) + 1 :]
+    if twice := _twice(uses):
+        raise DeserializationError(f"The list of files has {shown(twice)} twice.")
+    return uses, rest
 
 
-_places: Mapping[tuple[str, Mode], str] = {}
-"""Of the running task: the path of each file."""
+def without_files(payload: bytes | memoryview) -> memoryview:
+    """The call or graph in a payload, without the list in front of it, which is not read."""
+    view = memoryview(payload)
+    if not has_files(view):
+        return view
+    line = bytes(view[len(PREFIX) : len(PREFIX) + _MOST_LINE_BYTES]).partition(b"\n")[0]
+    return view[len(PREFIX) + len(line) + 1 :]
+
+
+# -- the worker --------------------------------------------------------------------------------------------------------
+
+_place: Callable[[File], str] | None = None
+"""Of the running task: gives a file that is read from its arguments its path."""
+_returning: Literal["path", "url"] | None = None
+"""What is written of a file in a value that a task has returned."""
 
 
 @contextlib.contextmanager
-def placed(places: Mapping[tuple[str, Mode], str]) -> Iterator[None]:
-    """Files that are read from a payload meanwhile have these paths, by URL and mode."""
-    global _places
-    former, _places = _places, places
+def placed(place: Callable[[File], str]) -> Iterator[None]:
+    """Files that are read meanwhile get the paths that ``place`` gives them, unless they have one."""
+    global _place
+    former, _place = _place, place
     try:
         yield
     finally:
-        _places = former
+        _place = former
+
+
+@contextlib.contextmanager
+def returning(*, paths: bool) -> Iterator[None]:
+    """Files with a path that are written meanwhile are results: their reader reads them.
+
+    :param paths: whether it is a task of the same endpoint that finds them under their paths. For others they have none
+        any more, and are files of storage.
+    """
+    global _returning
+    former, _returning = _returning, "path" if paths else "url"
+    try:
+        yield
+    finally:
+        _returning = former
 
 
 def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str | None, path: str | None) -> File:
     file = File.__new__(File)
-    file.url, file._mode, file.size_bytes, file.sha256 = url, mode, size_bytes, sha256
-    file._path = path if path is not None else _places.get((url, file.mode))
+    file.url, file._mode, file.size_bytes, file.sha256, file._path = url, mode, size_bytes, sha256, path
+    if path is None and _place is not None:
+        file._path = _place(file)
     return file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 import zlib
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -23,8 +24,11 @@ from farcall_common.staged_files import (
     pack_files,
     place_of,
     placed,
+    returning,
+    shown,
     unpack_files,
     with_outputs,
+    without_files,
 )
 
 SHA = "0" * 64
@@ -33,7 +37,8 @@ SHA = "0" * 64
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("scan.h5", "has no scheme of a file"),
+        ("scan.h5", "Write file:///path for a file of the endpoint"),
+        ("/data/scan.h5", "Write file:///data/scan.h5 for a file of the endpoint"),
         ("s4://lab/scan.h5", "s3"),
         ("s3://lab", "names no file"),
         ("s3://lab/raw/", "Directories cannot be staged"),
@@ -73,11 +78,23 @@ def test_file_has_a_path_only_in_its_task() -> None:
     scan = File("s3://lab/raw/scan7.h5")
     with pytest.raises(ConfigurationError, match="only in the task"):
         scan.open()
-    with placed({("s3://lab/raw/scan7.h5", "r"): "/staged/r/0/scan7.h5"}):
+    with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
         restored = pickle.loads(pickle.dumps(scan))
-    assert (str(restored.path), restored.name, restored.mode) == ("/staged/r/0/scan7.h5", "scan7.h5", "r")
+    assert (str(restored.path), restored.name, restored.mode) == ("/staged/r/scan7.h5", "scan7.h5", "r")
     again = pickle.loads(pickle.dumps(restored))  # in a process that the task has started
     assert again == restored != scan
+
+
+@pytest.mark.parametrize(("paths", "path"), [(True, "/staged/w/mask.h5"), (False, None)])
+def test_file_that_is_returned_is_one_to_read(paths: bool, path: str | None) -> None:
+    with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
+        mask = pickle.loads(pickle.dumps(File("s3://lab/out/mask.h5", "w")))
+    with returning(paths=paths):
+        found = pickle.loads(pickle.dumps(mask))
+    assert (found.url, found.mode, found._path) == ("s3://lab/out/mask.h5", "r", path)
+    with collecting() as uses:  # a path is one of another endpoint
+        again = pickle.loads(pickle.dumps(mask))
+    assert (again._path, [*uses]) == (None, [FileUse("s3://lab/out/mask.h5", "w")])
 
 
 class _Holder:
@@ -123,6 +140,17 @@ def test_number_of_files_is_limited() -> None:
         pack_files([*uses, FileUse("s3://lab/more")], b"")
 
 
+def test_file_with_two_expectations_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="s3://lab/a is an argument with different"):
+        pack_files([FileUse("s3://lab/a"), FileUse("s3://lab/a", "w"), FileUse("s3://lab/a", "r", 3)], b"")
+
+
+def test_call_behind_the_list_needs_no_reading() -> None:
+    for payload in (b"01\nrest", pack_files([FileUse("s3://lab/a")], b"01\nrest"), PREFIX + b"damaged\n01\nrest"):
+        assert bytes(without_files(memoryview(payload))) == b"01\nrest"
+    assert bytes(without_files(PREFIX + b"damaged")) == b""
+
+
 def _packed(value: Any) -> bytes:
     return PREFIX + base64.b64encode(zlib.compress(msgspec.msgpack.encode(value))) + b"\n"
 
@@ -139,10 +167,11 @@ def _packed(value: Any) -> bytes:
         _packed([["s3://a/1", "r", -1]]),
         _packed([["s3://a/1", "r", None, "../../x"]]),
         _packed([["s3://a/" + MAX_URL_CHARACTERS * "x"]]),
-        _packed([["s3://a/1"]] * (MAX_FILES + 1)),
+        _packed([["s3://a/1"], ["s3://a/1", "w"], ["s3://a/1", "r", 3]]),
+        _packed([[f"s3://a/{number}"] for number in range(MAX_FILES + 1)]),
         PREFIX + base64.b64encode(zlib.compress(bytes(MAX_LIST_BYTES + 1))) + b"\n",
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_list_of_an_attacker_is_refused(payload: bytes) -> None:
     with pytest.raises(DeserializationError):
@@ -163,4 +192,22 @@ def test_list_of_an_attacker_is_refused(payload: bytes) -> None:
 def test_local_name_is_one_of_a_directory_entry(url: str, name: str) -> None:
     found = local_name(url)
     assert found == name
-    assert place_of("/staged", 3, FileUse(url, "w")) == f"/staged/w/3/{name}"
+    place = PurePosixPath(place_of("/staged", url, "w"))
+    assert (place.name, place.parent.parent) == (name, PurePosixPath("/staged/w"))
+
+
+def test_each_url_has_a_directory_of_its_own() -> None:
+    urls = ["s3://lab/a/scan.h5", "s3://lab/b/scan.h5", "https://lab/a/scan.h5"]
+    assert len({place_of("/staged", url, mode) for url in urls for mode in ("r", "w")}) == 6
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("s3://lab/raw/scan?7.h5", "s3://lab/raw/scan?7.h5"),
+        ("https://user:secret@host/a?X-Amz-Signature=1#x", "https://host/a"),
+        ("file:///data/x@y", "file:///data/x@y"),
+    ],
+)
+def test_shown_url_has_no_secret(url: str, text: str) -> None:
+    assert shown(url) == text
