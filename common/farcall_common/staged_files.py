@@ -48,8 +48,8 @@ _MOST_NAME_BYTES: Final = 200
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 Mode = Literal["r", "w"]
-_Written = tuple[str, Mode | None, int | None, str | None, str | None]
-"""A file as it travels: URL, mode, size in bytes, SHA-256, path."""
+_Described = tuple[str, Mode | None, int | None, str | None]
+"""A file in JSON: URL, mode, size in bytes, SHA-256."""
 
 
 class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -165,17 +165,33 @@ class File(os.PathLike[str]):
         return hash((self.url, self.mode))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, self.__farcall_json__()
-
-    def __farcall_json__(self) -> _Written:
-        """The file as it travels, in pickles and in JSON (:mod:`farcall_common.payload.data`)."""
         found = getattr(_collected, "files", None)
         if found is not None:
             found[self.use()] = None
-            return self.url, self._mode, self.size_bytes, self.sha256, None
-        if _returning is None or self._path is None:
-            return self.url, self._mode, self.size_bytes, self.sha256, self._path
-        return self.url, None, self.size_bytes, self.sha256, self._path if _returning == "path" else None
+        mode, path = self._mode, None if found is not None else self._path
+        if _returning is not None and path is not None:
+            mode, path = None, path if _returning == "path" else None
+        return _restored, (self.url, mode, self.size_bytes, self.sha256, path)
+
+    def __farcall_json__(self) -> _Described:
+        """The file as JSON has it (:mod:`farcall_common.payload.data`).
+
+        :raises ValueError: if it has a path: whoever writes JSON could make readers open any file.
+        """
+        _, (url, mode, size_bytes, sha256, path) = self.__reduce__()
+        if path is not None:
+            raise ValueError("a file with a path")
+        return url, mode, size_bytes, sha256
+
+    @classmethod
+    def __farcall_load__(cls, written: Any) -> File:
+        """The file that a JSON writer has written, who may be hostile.
+
+        :raises ValueError: if it is none.
+        """
+        url, mode, size_bytes, sha256 = msgspec.convert(written, _Described)
+        cls(url, mode, size_bytes=size_bytes, sha256=sha256)  # checks it
+        return _restored(url, mode, size_bytes, sha256, None)
 
     def use(self) -> FileUse:
         """The file as the list of a payload has it."""

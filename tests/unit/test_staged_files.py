@@ -6,13 +6,15 @@ import base64
 import pickle
 import zlib
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
 
 from farcall_common.errors import ConfigurationError, DeserializationError, InvalidRequest
 from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS
+from farcall_common.payload import DATA_ONLY, Serializer
+from farcall_common.payload.data import JSONData
 from farcall_common.staged_files import (
     MAX_LIST_BYTES,
     PREFIX,
@@ -32,6 +34,7 @@ from farcall_common.staged_files import (
 )
 
 SHA = "0" * 64
+JSON: Final = JSONData(lossless=True)
 
 
 @pytest.mark.parametrize(
@@ -211,3 +214,40 @@ def test_each_url_has_a_directory_of_its_own() -> None:
 )
 def test_shown_url_has_no_secret(url: str, text: str) -> None:
     assert shown(url) == text
+
+
+def test_file_travels_in_json_without_code() -> None:
+    value = [1, {"files": [File("s3://lab/a", sha256=SHA), File("s3://lab/b", "w")]}]
+    with collecting() as found:
+        text = JSON.dump(value)
+    assert [use.url for use in found] == ["s3://lab/a", "s3://lab/b"]
+    with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
+        _, restored = cast("Any", JSON.load(text))
+    assert [str(each.path) for each in restored["files"]] == ["/staged/r/a", "/staged/w/b"]
+    assert restored["files"][0].sha256 == SHA
+    with pytest.raises(ValueError, match="with a path"):
+        JSON.dump(restored)
+
+
+@pytest.mark.parametrize("key", ["__farcall_file__", "x"])
+def test_text_that_looks_like_a_file_is_none(key: str) -> None:
+    value = {key: ["s3://lab/a", None, None, None], "text": '"__farcall_file__"'}
+    if key == "x":
+        assert JSON.load(JSON.dump(value)) == value
+    else:
+        with pytest.raises(ValueError, match="stands for a file"):
+            JSON.dump(value)
+
+
+@pytest.mark.parametrize(
+    "written", ["1", "[]", '["s3://lab/a"]', '["a",null,null,null]', '["s3://lab/a","x",null,null]', '{"a":1}']
+)
+def test_file_in_json_of_an_attacker_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        JSON.load(f'[{{"__farcall_file__":{written}}}]'.encode())
+
+
+def test_serializer_prefers_json_for_files() -> None:
+    buffer = Serializer().serialize([File("s3://lab/a")])
+    assert buffer.startswith(b"11\n")
+    assert Serializer(allowed=DATA_ONLY).deserialize(buffer) == [File("s3://lab/a")]

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from farcall_common.environments import Environment
+from farcall_common.staged_files import PREFIX, has_files
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.actions import PassOn
 from farcall_endpoint.agent.blocks import Blocks
@@ -22,7 +23,7 @@ from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Block, Phase, Provider
-from farcall_endpoint.shared_memory import Bytes, Frame
+from farcall_endpoint.shared_memory import Bytes, Frame, piece_of
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ _TICK_S: Final = 0.5
 """Period of the checks for silent managers and of scaling."""
 _LAST_MESSAGES_S: Final = 0.01
 """The last messages of a manager are read first; its end is detected a moment later."""
+_NOT_STAGED: Final = "/"
+"""The directory of files that the agent has not copied; those of the endpoint (``file://``) are where they are."""
 _QUIET_S: Final = 3.0
 """A manager on another machine that is silent for so long after its block has ended has ended, too."""
 _JOIN_LIMIT_S: Final = 600.0
@@ -454,7 +457,7 @@ class Fleet:
         functions: list[tuple[str, int]] = []
         orders: list[protocol.TaskOrder] = []
         for task in tasks:
-            spec, options = task.spec, task.spec.options
+            spec, options, payload = task.spec, task.spec.options, self._payload(task)
             if spec.function_hash not in manager.functions:
                 manager.functions.add(spec.function_hash)
                 functions.append((spec.function_hash, len(bodies)))
@@ -476,9 +479,10 @@ class Fleet:
                     spec.data_only,
                     task.retries_used,
                     self._is_restricted or spec.data_only,  # the service has a list of functions, too
+                    _NOT_STAGED if payload and has_files(piece_of(payload, 0, len(PREFIX))) else "",
                 )
             )
-            bodies.append(self._payload(task))
+            bodies.append(payload)
         self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits), bodies)
 
     def pass_on(self, passed: PassOn) -> None:
