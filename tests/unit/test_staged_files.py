@@ -12,24 +12,20 @@ import msgspec
 import pytest
 
 from farcall_common.errors import ConfigurationError, DeserializationError, InvalidRequest
+from farcall_common.file_arguments import File, collecting, local_name, placed, returning, with_outputs
 from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS
 from farcall_common.payload import DATA_ONLY, Serializer
 from farcall_common.payload.data import JSONData
 from farcall_common.staged_files import (
     MAX_LIST_BYTES,
     PREFIX,
-    File,
     FileUse,
-    collecting,
     has_files,
-    local_name,
     pack_files,
     place_of,
-    placed,
-    returning,
     shown,
     unpack_files,
-    with_outputs,
+    uses,
     without_files,
 )
 
@@ -95,9 +91,9 @@ def test_file_that_is_returned_is_one_to_read(paths: bool, path: str | None) -> 
     with returning(paths=paths):
         found = pickle.loads(pickle.dumps(mask))
     assert (found.url, found.mode, found._path) == ("s3://lab/out/mask.h5", "r", path)
-    with collecting() as uses:  # a path is one of another endpoint
+    with collecting() as collected:  # a path is one of another endpoint
         again = pickle.loads(pickle.dumps(mask))
-    assert (again._path, [*uses]) == (None, [FileUse("s3://lab/out/mask.h5", "w")])
+    assert (again._path, [*uses(collected)]) == (None, [FileUse("s3://lab/out/mask.h5", "w")])
 
 
 class _Holder:
@@ -109,7 +105,7 @@ def test_files_are_found_wherever_they_are_in_the_arguments() -> None:
     arguments = ([File("s3://a/1")], {"k": _Holder(File("s3://a/2", sha256=SHA))}, File("s3://a/1"))
     with collecting() as found:
         pickle.dumps((arguments, with_outputs({"out": File("s3://a/3"), "outputs": {"x": (File("s3://a/4"),)}})))
-    assert [(use.url, use.mode) for use in found] == [
+    assert [(use.url, use.mode) for use in uses(found)] == [
         ("s3://a/1", "r"),
         ("s3://a/2", "r"),
         ("s3://a/3", "w"),
@@ -220,7 +216,7 @@ def test_file_travels_in_json_without_code() -> None:
     value = [1, {"files": [File("s3://lab/a", sha256=SHA), File("s3://lab/b", "w")]}]
     with collecting() as found:
         text = JSON.dump(value)
-    assert [use.url for use in found] == ["s3://lab/a", "s3://lab/b"]
+    assert [use.url for use in uses(found)] == ["s3://lab/a", "s3://lab/b"]
     with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
         _, restored = cast("Any", JSON.load(text))
     assert [str(each.path) for each in restored["files"]] == ["/staged/r/a", "/staged/w/b"]

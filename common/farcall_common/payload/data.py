@@ -55,7 +55,7 @@ _MAX_FLOAT = sys.float_info.max
 _ALIGNMENT_BYTES: Final = 16
 """The largest alignment that processors require; every allocator provides it."""
 FILE_KEY: Final = "__farcall_file__"
-"""In JSON, the only key of an object that stands for a :class:`~farcall_common.staged_files.File`."""
+"""In JSON, the only key of an object that stands for a :class:`~farcall_common.file_arguments.File`."""
 _FILE_METHOD: Final = "__farcall_json__"
 _encode = msgspec.json.Encoder(enc_hook=lambda value: {FILE_KEY: value.__farcall_json__()}).encode
 _decode = msgspec.json.Decoder().decode
@@ -180,7 +180,7 @@ def _check_lossless(value: object) -> None:
 def _with_files(value: object) -> object:
     """A value from JSON with the files in it."""
     # Here, not at the top: most programs have no files.
-    from farcall_common.staged_files import File
+    from farcall_common.file_arguments import File
 
     if type(value) is list:
         return [_with_files(each) for each in value]

@@ -36,7 +36,8 @@ LIBRARY: Final = "lib"
 RUN: Final = "run"
 
 MODULES: Final = (
-    *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.futures"),
+    *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.file_arguments"),
+    "farcall_common.futures",
     *("farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
     *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.staged_files"),
     "farcall_common.task_options",
