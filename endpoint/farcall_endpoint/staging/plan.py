@@ -225,9 +225,9 @@ class Staging:
         return len(self._tasks)
 
     @property
-    def staging_in(self) -> int:
-        """How many of these have not run."""
-        return sum([each.direction == "staging-in" for each in self._tasks.values()])
+    def is_busy(self) -> bool:
+        """Whether there is something for :meth:`tick`, or for the taker of what has changed."""
+        return bool(self._tasks or self.orders or self.outcomes or self.failures)
 
     def read(self, payload: Bytes) -> tuple[TaskFiles, memoryview] | ErrorRecord:
         """See :func:`read_files`."""
