@@ -7,11 +7,14 @@
 The endpoint stages the files: it copies those that are read to its own storage before the task gets a worker, and those
 that are written from there after the function has returned. The function gets :class:`File` objects too, which are
 paths there: ``open(scan)``.
+
+A worker imports this when its task has files: it must need no package but those of Python.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import threading
@@ -24,10 +27,13 @@ from typing import IO, Any, Final, Literal
 from farcall_common.errors import ConfigurationError, did_you_mean
 from farcall_common.limits import MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
+PREFIX: Final = b"fl\n"
+"""Of a payload with a list of files."""
 SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
 """Those that a client knows. What an endpoint can reach is its own matter."""
 OUTPUTS: Final = ("out", "outputs")
 """Keyword arguments that hold files which the task writes."""
+_MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
 _MOST_NAME_BYTES: Final = 200
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
@@ -191,6 +197,35 @@ def local_name(url: str) -> str:
     while len(name.encode(errors="replace")) > _MOST_NAME_BYTES:
         name = name[1:]  # the end has the suffix
     return "file" if name in ("", ".", "..") else name
+
+
+def place_of(directory: str, url: str, mode: Mode) -> str:
+    """The path of a file in the directory of a task's files. The URL alone decides it: a stage of a graph, and a call
+    of a running task, need no list."""
+    return f"{directory}/{mode}/{hashlib.sha256(url.encode(errors='replace')).hexdigest()[:32]}/{local_name(url)}"
+
+
+def shown(url: str) -> str:
+    """A URL for messages and logs: without user, password and query, which may hold a signature."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):
+        path = path.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def has_files(payload: bytes | memoryview) -> bool:
+    """Whether a payload has a list of files."""
+    return bytes(payload[: len(PREFIX)]) == PREFIX
+
+
+def without_files(payload: bytes | memoryview) -> memoryview:
+    """The call or graph in a payload, without the list in front of it, which is not read."""
+    view = memoryview(payload)
+    if not has_files(view):
+        return view
+    line = bytes(view[len(PREFIX) : len(PREFIX) + _MOST_LINE_BYTES]).partition(b"\n")[0]
+    return view[len(PREFIX) + len(line) + 1 :]
 
 
 # -- the submitter -----------------------------------------------------------------------------------------------------

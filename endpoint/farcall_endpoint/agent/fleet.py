@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from farcall_common.environments import Environment
-from farcall_common.staged_files import PREFIX, has_files
+from farcall_common.file_arguments import PREFIX, has_files
 from farcall_endpoint import protocol
 from farcall_endpoint.agent.actions import PassOn
 from farcall_endpoint.agent.blocks import Blocks

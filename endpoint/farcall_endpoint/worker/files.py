@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.file_arguments import File, placed, returning
-from farcall_common.staged_files import place_of, shown
+from farcall_common.file_arguments import File, place_of, placed, returning, shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker.channel import Order
 
