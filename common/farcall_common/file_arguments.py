@@ -29,6 +29,8 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
 PREFIX: Final = b"fl\n"
 """Of a payload with a list of files."""
+LOCAL: Final = "file://"
+"""Of a path of the endpoint."""
 SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
 """Those that a client knows. What an endpoint can reach is its own matter."""
 OUTPUTS: Final = ("out", "outputs")
@@ -148,12 +150,12 @@ class File(os.PathLike[str]):
         return hash((self.url, self.mode))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        found = getattr(_collected, "files", None)
+        found, returning = _here.found, _here.returning
         if found is not None:
             found[self.described()] = None
         mode, path = self._mode, None if found is not None else self._path
-        if _returning is not None and path is not None:
-            mode, path = None, path if _returning == "path" else None
+        if returning is not None and path is not None:
+            mode, path = None, path if returning == "path" else None
         return _restored, (self.url, mode, self.size_bytes, self.sha256, path)
 
     def __farcall_json__(self) -> Described:
@@ -214,6 +216,11 @@ def shown(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
+def local_path(url: str) -> Path:
+    """The path that a ``file://`` URL names."""
+    return Path("/", urllib.parse.unquote(url.removeprefix(LOCAL).partition("/")[2]))
+
+
 def has_files(payload: bytes | memoryview) -> bool:
     """Whether a payload has a list of files."""
     return bytes(payload[: len(PREFIX)]) == PREFIX
@@ -231,7 +238,18 @@ def without_files(payload: bytes | memoryview) -> memoryview:
 # -- the submitter -----------------------------------------------------------------------------------------------------
 
 _in_use = False
-_collected = threading.local()
+
+
+class _Here(threading.local):
+    """What this thread writes or reads. ``place``: gives a file that is read from arguments its path. ``returning``:
+    what is written of a file in a value that a task has returned."""
+
+    found: dict[Described, None] | None = None
+    place: Callable[[File], str] | None = None
+    returning: Literal["path", "url"] | None = None
+
+
+_here: Final = _Here()
 
 
 def in_use() -> bool:
@@ -243,12 +261,11 @@ def in_use() -> bool:
 def collecting() -> Iterator[dict[Described, None]]:
     """The files that this thread writes meanwhile, in order, each once."""
     found: dict[Described, None] = {}
-    former = getattr(_collected, "files", None)
-    _collected.files = found
+    former, _here.found = _here.found, found
     try:
         yield found
     finally:
-        _collected.files = former
+        _here.found = former
 
 
 def with_outputs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,36 +286,29 @@ def _as_output(value: Any) -> Any:
 
 # -- the worker --------------------------------------------------------------------------------------------------------
 
-_place: Callable[[File], str] | None = None
-"""Of the running task: gives a file that is read from its arguments its path."""
-_returning: Literal["path", "url"] | None = None
-"""What is written of a file in a value that a task has returned."""
-
 
 @contextlib.contextmanager
 def placed(place: Callable[[File], str]) -> Iterator[None]:
-    """Files that are read meanwhile get the paths that ``place`` gives them, unless they have one."""
-    global _place
-    former, _place = _place, place
+    """Files that this thread reads meanwhile get the paths that ``place`` gives them, unless they have one."""
+    former, _here.place = _here.place, place
     try:
         yield
     finally:
-        _place = former
+        _here.place = former
 
 
 @contextlib.contextmanager
 def returning(*, paths: bool) -> Iterator[None]:
-    """Files with a path that are written meanwhile are results: their reader reads them.
+    """Files with a path that this thread writes meanwhile are results: their reader reads them.
 
     :param paths: whether it is a task of the same endpoint that finds them under their paths. For others they have none
         any more, and are files of storage.
     """
-    global _returning
-    former, _returning = _returning, "path" if paths else "url"
+    former, _here.returning = _here.returning, "path" if paths else "url"
     try:
         yield
     finally:
-        _returning = former
+        _here.returning = former
 
 
 def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str | None, path: str | None) -> File:
@@ -306,6 +316,6 @@ def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str |
     _in_use = True
     file = File.__new__(File)
     file.url, file._mode, file.size_bytes, file.sha256, file._path = url, mode, size_bytes, sha256, path
-    if path is None and _place is not None:
-        file._path = _place(file)
+    if path is None and _here.place is not None:
+        file._path = _here.place(file)
     return file
