@@ -14,7 +14,6 @@ A worker imports this when its task has files: it must need no package but those
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import threading
@@ -204,6 +203,8 @@ def local_name(url: str) -> str:
 def place_of(directory: str, url: str, mode: Mode) -> str:
     """The path of a file in the directory of a task's files. The URL alone decides it: a stage of a graph, and a call
     of a running task, need no list."""
+    import hashlib  # here: it takes longer than all of this module, and only endpoints need it
+
     return f"{directory}/{mode}/{hashlib.sha256(url.encode(errors='replace')).hexdigest()[:32]}/{local_name(url)}"
 
 

@@ -487,6 +487,7 @@ class Agent:
                 knows_retries=True,
                 knows_output=True,
                 knows_graphs=True,
+                knows_files=True,
             )
         )
 

@@ -58,6 +58,7 @@ from farcall_common.payload import (
 )
 from farcall_common.progress import PROGRESS, clean_progress
 from farcall_common.retries import is_retried
+from farcall_common.staging import FILES, STAGING, Staging
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
 Json = dict[str, Any]
@@ -230,6 +231,11 @@ class FakeCloud:
             progress = clean_progress(done, total, text, time.time())
             self._task(task_id).progress = None if progress is None else progress.to_json()
 
+    def report_staging(self, task_id: str, staging: Staging | None) -> None:
+        """Set which files of a task move, as if its endpoint had reported this; None: none any more."""
+        with self._lock:
+            self._task(task_id).staging = None if staging is None else staging.to_json()
+
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
         if self._pool is not None:
@@ -250,6 +256,7 @@ class FakeCloud:
         error: ErrorRecord | None = None
         is_called = is_to_retry = False
         details: Json = {}
+        copied: list[Json] = []
 
         def describe(raised: BaseException) -> ErrorRecord:
             if isinstance(raised, FileProblem):
@@ -276,6 +283,7 @@ class FakeCloud:
                     value = function(*args, **kwargs)
                     is_called = False
                 result = files.serialized(partial(_serializer.serialize, value, strategies=_strategies(task)))
+                copied = [each.to_json() for each in files.copied]
         except GraphFailed as failure:
             error = failure.record
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
@@ -294,7 +302,7 @@ class FakeCloud:
                 task.move(TaskState.WAITING_FOR_NODES, Reporter.AGENT, **retry, error=error.exception_type)
                 self._pool.submit(self._run, task)
                 return
-            task.details |= details
+            task.details |= details | ({FILES: copied} if copied else {})
             if task.progress is not None:
                 task.details |= {PROGRESS: task.progress}
             if task.retries_used:
@@ -407,6 +415,7 @@ class FakeCloud:
         task = self._task(task_id)
         stages = task.details.get("stages") or task.stages
         shown = self._shown(task) | ({"stages": stages} if stages else {})
+        shown |= {STAGING: task.staging} if task.staging and not task.ended() else {}
         return shown | ({"progress": task.progress} if task.progress else {})
 
     def _batch_status(self, body: Json) -> Json:

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from farcall_common.errors import ErrorRecord, Fault
-from farcall_common.file_arguments import LOCAL, File, local_path, place_of, placed, returning
+from farcall_common.file_arguments import LOCAL, File, Mode, local_path, place_of, placed, returning, shown
+from farcall_common.staging import StagedFile
 
 
 class FileProblem(Exception):
@@ -31,6 +32,8 @@ class TaskFiles:
 
     def __init__(self, stored: MutableMapping[str, bytes]) -> None:
         self._stored = stored
+        #: What the endpoint of a real deployment would have copied; of files of this machine nothing is.
+        self.copied: list[StagedFile] = []
         self._written: dict[str, File] = {}
         self._waiting: list[File] = []
         self._problem: FileProblem | None = None
@@ -76,6 +79,7 @@ class TaskFiles:
                 shutil.move(file.path, local_path(url))
             else:
                 self._stored[url] = file.path.read_bytes()
+                self._note(file, "w")
         return result
 
     def _place(self, file: File) -> str:
@@ -92,7 +96,14 @@ class TaskFiles:
         elif file.url.startswith(LOCAL):
             path = local_path(file.url)
         self._problem = self._problem or _problem(file, path)
+        file._path = str(path)
+        if self._problem is None and file.url in self._stored:
+            self._note(file, "r")
         return str(path)
+
+    def _note(self, file: File, mode: Mode) -> None:
+        content = file.path.read_bytes()
+        self.copied.append(StagedFile(shown(file.url), mode, len(content), hashlib.sha256(content).hexdigest()))
 
 
 def _problem(file: File, path: Path) -> FileProblem | None:
