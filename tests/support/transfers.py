@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import zmq
 
-from farcall_common.staged_files import FileUse, place_of
+from farcall_common.file_arguments import place_of
+from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.places import files_directory
