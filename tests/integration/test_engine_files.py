@@ -1,7 +1,8 @@
-"""Files of the endpoint (``file://``) in an engine: in calls, stages of graphs, and functions that call others."""
+"""Files in an engine, mostly ``file://``: in calls, stages of graphs, and functions that call others."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from farcall_common.errors import TaskError
 from farcall_endpoint import Engine, File, Graph
+from tests.support.file_servers import WebServer
 from tests.waiting import WAIT_S
 
 
@@ -67,3 +69,17 @@ def test_file_that_is_missing_fails_the_call(engine: Engine, tmp_path: Path) -> 
     with pytest.raises(TaskError, match="does not exist") as caught:
         engine.submit(read, File(f"file://{tmp_path}/typo")).result(WAIT_S)
     assert caught.value.record.code == "FILE_NOT_FOUND"
+
+
+def test_file_in_storage_is_copied_to_the_engine(engine: Engine) -> None:
+    web = WebServer()
+    try:
+        web.files["/data"] = b"text"
+        file = File(f"{web.url}/data", sha256=hashlib.sha256(b"text").hexdigest())
+        futures = [engine.submit(read, file) for _ in range(3)]
+        assert [future.result(WAIT_S) for future in futures] == ["text"] * 3
+        assert web.requests["GET", "/data"] == 1
+        with pytest.raises(TaskError, match="/none does not exist"):
+            engine.submit(read, File(f"{web.url}/none", sha256="0" * 64)).result(WAIT_S)
+    finally:
+        web.close()

@@ -517,6 +517,19 @@ def test_a_process_that_is_silent_is_replaced(tmp_path: Path, web: WebServer) ->
         assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
 
 
+def test_a_process_waits_for_the_end_of_one_that_has_the_cache(tmp_path: Path, web: WebServer) -> None:
+    use = of(web, "/data", b"data")
+    with transfer_process(tmp_path) as other:
+        with transfer_process(tmp_path) as first:
+            first.make("t")
+            first.move(use)
+            other.client.order([orders.Make("u", "", ())])
+            other.wait_until(lambda: other.losses, "it finds the cache in use")
+        other.losses.clear()
+        other.make("u")
+        assert other.move(use, "u").cached
+
+
 def test_a_process_ends_without_work_and_starts_with_the_next_order(tmp_path: Path) -> None:
     with transfer_process(tmp_path, idle_s=0.1) as transfers:
         assert transfers.client.pid is None
