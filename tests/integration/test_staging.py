@@ -93,6 +93,24 @@ def test_an_object_is_copied_once_and_linked_to_each_task(transfers: TransferPro
     assert transfers.place(use).name == "scan 7.h5"
 
 
+def test_a_large_object_comes_by_several_requests_at_a_time(transfers: TransferProcess, s3: Any) -> None:
+    content = os.urandom(2**20) * 70 + b"end"
+    s3[1].put_object(Bucket="lab", Key="raw/large", Body=content)
+    use = FileUse("s3://lab/raw/large")
+    assert transfers.move(use).sha256 == sha256(content)
+    assert transfers.place(use).read_bytes() == content
+
+
+def test_a_large_object_that_changes_meanwhile(tmp_path: Path, web: WebServer) -> None:
+    headers = {"ETag": '"1"', "Last-Modified": MODIFIED, "Content-Length": str(64 * 2**20)}
+    web.files["/lab/large"] = lambda method: (200, headers, b"") if method == "HEAD" else (412, {}, b"")
+    options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    with transfer_process(tmp_path, storages=(Storage(url="s3://lab", options=options),)) as transfers:
+        transfers.make("t")
+        assert transfers.code(FileUse("s3://lab/large")) == "FILE_CHANGED"
+        assert transfers.drafts() == []
+
+
 @pytest.mark.parametrize("size_bytes", [0, 5, 20_000_000])
 def test_what_a_task_has_written_is_stored(transfers: TransferProcess, s3: Any, size_bytes: int) -> None:
     use = FileUse(f"s3://lab/out/{size_bytes}?part=1", "w")
