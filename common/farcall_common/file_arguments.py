@@ -160,7 +160,7 @@ class File(os.PathLike[str]):
     def __farcall_json__(self) -> Described:
         """The file as JSON has it (:mod:`farcall_common.payload.data`).
 
-        :raises ValueError: if it has a path: whoever writes JSON could make readers open any file.
+        :raises ValueError: if it has a path: a writer of JSON could make readers open any file.
         """
         _, (url, mode, size_bytes, sha256, path) = self.__reduce__()
         if path is not None:
