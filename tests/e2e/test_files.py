@@ -71,8 +71,6 @@ def test_what_is_wrong_with_a_file_is_said(executor: farcall.Executor, table: Pa
     assert output.read_text() == "old"
 
 
-def test_a_sealed_call_has_files(
-    executor: farcall.Executor, table: Path, tmp_path: Path
-) -> None:
+def test_a_sealed_call_has_files(executor: farcall.Executor, table: Path, tmp_path: Path) -> None:
     with executor.options(sealed="required") as sealed:
         assert sealed.submit(total, File(table.as_uri())).result(WAIT_S) == 6

@@ -55,7 +55,7 @@ class _Inode(NamedTuple):
 class Cache:
     """One per transfer process. Its methods may be called from several threads.
 
-    :param directory: of the endpoint, in which nobody else makes anything.
+    :param directory: of the endpoint, in which nothing else makes files.
     :param budget_bytes: for all copies, and those on their way; None: a tenth of the free space, at most 50 GB.
     """
 

@@ -1,4 +1,4 @@
-"""The messages between an agent and its transfer process. Internal: both are of the same package version.
+"""The messages between an agent and its transfer process. Internal: both have the same package version.
 
 The agent sends orders, the process reports. ``number`` is that of a transfer; the agent gives each a new one.
 """

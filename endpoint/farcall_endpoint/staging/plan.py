@@ -92,7 +92,7 @@ def read_files(
             return outcomes.file_unsupported(shown(use.url), f"{scheme}:// cannot be written")
         if scheme == "http" and not use.sha256:
             return outcomes.file_unsupported(
-                shown(use.url), "http:// needs sha256, because anybody on the way could change the file"
+                shown(use.url), "http:// needs sha256, because others on the way could change the file"
             )
         staged.append((number, use))
         needed_bytes += use.size_bytes or 0

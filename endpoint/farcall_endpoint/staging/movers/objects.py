@@ -32,7 +32,7 @@ _READ_BYTES: Final = 4 * 2**20
 _PART_BYTES: Final = 8 * 2**20
 _MOST_PARTS: Final = 9_000
 _CLIENT: Final[Mapping[str, str]] = {"timeout": "24h", "read_timeout": "60s", "connect_timeout": "15s"}
-"""``timeout`` is that of a whole request, whose length nobody knows; the plan has limits."""
+"""``timeout`` is that of a whole request, whose length is not known; the plan has limits."""
 _RETRIES: Final[Mapping[str, Any]] = {
     "max_retries": 3,
     "retry_timeout": datetime.timedelta(seconds=60),
