@@ -19,6 +19,7 @@ from moto.server import ThreadedMotoServer
 from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.settings import Storage
+from tests.certificates import Authority
 from tests.support.file_servers import Answer, Proxy, WebServer
 from tests.support.transfers import TransferProcess, transfer_process
 from tests.waiting import wait_until
@@ -274,6 +275,28 @@ MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 def test_without_a_way_out_a_name_that_is_not_found_is_a_failure_that_may_pass(transfers: TransferProcess) -> None:
     report = transfers.move(FileUse("https://nowhere.invalid/data"))
     assert (report.error["code"], report.error["retryable"]) == ("FILE_UNREACHABLE", True)
+
+
+def test_other_submitters_connect_to_the_address_that_was_checked(tmp_path: Path) -> None:
+    authority = Authority()
+    web = WebServer(certificate=authority.certify("8.8.8.8", tmp_path / "server.pem"))
+    web.files |= {
+        "/data": b"data",
+        "/lab/object": lambda _: (200, {"ETag": '"1"', "Last-Modified": MODIFIED}, b"object"),
+    }
+    proxy = Proxy(web)
+    variables = {"https_proxy": proxy.url, "SSL_CERT_FILE": str(authority.write(tmp_path / "authority.pem"))}
+    options = {"endpoint": "https://8.8.8.8", "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    storages = (Storage(url="s3://lab", options=options),)
+    with transfer_process(tmp_path, environment=variables, storages=storages) as transfers:
+        transfers.make("t", submitter=OTHER)
+        assert transfers.move(FileUse("https://8.8.8.8/data"), submitter=OTHER).size_bytes == 4
+        assert set(proxy.requested) == {"8.8.8.8:443"}
+        assert transfers.code(FileUse("https://9.9.9.9/data"), submitter=OTHER) == "FILE_UNREACHABLE"  # no certificate
+        transfers.make("t")
+        assert transfers.move(FileUse("s3://lab/object")).size_bytes == 6  # the same authorities
+    proxy.close()
+    web.close()
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------
@@ -533,6 +556,14 @@ def test_a_process_that_is_silent_is_replaced(tmp_path: Path, web: WebServer) ->
         assert "did not answer" in transfers.losses[0]
         assert not former.is_running()
         assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
+
+
+def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "files").write_text("no directory")
+    with transfer_process(tmp_path) as transfers:
+        transfers.client.order([orders.Make("t", "", ())])
+        transfers.wait_until(lambda: transfers.losses, "the process ends")
+        assert f"{tmp_path}/files cannot be used" in transfers.losses[0]
 
 
 def test_a_process_waits_for_the_end_of_one_that_has_the_cache(tmp_path: Path, web: WebServer) -> None:

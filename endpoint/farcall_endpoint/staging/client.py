@@ -73,6 +73,7 @@ class TransferClient:
         self._due: set[tuple[str, object]] = set()  # answers
         self._heard_at = self._idle_since = 0.0
         self._has_spoken = self._is_asked = False
+        self._unusable = ""
         self._backoff = Backoff(first_s=1.0, most_s=60.0)
         self._start_at = 0.0
 
@@ -117,6 +118,7 @@ class TransferClient:
             )
         here.setblocking(False)
         self._socket = here
+        self._unusable = ""
         self._unsent[:0] = frame(self._settings())
         self._heard_at, self._has_spoken, self._is_asked = self._clock(), False, False
         self._poller.register(here, zmq.POLLIN)
@@ -143,7 +145,7 @@ class TransferClient:
             self._note(reports, now)
             if has_ended:
                 code = self._close()
-                lost = f"the transfer process ended with exit code {code}"
+                lost = self._unusable or f"the transfer process ended with exit code {code}"
             elif now >= self._silent_at():
                 if self._has_spoken and not self._is_asked:
                     self._heard_at, self._is_asked = now, True
@@ -197,6 +199,8 @@ class TransferClient:
                     self._due.discard(("removed", task_id))
                 case orders.Tidied():
                     self._due.discard(("tidied", ""))
+                case orders.Unusable(reason=reason):
+                    self._unusable = reason
         if had_work and not self._due:
             self._idle_since = now
 

@@ -132,7 +132,13 @@ class Alive(_Message, frozen=True):
     """The process has started, or answers a Ping."""
 
 
-Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive
+class Unusable(_Message, frozen=True):
+    """The process cannot work, and ends."""
+
+    reason: str
+
+
+Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive | Unusable
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

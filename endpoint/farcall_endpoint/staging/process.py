@@ -18,6 +18,7 @@ import os
 import queue
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -378,7 +379,12 @@ def main() -> None:
             data += received
             for message in frames_of(data):
                 if transfers is None:
-                    transfers = Transfers(msgspec.msgpack.decode(message, type=TransferSettings), report)
+                    settings = msgspec.msgpack.decode(message, type=TransferSettings)
+                    try:
+                        transfers = Transfers(settings, report)
+                    except (OSError, sqlite3.Error) as error:
+                        report(orders.Unusable(f"{settings.directory} cannot be used: {error}"))
+                        os._exit(1)
                     report(orders.Alive())
                 else:
                     transfers.perform(_decode(message))
