@@ -7,7 +7,9 @@ import itertools
 import logging
 import os
 import resource
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -491,6 +493,21 @@ def test_a_file_of_unknown_size_stays_within_the_room(tmp_path: Path, web: WebSe
         transfers.make("t")
         assert transfers.code(of(web, "/endless", b"")) == "FILES_TOO_LARGE"
         assert transfers.drafts() == []
+
+
+def test_where_links_are_impossible_tasks_get_copies(tmp_path: Path, web: WebServer) -> None:
+    elsewhere = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system only")
+    (tmp_path / "files").symlink_to(elsewhere)
+    use = of(web, "/data", b"data")
+    with transfer_process(tmp_path) as transfers:
+        transfers.make("t")
+        transfers.move(use)
+        place = transfers.place(use)
+        assert (place.read_bytes(), place.stat().st_mode & 0o777, place.stat().st_nlink) == (b"data", 0o444, 1)
+        assert transfers.move(use).cached
+    shutil.rmtree(elsewhere)
 
 
 def test_a_damaged_index_and_drafts_of_a_killed_process_are_removed(tmp_path: Path, web: WebServer) -> None:

@@ -34,12 +34,24 @@ def files_directory(working_dir: Path, task_id: str, submitter: str) -> Path:
 
 def has_leftovers(working_dir: Path) -> bool:
     """Whether there are directories of tasks' files."""
-    return any(any(each.iterdir()) for each in _staged_in(working_dir))
+    return any(_names_in(each) != [] for each in _staged_in(working_dir))
 
 
 def _staged_in(working_dir: Path) -> list[Path]:
-    each_submitter = working_dir.glob(f"{_SUBMITTERS}/*/{_STAGED}")
-    return [each for each in (working_dir / _STAGED, *each_submitter) if each.is_dir() and not each.is_symlink()]
+    """The directories that may have some; tasks may have made these unreadable."""
+    submitters = working_dir / _SUBMITTERS
+    found = [working_dir, *[submitters / name for name in _names_in(submitters) or ()]]
+    return [each / _STAGED for each in found if os.path.isdir(each / _STAGED)]  # noqa: PTH112 - it raises nothing
+
+
+def _names_in(directory: Path) -> list[str] | None:
+    """None if it cannot be read."""
+    try:
+        return os.listdir(directory)  # noqa: PTH208
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return None
 
 
 class TaskPlaces:
@@ -144,7 +156,28 @@ def _remove(parent: int, task: str, on_read: Callable[[int, str], None]) -> None
                 for name in os.listdir(place):  # noqa: PTH208
                     on_read(place, name)
     with contextlib.suppress(OSError, RecursionError):  # what a task has made there may be deeper than can be removed
-        shutil.rmtree(task, dir_fd=parent)
+        try:
+            shutil.rmtree(task, dir_fd=parent)
+        except PermissionError:
+            _make_writable(parent, task)
+            shutil.rmtree(task, dir_fd=parent)
+
+
+def _make_writable(parent: int, name: str) -> None:
+    """Let the directories of a task be removed, although the task has taken the rights to that from them."""
+    _permit(parent, name)
+    for _, names, _, directory in os.fwalk(name, dir_fd=parent):
+        for each in names:
+            _permit(directory, each)
+
+
+def _permit(parent: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)  # noqa: PTH101 - of what is open, whatever has its name now
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Transfer process: one for each agent, so that the agent never waits for storage or for a file system.
 
 ``python -m farcall_endpoint.staging.process``: its standard input is a socket to the agent. First come the settings,
-which may have credentials, then orders; reports go back. Each transfer has a thread, as it may hang for ever; all that
-is done in directories of tasks besides has one thread. The thread that reads orders does nothing else, so it answers
-while others work or hang.
+which may have credentials, then orders; reports go back. Each transfer has a thread, as it may hang for ever; one
+thread makes directories of tasks, and one removes them, which takes as long as tasks like. The thread that reads orders
+does nothing else, so it answers while others work or hang.
 
 When its agent is gone, for whatever reason, the process ends; what it leaves half done is removed at the next start.
 """
@@ -70,9 +70,11 @@ class Transfers:
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
         self._running = 0
-        self._chores: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._to_make: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._batch: list[orders.Fetch | orders.Store] = []
-        threading.Thread(target=self._do_chores, daemon=True).start()
+        for chores in (self._to_make, self._to_remove):
+            threading.Thread(target=_do_chores, args=(chores,), daemon=True).start()
 
     def perform(self, order: Order) -> None:
         """Begin with an order."""
@@ -85,19 +87,15 @@ class Transfers:
                 if cancelled is not None:
                     cancelled.set()
             case orders.Make():
-                self._chores.put(lambda: self._make(order))
+                self._to_make.put(lambda: self._make(order))
             case orders.Remove():
-                self._chores.put(lambda: self._remove(order))
+                self._to_remove.put(lambda: self._remove(order))
             case orders.Tidy():
-                self._chores.put(lambda: self._tidy(order))
+                self._to_remove.put(lambda: self._tidy(order))
             case orders.Ping():
                 self._report(orders.Alive())
 
     # -- directories ---------------------------------------------------------------------------------------------------
-
-    def _do_chores(self) -> None:
-        while True:
-            self._chores.get()()
 
     def _make(self, order: orders.Make) -> None:
         problem = ""
@@ -167,6 +165,8 @@ class Transfers:
     def _record(self, url: str, error: Exception) -> ErrorRecord:
         if isinstance(error, MoveError):
             return error.record
+        if isinstance(error, sqlite3.OperationalError):
+            return outcomes.files_no_room(f"{url}: the index of the endpoint's copies: {error}")
         if not isinstance(error, OSError):
             traceback.print_exception(error)
             return outcomes.file_unreachable(url, f"{type(error).__name__}: {error}")
@@ -352,6 +352,11 @@ def _found(result: Found | MoveError) -> Found:
 def _check_size(use: FileUse, size_bytes: int | None) -> None:
     if use.size_bytes is not None and size_bytes is not None and size_bytes != use.size_bytes:
         raise MoveError(outcomes.file_size(shown(use.url), size_bytes, use.size_bytes))
+
+
+def _do_chores(chores: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        chores.get()()
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:
