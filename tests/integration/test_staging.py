@@ -510,6 +510,23 @@ def test_where_links_are_impossible_tasks_get_copies(tmp_path: Path, web: WebSer
     shutil.rmtree(elsewhere)
 
 
+def test_what_an_earlier_agent_has_left_is_removed_although_its_task_comes_again(
+    tmp_path: Path, web: WebServer
+) -> None:
+    use = of(web, "/data", b"data")
+    with transfer_process(tmp_path) as transfers:
+        for task_id in "tuv":
+            transfers.make(task_id)
+            transfers.move(use, task_id)
+        transfers.client.order([orders.Tidy(("t",))])
+        transfers.make("u")
+        transfers.wait_for(orders.Tidied)
+        assert transfers.place(use, "t").read_bytes() == b"data"
+        assert transfers.place(use, "u").parent.parent.is_dir()
+        assert not transfers.place(use, "u").exists()
+        assert len(list((transfers.working_dir / "staged").iterdir())) == 2
+
+
 def test_a_damaged_index_and_drafts_of_a_killed_process_are_removed(tmp_path: Path, web: WebServer) -> None:
     use = of(web, "/data", b"data")
     with transfer_process(tmp_path) as transfers:

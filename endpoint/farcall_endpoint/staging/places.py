@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import stat
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from farcall_endpoint.worker.directories import name_of, submitter_directory
 
 _STAGED: Final = "staged"
 _SUBMITTERS: Final = "submitters"
+_ASIDE: Final = ".old-"
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
 """What a file system answers that cannot link here."""
 _COPY_BYTES: Final = 4 * 2**20
@@ -130,13 +132,22 @@ class TaskPlaces:
         with contextlib.suppress(OSError), self._staged(submitter) as staged:
             _remove(staged, name_of(task_id), on_read)
 
-    def tidy(self, keep: Collection[str], on_read: Callable[[int, str], None]) -> None:
-        """Remove the directories of all tasks but these."""
+    def set_aside(self, keep: Collection[str]) -> None:
+        """Rename the directories of all tasks but these, so that such a task may come again while they are removed."""
         kept = {name_of(task_id) for task_id in keep}
         for staged in _staged_in(self._working_dir):
             with contextlib.suppress(OSError), _opened(str(staged), None) as directory:
                 for name in set(os.listdir(directory)) - kept:  # noqa: PTH208 - of a descriptor
-                    _remove(directory, name, on_read)
+                    if not name.startswith(_ASIDE):
+                        os.rename(name, f"{_ASIDE}{uuid.uuid4().hex}", src_dir_fd=directory, dst_dir_fd=directory)
+
+    def remove_aside(self, on_read: Callable[[int, str], None]) -> None:
+        """Remove what was set aside; ``on_read`` as for :meth:`remove`."""
+        for staged in _staged_in(self._working_dir):
+            with contextlib.suppress(OSError), _opened(str(staged), None) as directory:
+                for name in os.listdir(directory):  # noqa: PTH208 - of a descriptor
+                    if name.startswith(_ASIDE):
+                        _remove(directory, name, on_read)
 
     @contextlib.contextmanager
     def _staged(self, submitter: str, *, make: bool = False) -> Iterator[int]:

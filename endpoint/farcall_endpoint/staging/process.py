@@ -91,7 +91,7 @@ class Transfers:
             case orders.Remove():
                 self._to_remove.put(lambda: self._remove(order))
             case orders.Tidy():
-                self._to_remove.put(lambda: self._tidy(order))
+                self._to_make.put(lambda: self._tidy(order))
             case orders.Ping():
                 self._report(orders.Alive())
 
@@ -110,8 +110,13 @@ class Transfers:
         self._report(orders.Removed(order.task_id))
 
     def _tidy(self, order: orders.Tidy) -> None:
-        self._places.tidy(order.task_ids, self._cache.unlink)
-        self._report(orders.Tidied())
+        self._places.set_aside(order.task_ids)  # before the directory of another task is made
+
+        def remove() -> None:
+            self._places.remove_aside(self._cache.unlink)
+            self._report(orders.Tidied())
+
+        self._to_remove.put(remove)
 
     # -- transfers -----------------------------------------------------------------------------------------------------
 
