@@ -122,6 +122,7 @@ def test_local_files_stay_where_they_are(worker: WorkerUnderTest, tmp_path: Path
     digest = hashlib.sha256(b"5").hexdigest()
 
     def look(scan: Any, out: Any) -> tuple[str, bool, str]:
+        assert out.path.suffix == ".txt"
         out.path.write_text("x" + scan.path.read_text())
         return str(scan), out.path.exists(), str(out)
 
@@ -178,6 +179,21 @@ def test_local_output_that_cannot_be_written_is_refused_before_the_call(
     assert target.as_uri() in message
 
 
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_submitter_who_can_only_call_certain_functions_names_no_paths(
+    worker: WorkerUnderTest, tmp_path: Path, mode: Any
+) -> None:
+    """Nothing tells whether there is such a file, and nothing is made."""
+    for name in ("there", "new/missing"):
+        (tmp_path / "there").touch()
+        payload = payload_of(File(f"file://{tmp_path}/{name}", mode))
+        done, _ = answer(worker, Path("/"), double, payload, data_only=True, submitter="5f0e")
+        assert done.error is not None
+        assert done.error["code"] == "FILE_DENIED"
+        assert "runs certain functions only" in str(done.error["message"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_draft_of_a_task_that_raised_is_removed(worker: WorkerUnderTest, tmp_path: Path) -> None:
     target = tmp_path / "out" / "mask.txt"
     target.parent.mkdir()
@@ -209,7 +225,7 @@ def test_draft_of_an_attempt_that_was_killed_is_removed_by_the_next(worker: Work
         first.order(die, payload=payload_of(out=File(target.as_uri())), files_dir="/", task_id="t/5")
         with pytest.raises(AssertionError, match="the worker has ended"):
             first.receive()
-    left = [each for each in tmp_path.iterdir() if each.name.startswith(".mask")]
+    left = [each for each in tmp_path.iterdir() if each.name.endswith(".mask.txt")]
     assert [each.read_text() for each in left] == ["half"]
     done, _ = answer(worker, Path("/"), write, payload_of(out=File(target.as_uri())), task_id="t/5", attempt=2)
     assert done.error is None

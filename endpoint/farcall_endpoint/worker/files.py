@@ -3,6 +3,9 @@
 The agent has copied the files that are read, and stores those that are written once the task has ended: both are in the
 directory of the task's files. A ``file://`` URL is a path of the endpoint; what is written there goes to a draft beside
 it, which gets its name when the function has returned.
+
+Where submitters can only call certain functions, they name no such paths: the checks alone would tell them which files
+there are, and make directories.
 """
 
 from __future__ import annotations
@@ -22,10 +25,14 @@ from farcall_endpoint.worker.channel import Order
 
 
 class TaskFiles:
-    """The files in the arguments of a task. Enter it before they are read; leave it when the task has ended."""
+    """The files in the arguments of a task. Enter it before they are read; leave it when the task has ended.
 
-    def __init__(self, order: Order) -> None:
+    :param data_only: whether submitters can only call certain functions.
+    """
+
+    def __init__(self, order: Order, *, data_only: bool) -> None:
         self._directory = order.files_dir
+        self._no_local = data_only and bool(order.submitter)
         self._draft = order.task_id.replace("/", "-")  # of a stage it is TASK/STAGE
         self._attempt = order.attempt
         self._files: list[File] = []
@@ -95,12 +102,18 @@ class TaskFiles:
         path = local_path(file.url)
         if file.mode == "r":
             return str(path)
-        draft = str(path.with_name(f".{file.name}.{self._draft}.{self._attempt}"))
-        self._drafts[draft] = str(path)
-        return draft
+        draft = self._draft_of(path, file, self._attempt)
+        self._drafts[str(draft)] = str(path)
+        return str(draft)
+
+    def _draft_of(self, path: Path, file: File, attempt: int) -> Path:
+        """Its name ends as the file's: libraries look at the suffix."""
+        return path.with_name(f".{self._draft}.{attempt}.{file.name}")
 
     def _problem(self, file: File) -> ErrorRecord | None:
         if file.url.startswith(LOCAL):
+            if self._no_local:
+                return outcomes.file_denied(shown(file.url), "this endpoint runs certain functions only")
             return self._problem_of_output(file) if file.mode == "w" else _problem_of_input(file)
         path = file.path
         if path.parent.is_dir() if file.mode == "w" else path.is_file():
@@ -115,7 +128,7 @@ class TaskFiles:
         try:
             draft.parent.mkdir(parents=True, exist_ok=True)
             for attempt in range(self._attempt):  # what a former attempt could not remove when it was killed
-                draft.with_name(f".{file.name}.{self._draft}.{attempt}").unlink(missing_ok=True)
+                self._draft_of(final, file, attempt).unlink(missing_ok=True)
             draft.unlink(missing_ok=True)
             draft.touch(exist_ok=False)
             draft.unlink()

@@ -206,7 +206,7 @@ class Runner:
             from farcall_common.file_arguments import without_files
             from farcall_endpoint.worker.files import TaskFiles
 
-            with TaskFiles(order) as files:
+            with TaskFiles(order, data_only=self._data_only or order.data_only) as files:
                 return self._call(function, order, without_files(payload), inputs, started_at, files)
         args: Sequence[Any] = ()
         kwargs: Mapping[str, Any] = {}
