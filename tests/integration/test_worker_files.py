@@ -12,9 +12,10 @@ import pytest
 
 from farcall_common.file_arguments import File, collecting, place_of, with_outputs
 from farcall_common.payload import Serializer
+from farcall_common.payload.data import edge_pieces
 from farcall_common.payload.native import dump_call
 from farcall_common.staged_files import pack_files, uses
-from farcall_endpoint.worker.channel import CallOrder, Done
+from farcall_endpoint.worker.channel import CallOrder, Done, InputOrder
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.support.worker import WorkerUnderTest, value_of, worker_under_test
 
@@ -251,6 +252,34 @@ def test_file_that_a_task_returns_is_one_to_read(
         assert (out._path, other._path) == (None, None)
     else:  # the next stage opens them where they are
         assert (out.path.read_text(), other.path.read_text()) == ("mask.txt", "local.txt")
+
+
+def test_file_in_a_value_of_another_call_is_not_looked_for(worker: WorkerUnderTest, staged: Staged) -> None:
+    """A stage may return files that a person wants to know of."""
+    value = edge_pieces([File("s3://lab/other")])
+    order = InputOrder((0,), (sum(map(len, value)),))
+
+    def urls(files: Any) -> list[str]:
+        return [each.url for each in files]
+
+    payload = Serializer().pack_call((None,))
+    [found] = worker.values(
+        urls,
+        payload=payload,
+        inputs=[(order, value)],
+        call=CallOrder((order,), is_edge=True),
+        files_dir=str(staged.directory),
+    )
+    assert found == ["s3://lab/other"]
+
+
+def test_user_code_that_changes_its_file_does_not_end_the_worker(worker: WorkerUnderTest, staged: Staged) -> None:
+    def change(out: Any) -> None:
+        out.path.write_text("x")
+        out.url, out._path, out._mode = 5, None, object()
+
+    done, _ = answer(worker, staged.directory, change, payload_of(out=File(MASK)))
+    assert (done.error, staged.mask.read_text()) == (None, "x")
 
 
 def test_nested_call_writes_the_file_of_its_caller(worker: WorkerUnderTest, staged: Staged, tmp_path: Path) -> None:

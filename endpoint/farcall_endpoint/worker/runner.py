@@ -217,6 +217,8 @@ class Runner:
                 args, kwargs = load_call(payload)
             else:
                 args, kwargs = self._reader(order).unpack_call(payload)
+            if files is not None:
+                files.arguments_read()
             if inputs is not None and inputs.call.inputs:
                 values = inputs.read(_values.deserialize)
                 if function is _listed:
