@@ -28,10 +28,6 @@ def half(out: File) -> None:
     raise ValueError("no")
 
 
-def url_of(path: Path) -> str:
-    return path.as_uri()
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "my table.txt"
@@ -40,9 +36,7 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.mark.smoke
-def test_a_task_reads_and_writes_files_of_its_endpoint(
-    client: farcall.Client, executor: farcall.Executor, table: Path, tmp_path: Path
-) -> None:
+def test_a_task_reads_and_writes_files_of_its_endpoint(executor: farcall.Executor, table: Path, tmp_path: Path) -> None:
     doubled = tmp_path / "new" / "doubled.txt"
     future = executor.submit(double, File(table.as_uri()), out=File(doubled.as_uri()))
     written = future.result(WAIT_S)
@@ -69,8 +63,3 @@ def test_what_is_wrong_with_a_file_is_said(executor: farcall.Executor, table: Pa
             future.result(WAIT_S)
         assert caught.value.record.code == code
     assert output.read_text() == "old"
-
-
-def test_a_sealed_call_has_files(executor: farcall.Executor, table: Path, tmp_path: Path) -> None:
-    with executor.options(sealed="required") as sealed:
-        assert sealed.submit(total, File(table.as_uri())).result(WAIT_S) == 6
