@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from farcall_endpoint.staging.settings import Storage
 from tests.certificates import Authority
 from tests.support.file_servers import Answer, Proxy, WebServer
 from tests.support.transfers import TransferProcess, transfer_process
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 OTHER = "00000000-0000-4000-8000-000000000001"
 """A submitter who is not the owner."""
@@ -581,15 +582,38 @@ def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer
 
 
 def test_a_process_that_is_silent_is_replaced(tmp_path: Path, web: WebServer) -> None:
-    with transfer_process(tmp_path, quiet_s=0.5) as transfers:
+    now = 0.0
+    with transfer_process(tmp_path, clock=lambda: now) as transfers:
         transfers.make("t")
         former = transfers.process
         former.send_signal(signal.SIGSTOP)
         transfers.order(of(web, "/data", b"data"), "t")
-        transfers.wait_until(lambda: transfers.losses, "the silence is noticed")
-        assert "did not answer" in transfers.losses[0]
+        now += 16.0
+        transfers.listen()  # it is asked for a sign of life
+        assert transfers.losses == []
+        now += 16.0
+        transfers.listen()
+        assert transfers.losses == ["the transfer process did not answer"]
         assert not former.is_running()
+        now += 2.0
         assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
+
+
+def test_a_process_that_is_slow_and_answers_stays(tmp_path: Path, web: WebServer) -> None:
+    now = 0.0
+    with transfer_process(tmp_path, clock=lambda: now) as transfers:
+        transfers.make("t")
+        opened = threading.Event()
+        web.files["/slow"] = lambda _: (opened.wait(WAIT_S), (200, {}, b"slow"))[1]
+        transfers.order(of(web, "/slow", b"slow"), "t")
+        transfers.reports.clear()
+        for _ in range(3):
+            now += 16.0
+            transfers.listen()
+            transfers.wait_for(orders.Alive)
+        opened.set()
+        assert transfers.wait_for(orders.Fetched)
+        assert transfers.losses == []
 
 
 def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ class TransferClient:
         owner_or: Callable[[str], str] = lambda submitter: submitter,
         environment: Mapping[str, str] | None = None,
         idle_s: float = _IDLE_S,
-        quiet_s: float = _QUIET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -64,7 +63,6 @@ class TransferClient:
         self._owner_or = owner_or
         self._environment = environment
         self._idle_s = idle_s
-        self._quiet_s = quiet_s
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -207,7 +205,7 @@ class TransferClient:
     def _silent_at(self) -> float:
         if not self._due:
             return float("inf")
-        return self._heard_at + (self._quiet_s if self._has_spoken else _FIRST_WORD_S)
+        return self._heard_at + (_QUIET_S if self._has_spoken else _FIRST_WORD_S)
 
     def next_deadline(self) -> float | None:
         """When :meth:`receive` has something to do without a report."""
