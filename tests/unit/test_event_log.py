@@ -42,7 +42,7 @@ from farcall_endpoint.protocol import (
     TaskOrder,
 )
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.plan import TaskFiles
+from farcall_endpoint.staging.plan import Staging, TaskFiles
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, spec
 
 SECRET = b"the user's own bytes"
@@ -123,6 +123,7 @@ def make_core() -> AgentCore:
         window=PrefetchPolicy(horizon_s=1.0, limit=8),
         max_window=100,
         signatures=SignatureCheck(AllowedSigners([Signer("lab", public_blob(KEY))])),
+        staging=Staging(),
     )
 
 

@@ -241,7 +241,8 @@ class Staging:
         """Why the files of a task that came before are not staged any more; None if they are."""
         if not self._refusal or not (files.reads or files.writes):
             return None
-        return outcomes.file_unsupported(shown(files.uses()[0][1].url), self._refusal)
+        urls = [shown(use.url) for _, use in files.uses()[:1]]
+        return outcomes.file_unsupported("".join(urls), self._refusal)
 
     def report(self) -> list[dict[str, Any]]:
         """The tasks whose files move, the oldest first. Of sealed calls no URL."""
