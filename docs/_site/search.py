@@ -24,6 +24,7 @@ WORDS: Final = {
     "howto/big-data.md": ("large files", "numpy", "payload"),
     "howto/objects.md": ("proxystore", "shared memory", "ray.put", "redis", "object store"),
     "howto/cluster.md": ("Slurm", "HPC", "sbatch"),
+    "howto/data.md": ("S3", "staging", "data transfer", "inputs and outputs"),
     "howto/dead-letters.md": ("segfault", "poison"),
     "howto/engine.md": ("process pool", "multiprocessing"),
     "howto/failures.md": ("exceptions", "traceback"),

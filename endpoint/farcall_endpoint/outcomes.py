@@ -41,6 +41,9 @@ cancelled_before_retry = Outcome(
 cancelled_while_running = Outcome(
     "TASK_CANCELLED", Fault.CALLER, "The task was cancelled while it ran; its processes were killed."
 )
+cancelled_while_storing = Outcome(
+    "TASK_CANCELLED", Fault.CALLER, "The task was cancelled after it ran, while its files were stored."
+)
 containers_unsupported = Outcome(
     "CONTAINER_UNSUPPORTED",
     Fault.CALLER,
@@ -278,6 +281,80 @@ arguments_too_large = Outcome(
     Fault.USER_CODE,
     "The call has arguments of {} bytes, and the node has no room for them beside those of calls that have not ended.",
     "Pass less, or write large data to a file that the function reads; let fewer calls wait at a time.",
+)
+file_not_found = Outcome(
+    "FILE_NOT_FOUND",
+    Fault.CALLER,
+    "The file {} does not exist.",
+    "Check the URL; a file of the endpoint itself is file:///path.",
+)
+file_denied = Outcome(
+    "FILE_DENIED",
+    Fault.CALLER,
+    "The endpoint may not use the file {}: {}.",
+    "Ask the owner of the file for access, or the endpoint's owner to open the storage to you (files.storages).",
+)
+file_changed = Outcome(
+    "FILE_CHANGED",
+    Fault.CALLER,
+    "The file {} changed while it was copied.",
+    "Submit the task again when nothing writes the file.",
+)
+file_size = Outcome(
+    "FILE_CHANGED",
+    Fault.CALLER,
+    "The file {} has {:,} bytes, and the task expects {:,}.",
+    "Submit the task with the size that the file has, or without size_bytes.",
+)
+file_checksum = Outcome(
+    "FILE_CHECKSUM",
+    Fault.CALLER,
+    "The file {} does not have the SHA-256 {}, but {}.",
+    "Check which one is right: the file may have changed, or have been damaged on its way.",
+)
+file_not_written = Outcome(
+    "FILE_NOT_WRITTEN",
+    Fault.USER_CODE,
+    "The function returned, but has not written the file for {}: there is no regular file at {}.",
+    "Open the File that the function gets: open(file, 'w'). A link or a directory is not stored.",
+)
+file_unreachable = Outcome(
+    "FILE_UNREACHABLE",
+    Fault.NETWORK,
+    "The endpoint does not reach the storage of {}: {}.",
+    "Submit the task again later; the endpoint's owner may have to set a proxy.",
+    retryable=True,
+)
+file_unsupported = Outcome(
+    "FILE_UNSUPPORTED",
+    Fault.CALLER,
+    "This endpoint cannot copy the file {}: {}.",
+    "Choose another endpoint, or put the file where this one can read it.",
+)
+files_too_large = Outcome(
+    "FILES_TOO_LARGE",
+    Fault.CALLER,
+    "The files of the task need {:,} bytes, and the endpoint has room for {:,}.",
+    "Give the task fewer or smaller files, or let the function read the parts that it needs.",
+)
+files_no_room = Outcome(
+    "FILES_NO_ROOM",
+    Fault.PEER,
+    "The endpoint has no room for the files of the task: {}.",
+    "Submit the task again later; the endpoint's owner should look at the disk of the endpoint.",
+    retryable=True,
+)
+file_timeout = Outcome(
+    "FILE_TIMEOUT",
+    Fault.NETWORK,
+    "The file {} was not copied within the limit of {:g} s.",
+    "Submit the task again later, or ask the endpoint's owner for a higher limit (files.transfer_limit).",
+)
+files_invalid = Outcome(
+    "FILES_INVALID",
+    Fault.CALLER,
+    "The list of the task's files is invalid: {}",
+    "Submit the task with a release of Farcall that this endpoint knows.",
 )
 value_not_stored = Outcome(
     "VALUE_NOT_STORED",

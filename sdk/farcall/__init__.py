@@ -48,9 +48,11 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
+from farcall_common.file_arguments import File
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.progress import Progress
+from farcall_common.staging import StagedFile, Staging
 
 if TYPE_CHECKING:
     from farcall_common.objects import Reference, store
@@ -67,6 +69,7 @@ __all__ = [
     "ErrorRecord",
     "Executor",
     "FarcallError",
+    "File",
     "Forbidden",
     "Function",
     "FunctionUnknown",
@@ -89,7 +92,9 @@ __all__ = [
     "StageHandle",
     "StageInfo",
     "StageList",
+    "StagedFile",
     "Stages",
+    "Staging",
     "TaskCancelled",
     "TaskDeadLettered",
     "TaskError",

@@ -21,6 +21,7 @@ from farcall import (
     EndpointUnknown,
     Executor,
     FarcallError,
+    File,
     FunctionUnknown,
     InvalidRequest,
     PayloadTooLarge,
@@ -42,6 +43,7 @@ from farcall_common.errors import (
     TaskGroupUnknown,
     TaskIdReused,
 )
+from farcall_common.file_arguments import local_path, placed, without_files
 from farcall_common.payload import Serializer, describe_exception
 from farcall_common.ssh_signatures import AllowedSigners, statement
 from farcall_common.store.model import TaskEvent, TaskResult
@@ -61,6 +63,10 @@ def divide(a: float, b: float = 1) -> float:
 
 def repeat(text: str, times: int) -> str:
     return text * times
+
+
+def text_of(file: File) -> str:
+    return file.path.read_text()
 
 
 class Cloud(Protocol):
@@ -114,7 +120,8 @@ class Real:
             payload = task.payload or self.api.stores.blobs.read(task.payload_ref.blob_key)  # type: ignore[union-attr]
             result = TaskResult(task.task_id, self.endpoint_id, 1, TaskState.SUCCESS, Reporter.AGENT)
             try:
-                args, kwargs = serializer.unpack_call(payload)
+                with placed(lambda file: str(local_path(file.url))):
+                    args, kwargs = serializer.unpack_call(without_files(payload))
                 value = serializer.serialize(serializer.unpack_function(code)(*args, **kwargs))
                 fields: dict[str, Any] = {"result": value}
                 if len(value) > 64 * 1024:
@@ -205,6 +212,19 @@ def test_an_executor_gets_its_results(cloud: Cloud) -> None:
         cloud.run_what_waits()
         assert [future.result(WAIT_S) for future in futures] == list(range(50))
         assert big.result(WAIT_S) == 100_000
+
+
+@pytest.mark.parametrize("size", [5, 80_000])
+def test_a_call_with_a_file(cloud: Cloud, tmp_path: Path, size: int) -> None:
+    (tmp_path / "data.txt").write_text("12345")
+    file, client = File((tmp_path / "data.txt").as_uri()), cloud.client
+    function_id = client.register_function(text_of)
+    task_id = client.run(file, endpoint_id=cloud.endpoint_id, function_id=function_id)
+    with Executor(cloud.endpoint_id, client=client) as executor:
+        future = executor.submit(lambda files, _: files[0].url, [file], bytes(size))  # inline, and in a blob
+        run_until_done(cloud, future)
+        assert future.result() == file.url
+    assert client.get_result(task_id) == "12345"
 
 
 def test_a_repeated_submit_is_harmless_and_a_reused_id_is_refused(cloud: Cloud) -> None:

@@ -34,6 +34,7 @@ PACKAGES: Final = (
 REPLACING: Final = {
     "common/farcall_common/files.py",  # write_whole
     "common/farcall_common/store/blobs_files.py",  # a blob comes in parts, and is made durable
+    "endpoint/farcall_endpoint/worker/files.py",  # what a task has written, when its function has returned
     "local/farcall_local/services.py",  # moves a file away
     "localstack/farcall_localstack/assembly.py",  # an archive, made in a directory of its own
     "localstack/plugin/farcall_localstack_plugin/files.py",  # runs where farcall_common is not installed

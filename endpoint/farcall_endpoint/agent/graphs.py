@@ -15,6 +15,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
+from farcall_common.file_arguments import without_files
 from farcall_common.graphs import (
     COLLECT,
     MAX_CALLS,
@@ -91,6 +92,7 @@ def read_graph(payload: Bytes, options: TaskOptions, *, is_restricted: bool = Fa
     :param is_restricted: whether the service has a list of functions for the endpoint. It has checked the environments
         of those, and cannot see one that a stage names: an image of the submitter's choice runs other code.
     """
+    payload = without_files(payload)
     if not is_graph(payload):
         return None
     try:

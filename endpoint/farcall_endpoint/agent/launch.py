@@ -45,6 +45,10 @@ from farcall_endpoint.environments.technologies import find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
+from farcall_endpoint.staging.client import TransferClient
+from farcall_endpoint.staging.places import files_directory, has_leftovers
+from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.staging.settings import Storage, TransferSettings
 from farcall_endpoint.sweeper import Sweeper
 from farcall_endpoint.valkey import ValkeyServers
 
@@ -118,6 +122,7 @@ def run_agent(
     """
     check_default_environment(config.engine)
     check_binds(config, directory.config_file)
+    check_storages(config)
     slots = expect_workers(config.engine.provider, config.engine.sharing, environment=environment)
     with (
         directory.lock(),
@@ -141,6 +146,7 @@ def run_agent(
         poller = zmq.Poller()
         seed = random.getrandbits(32)
         core = _core(directory, config, endpoint_id, slots, seed=seed, signatures=signatures)
+        working_dir = directory.path / config.engine.working_dir
         background = Background()
         fleet = _fleet(
             directory,
@@ -194,7 +200,14 @@ def run_agent(
                 submit=background.submit,
                 send=fleet.answer_valkey,
             ),
-            sweeper=Sweeper(directory.path / config.engine.working_dir, memory.path, config.data.sweep_settings),
+            sweeper=Sweeper(working_dir, memory.path, config.data.sweep_settings),
+            file_transfers=TransferClient(
+                functools.partial(transfer_settings, config, directory.path),
+                poller=poller,
+                owner_or=fleet.owner_or,
+                environment=environment,
+            ),
+            has_leftovers=functools.partial(has_leftovers, working_dir),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
@@ -206,6 +219,40 @@ def run_agent(
 def _has_memory(config: Config) -> bool:
     """Whether submitters have directories in memory, which all of their tasks can see."""
     return isinstance(config.engine.provider, LocalProviderConfig) and config.data.memory != 0
+
+
+def check_storages(config: Config) -> None:
+    """Make sure that the storages for files of tasks have the options that they need.
+
+    :raises ConfigurationError: if one has not.
+    """
+    if not any(each.options for each in config.files.storages):
+        return
+    # Here, because it takes a while to load.
+    from farcall_endpoint.staging.movers.objects import open_store
+
+    for number, each in enumerate(config.files.storages):
+        scheme, _, rest = each.url.partition("://")
+        if not each.options:
+            continue
+        try:
+            open_store(f"{scheme}://{rest.partition('/')[0]}", each.options)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"files.storages[{number}].options: {error}",
+                hint="The options are those of obstore: region, endpoint, access_key_id, secret_access_key, ...",
+            ) from error
+
+
+def transfer_settings(config: Config, directory: Path) -> TransferSettings:
+    """What the transfer process of an endpoint needs to know."""
+    return TransferSettings(
+        directory=str(directory / "files"),
+        working_dir=str(directory / config.engine.working_dir),
+        cache_bytes=config.files.cache_bytes,
+        storages=tuple([Storage(**msgspec.structs.asdict(each)) for each in config.files.storages]),
+        is_restricted=config.data_only,
+    )
 
 
 def _register(directory: EndpointDirectory, config: Config, access: Access) -> str:
@@ -273,6 +320,14 @@ def _core(
         else None,
         default_environment=config.engine.default_environment,
         jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
+        staging=Staging(
+            max_transfers=config.files.max_transfers,
+            silence_s=config.files.transfer_limit,
+            limit_s=config.files.total_limit,
+            refusal=config.files_refusal,
+            most_bytes=config.files.cache_bytes,
+            jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
+        ),
     )
 
 
@@ -322,6 +377,9 @@ def _fleet(
         ),
         is_restricted=config.data_only,
         results_memory_bytes=config.transfer_memory * 10**6,
+        files_dir=lambda task_id, submitter: str(
+            files_directory(directory.path / config.engine.working_dir, task_id, submitter)
+        ),
     )
     fleet.owner_id = directory.read_owner_id()
     return fleet

@@ -1,0 +1,108 @@
+"""Movers: what copies files from and to one kind of storage. They run in threads of the transfer process.
+
+A :class:`Mover` has one file in each call. A :class:`BatchMover` gets all files that wait, for services that take many
+in one order; those that come meanwhile are another batch. The process calls both in several threads at the same time.
+Both raise or report :class:`MoveError` for whatever fails a file, and let every other
+exception pass: it is a defect, and fails the file with what it says.
+
+Which submitter may use which storage is decided before (``staging.access``): a mover is made for one storage, with the
+options of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from farcall_common.errors import ErrorRecord
+
+
+class MoveError(Exception):
+    """A file cannot be moved. ``record``: one of ``outcomes.file_*``, whose ``retryable`` says whether the plan tries
+    again."""
+
+    def __init__(self, record: ErrorRecord) -> None:
+        super().__init__(record.message)
+        self.record = record
+
+
+class MoveCancelled(Exception):
+    """Raised by a mover that has found ``cancelled()`` to be true."""
+
+
+class Found(NamedTuple):
+    """A file as its storage describes it.
+
+    :param size_bytes: None if it does not say.
+    :param version: changes with each change of the content (ETag, version id, checksum, modification time); empty if
+        the storage has none: then the file is copied each time.
+    :param sha256: of the content in hexadecimal, if the storage knows it.
+    """
+
+    size_bytes: int | None
+    version: str = ""
+    sha256: str = ""
+
+
+class Mover(Protocol):
+    """One file in each call."""
+
+    def stat(self, url: str) -> Found:
+        """Look a file up.
+
+        :raises MoveError: if it is not there, may not be read, or its storage does not answer.
+        """
+
+    def fetch(
+        self, url: str, draft: Path, found: Found, report: Callable[[int], None], cancelled: Callable[[], bool]
+    ) -> str:
+        """Write a file to ``draft``, an empty file; its SHA-256 in hexadecimal.
+
+        :param report: takes the bytes that have come so far, as often as it is convenient.
+        :raises MoveError: ``file_changed`` if it is not the version that was found; the process tries it once more.
+        :raises MoveCancelled: soon after ``cancelled()`` is true.
+        """
+
+    def store(self, source: Path, url: str, report: Callable[[int], None], cancelled: Callable[[], bool]) -> Found:
+        """Store a file under a URL, all of it or nothing.
+
+        :param source: a regular file that does not change. The path is valid during the call only (it is that of an
+            open file, ``/proc/self/fd/N``): open it, and do not give it to another program.
+        """
+
+
+class Move(NamedTuple):
+    """A file of a batch. ``path``: the draft to write (``r``), or the source (``w``); as for :class:`Mover`."""
+
+    number: int
+    url: str
+    mode: str
+    path: Path
+    found: Found
+
+
+class BatchMover(Protocol):
+    """Many files in each call."""
+
+    def stat_many(self, urls: Collection[str]) -> Mapping[str, Found | MoveError]:
+        """Look files up; an entry for each of them."""
+
+    def run(
+        self,
+        moves: Sequence[Move],
+        report: Callable[[int, int], None],
+        done: Callable[[int, Found | MoveError], None],
+        cancelled: Callable[[int], bool],
+    ) -> None:
+        """Move files; returns when each of them was given to ``done``.
+
+        :param report: takes the number of a move, and its bytes so far.
+        :param done: takes the number of a move, and what is there now or why it failed. The process computes the
+            SHA-256 of drafts itself, and compares the size. May be called by this thread only.
+        :param cancelled: whether the file of a move is not needed any more; then ``done`` need not be called for it.
+        """
+
+
+BATCH_SCHEMES = frozenset({"globus"})
+"""Of the URLs that batch movers move."""

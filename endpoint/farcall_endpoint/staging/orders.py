@@ -1,0 +1,168 @@
+"""The messages between an agent and its transfer process. Internal: both have the same package version.
+
+The agent sends orders, the process reports. ``number`` is that of a transfer; the agent gives each a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.file_arguments import shown as without_secrets
+from farcall_common.staged_files import FileUse
+
+_LENGTH_BYTES: Final = 4
+MOST_SHOWN: Final = 200
+"""Characters of a URL in a report or message."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# -- agent to process --------------------------------------------------------------------------------------------------
+
+
+class Make(_Message, frozen=True):
+    """Make the directory of a task's files, with one of these names for each file that it writes. Answered by Made."""
+
+    task_id: str
+    submitter: str
+    writes: tuple[str, ...]
+
+
+class Fetch(_Message, frozen=True):
+    """Get a file, from the cache or from its storage, for these tasks. Answered by Fetched or Failed."""
+
+    number: int
+    submitter: str
+    use: FileUse
+    task_ids: tuple[str, ...]
+
+
+class Store(_Message, frozen=True):
+    """Store what a task has written. Answered by Stored or Failed."""
+
+    number: int
+    submitter: str
+    use: FileUse
+    task_id: str
+
+
+class Cancel(_Message, frozen=True):
+    """A transfer is not needed any more; it is not answered."""
+
+    number: int
+
+
+class Remove(_Message, frozen=True):
+    """Remove the directory of a task's files. Answered by Removed."""
+
+    task_id: str
+    submitter: str
+
+
+class Tidy(_Message, frozen=True):
+    """Remove all directories of tasks' files but those of these tasks: an earlier agent has left them. Answered by
+    Tidied."""
+
+    task_ids: tuple[str, ...]
+
+
+class Ping(_Message, frozen=True):
+    """Asks for a sign of life."""
+
+
+Order = Make | Fetch | Store | Cancel | Remove | Tidy | Ping
+
+
+# -- process to agent --------------------------------------------------------------------------------------------------
+
+
+class Made(_Message, frozen=True):
+    """The directory of a task is there; or why not."""
+
+    task_id: str
+    problem: str = ""
+
+
+class Removed(_Message, frozen=True):
+    """The directory of a task is gone."""
+
+    task_id: str
+
+
+class Tidied(_Message, frozen=True):
+    """What earlier agents left is gone."""
+
+
+class Fetched(_Message, frozen=True):
+    """The tasks have the file. ``cached``: its content was there before."""
+
+    number: int
+    size_bytes: int
+    sha256: str
+    cached: bool
+
+
+class Stored(_Message, frozen=True):
+    """A file is stored."""
+
+    number: int
+    size_bytes: int
+    sha256: str
+
+
+class Failed(_Message, frozen=True):
+    """A transfer has failed. ``error``: the record, as JSON."""
+
+    number: int
+    error: dict[str, Any]
+
+
+class Progress(_Message, frozen=True):
+    """Transfers have come so far: number and bytes."""
+
+    transfers: tuple[tuple[int, int], ...]
+
+
+class Alive(_Message, frozen=True):
+    """The process has started, or answers a Ping."""
+
+
+class Unusable(_Message, frozen=True):
+    """The process cannot work, and ends."""
+
+    reason: str
+
+
+Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive | Unusable
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: object) -> bytes:
+    """A message on the socket: its length, then MessagePack."""
+    encoded = _encode(message)
+    return len(encoded).to_bytes(_LENGTH_BYTES) + encoded
+
+
+def frames_of(data: bytearray) -> Iterator[bytes]:
+    """The whole messages in front of what has come; they are taken out."""
+    start = 0
+    while len(data) >= start + _LENGTH_BYTES:
+        end = start + _LENGTH_BYTES + int.from_bytes(data[start : start + _LENGTH_BYTES])
+        if len(data) < end:
+            break
+        yield bytes(data[start + _LENGTH_BYTES : end])
+        start = end
+    del data[:start]
+
+
+def shown(url: str) -> str:
+    """A URL for reports, messages and logs: short, on one line, without what may be a secret."""
+    clean = "".join([each if each.isprintable() else "?" for each in without_secrets(url)])
+    return clean if len(clean) <= MOST_SHOWN else f"{clean[: MOST_SHOWN - 1]}…"
