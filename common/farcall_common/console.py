@@ -165,20 +165,22 @@ def show_table(
     if not lines:
         typer.secho(empty, dim=True)
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     width = shutil.get_terminal_size().columns
     needed = [
-        max(len(line) for cell in cells for line in cell.split("\n")) for cells in zip(columns, *lines, strict=True)
+        max(cell_len(line) for cell in column for line in cell.split("\n"))
+        for column in zip(columns, *lines, strict=True)
     ]
     if cut:
         needed[-1] = min(needed[-1], width - sum(needed[:-1]) - _GAP_CHARS * (len(needed) - 1))
         if needed[-1] < _LEAST_CHARS:
             cut, columns, needed, lines = False, columns[:-1], needed[:-1], [line[:-1] for line in lines]
         else:
-            lines = [[*line[:-1], _cut(line[-1], needed[-1])] for line in lines]
+            lines = [[*line[:-1], cut_off(" ".join(line[-1].split()), needed[-1])] for line in lines]
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for number, (name, chars) in enumerate(zip(columns, needed, strict=True), start=1):
         table.add_column(name, no_wrap=chars <= _ID_CHARS or (cut and number == len(needed)), overflow="fold")
@@ -191,9 +193,11 @@ def show_table(
     console.print(table)
 
 
-def _cut(text: str, most_chars: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most_chars else f"{line[: most_chars - 1]}…"
+def cut_off(line: str, most_cells: int) -> str:
+    """A line that takes at most so many cells of a terminal: characters of East Asian scripts take two."""
+    from rich.cells import cell_len, set_cell_size
+
+    return line if cell_len(line) <= most_cells else f"{set_cell_size(line, max(0, most_cells - 1)).rstrip()}…"
 
 
 def show_fields(fields: Mapping[str, object]) -> None:

@@ -33,11 +33,12 @@ class Progress:
     at: float = 0.0
 
     def __str__(self) -> str:
-        parts = [f"{self.done:.10g}"]
+        parts = [_in_words(self.done)]
         if self.total is not None:
-            parts.append(f"of {self.total:.10g}")
+            parts.append(f"of {_in_words(self.total)}")
             if self.total > 0 and 0 <= self.done <= self.total:
-                parts.append(f"({math.floor(100 * (self.done / self.total))} %)")
+                percent = round(100 * (self.done / self.total), 9)  # 0.29 of 1 are 28.999999999999996
+                parts.append(f"({math.floor(percent)} %)")
         shown = " ".join(parts)
         return f"{shown}: {self.text}" if self.text else shown
 
@@ -80,6 +81,10 @@ def clean_text(text: str) -> str:
     if not text.isprintable():
         text = "".join([each if each.isprintable() else " " for each in text])
     return " ".join(text.split())[:MAX_TEXT]
+
+
+def _in_words(number: int | float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:.10g}"
 
 
 def _finite(value: Any) -> int | float | None:

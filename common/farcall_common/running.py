@@ -176,13 +176,16 @@ def _number(value: Any) -> int | float:
     """A finite number of any numeric type, such as NumPy's, as Python's own."""
     if type(value) is float:
         number = value
-    elif isinstance(value, str | bytes | bytearray):
-        raise TypeError(f"expected a number, got {type(value).__name__}")
     else:
         try:
             return int(operator.index(value))
         except TypeError:
+            if not hasattr(value, "__float__"):  # float() would read a str, too
+                raise TypeError(f"expected a number, got {type(value).__name__}") from None
+        try:
             number = float(value)
+        except OverflowError:  # of a fraction
+            number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, got {number}")
     return number

@@ -336,7 +336,9 @@ class ComputeFuture(GuardedFuture[T]):
 
         :raises FarcallError: if the API cannot be reached.
         """
-        self._progress = read_progress(self._known_details().get(PROGRESS)) or self._progress
+        known = read_progress(self._known_details().get(PROGRESS))
+        if known is not None or not self.done():  # None while it runs: it has started again
+            self._progress = known
         return self._progress
 
     def _known_details(self) -> Mapping[str, Any]:

@@ -113,7 +113,7 @@ class TaskInfo(Mapping[str, Any]):
     :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats,
     ``environment`` the name of what it runs in, or its technology and place. ``stages`` are those of a graph.
     ``progress`` is what the function last said with ``current().progress``, None if it has said nothing; of a sealed
-    call without its text while it runs.
+    call without its text while it runs. :meth:`Client.get_batch_result` has both of tasks that have ended only.
 
     It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and

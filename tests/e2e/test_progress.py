@@ -54,6 +54,7 @@ def test_the_submitter_sees_the_progress_of_a_task_that_runs_and_has_ended(
         assert seen is not None
         assert (seen.done, seen.total, seen.text) == (3, 10, "wait [1m ing")
         assert abs(seen.at - time.time()) < WAIT_S
+        assert "; progress: 3 of 10 (30 %): wait [1m ing (as of " in str(future.why())
         watch = watched(cloud, tmp_path, future.task_id)
         assert watch.stdout is not None
         assert json.loads(watch.stdout.readline())["progress"]["text"] == "wait [1m ing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -217,6 +218,39 @@ def test_a_future_of_an_engine_has_the_progress_of_its_task(engine: Engine, tmp_
     silent = engine.submit(increment, 1)
     assert silent.result(WAIT_S) == 2
     assert silent.progress is None
+
+
+def say_once(go_on: str) -> int:
+    from farcall import current
+
+    if Path(go_on).exists():
+        return 1
+    current().progress(1, 2, "first run")
+    while not Path(go_on).exists():
+        time.sleep(0.01)
+    raise ValueError("again")
+
+
+def crash(steps: int) -> None:
+    from farcall import current
+
+    for step in range(steps):
+        current().progress(step, steps, f"step {step}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_progress_is_that_of_the_last_run(tmp_path: Path) -> None:
+    with Engine(1, retries=1, retry_delay_s=0.0, max_attempts=1) as engine:
+        future = engine.submit(say_once, str(tmp_path / "go"))
+        try:
+            wait_until(lambda: future.progress is not None)
+        finally:
+            (tmp_path / "go").touch()
+        assert future.result(WAIT_S) == 1
+        assert future.progress is None
+        crashed = engine.submit(crash, 5)
+        assert isinstance(crashed.exception(WAIT_S), TaskError)
+        assert str(crashed.progress) == "4 of 5 (80 %): step 4"
 
 
 def drive(steps: int) -> list[int]:

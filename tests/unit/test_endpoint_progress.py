@@ -7,6 +7,8 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -20,11 +22,12 @@ from farcall_common.sealing import Answer, open_answer
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.running_graphs import MOST_PROGRESS
+from farcall_endpoint.agent.running_graphs import MOST_PROGRESS, MOST_REPORTED
 from farcall_endpoint.agent.sealing import seal_result
 from farcall_endpoint.agent.tasks import OpenedCall, Task
 from farcall_endpoint.manager.events import Job, PacketsReceived, TasksReceived, WorkerDied
 from farcall_endpoint.protocol import Died, Finished, Progress, ReportedProgress, TaskOrder
+from farcall_endpoint.status import lines
 from farcall_endpoint.worker.channel import Channel, Order, Progressed, channel_pair
 from farcall_endpoint.worker.current_task import MOST_PACKETS, CurrentTask
 from tests.support.agent import CoreDriver, Turn
@@ -127,12 +130,12 @@ def test_numbers_of_other_types_are_converted_and_what_is_none_is_refused(functi
     function.task.progress(numpy.int64(3), numpy.float32(0.5), "a\nb")
     function.task.progress(True, numpy.float64(2.5), Odd("odd"))
     assert function.sent() == [(3, 0.5, "a b"), (1, 2.5, "odd")]
-    for wrong in ("3", None, b"3", object()):
-        with pytest.raises(TypeError):
+    for wrong in ("3", None, b"3", object(), 1j):
+        with pytest.raises(TypeError, match=f"expected a number, got {type(wrong).__name__}"):
             function.task.progress(wrong)  # type: ignore[arg-type]
-    for wrong_number in (math.nan, math.inf):
+    for wrong_number in (math.nan, math.inf, Fraction(10**400), Decimal("nan")):
         with pytest.raises(ValueError, match="finite"):
-            function.task.progress(1, wrong_number)
+            function.task.progress(1, wrong_number)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="text is a str, not int"):
         function.task.progress(1, 2, 3)  # type: ignore[arg-type]
     function.task.progress(10**400, text="huge")  # no float: it is dropped
@@ -256,6 +259,7 @@ def test_a_death_and_a_failure_end_it() -> None:
     [died] = [died for report in rig.reports for died in report.progress.died]
     assert died.task_id == "a"
     assert not rig.core._reports.task_progress.last
+    assert rig.core.next_deadline() > rig.now
     rig = Rig()
     rig.start_all()
     rig.handle(TasksReceived([Job(TaskOrder("a", 1, "h", 0, TaskOptions()), b"body", b"payload")]))
@@ -266,6 +270,20 @@ def test_a_death_and_a_failure_end_it() -> None:
     failed = [(msgspec.structs.replace(packet, error=error), b"") for packet, _ in packets.packets]
     rig.handle(PacketsReceived(0, failed))
     assert [details and details["progress"]["done"] for details in details_of(rig)] == [3]
+
+
+def test_what_a_task_said_last_is_reported_with_its_death() -> None:
+    rig = running_task("a")
+    said(rig, "a", 1, 10, "loading")
+    said(rig, "a", 2, 10, "parsing")
+    assert [each.done for each in reported(rig)] == [1]
+    rig.handle(WorkerDied(0, 0, "killed"))
+    [report] = [report for report in rig.reports if report.progress.died]
+    assert report.progress.progress == (ReportedProgress("a", 2, 10, "parsing", 1000.0),)
+    rig.reports.clear()
+    rig.now = 5.0
+    rig.handle()
+    assert reported(rig) == []
 
 
 # -- in the agent ------------------------------------------------------------------------------------------------------
@@ -345,6 +363,30 @@ def test_the_manager_s_last_progress_counts_and_a_lost_task_keeps_what_is_known(
     assert lost.details == {"progress": {"done": 0.5, "at": 1.5}}
 
 
+def test_a_crash_keeps_what_its_manager_reports_with_it() -> None:
+    core = agent()
+    send(core, spec("a", idempotent=False))
+    heard(core, A, now=1.0)
+    last = ReportedProgress("a", 4, 10, "", 1.5)
+    core.progress("m", Progress(workers=4, progress=(last,), died=(Died("a", "killed"),)))
+    lost = ended(core.decide(now=2.0)).result
+    assert lost is not None
+    assert lost.details == {"progress": {"done": 4, "total": 10, "at": 1.5}}
+
+
+def test_the_status_of_an_endpoint_has_the_progress_of_some_tasks() -> None:
+    core = agent()
+    send(core, spec("a"), spec("b"))
+    assert core.core.running_progress() == []
+    heard(core, A, B, now=100.0)
+    shown = list(lines({"progress": core.core.running_progress()}, now=A.at + 5))
+    assert [line.split("\t")[:3] for line in shown] == [
+        ["progress", "a", "3 of 10 (30 %): fitting"],
+        ["progress", "b", "0.5"],
+    ]
+    assert "(5 s ago)" in shown[0]
+
+
 def test_a_task_that_starts_again_has_no_progress() -> None:
     core = agent()
     send(core, spec("a"))
@@ -374,6 +416,12 @@ def test_a_report_of_progress_is_small() -> None:
     assert len(rows) == MOST_PROGRESS
     assert 0 < sum("text" in row for row in rows) < 50
     assert len(msgspec.msgpack.encode(rows)) < 32 * 1024
+    assert len(core.core.running_progress()) == MOST_REPORTED
+    for row in rows:
+        name = row["task_id"]
+        core.progress(placed[name], Progress(workers=4, finished=(Finished(name, TaskState.SUCCESS, 0),)), [b"r"])
+    core.decide(now=6.0)
+    assert len(heard(core, now=7.0)) == 150 - MOST_PROGRESS, "the others have room now"
 
 
 def test_of_a_sealed_call_the_cloud_gets_no_text() -> None:
@@ -381,6 +429,7 @@ def test_of_a_sealed_call_the_cloud_gets_no_text() -> None:
     core.add(ev.TasksReceived((spec("a"),), UserBytes([b"p"]), (FUNCTION,), UserBytes([BODY]), [OpenedCall(KEY)]))
     core.decide(now=0.0)
     assert heard(core, A, now=1.0) == [{"task_id": "a", "done": 3, "total": 10, "at": 1.0}]
+    assert [row["progress"] for row in core.core.running_progress()] == ["3 of 10 (30 %)"]
     core.progress("m", Progress(workers=4, finished=(Finished("a", TaskState.SUCCESS, 0),)), [b"r"])
     details = ended(core.decide(now=2.0)).result.details  # type: ignore[union-attr]
     assert details is not None

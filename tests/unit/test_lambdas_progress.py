@@ -42,6 +42,16 @@ def test_progress_of_a_running_task_is_that_of_the_last_report(lab: GraphLab) ->
     assert "progress" not in lab.show(task.task_id).body
 
 
+def test_why_says_how_far_a_running_task_is_and_when_it_said_so(lab: GraphLab) -> None:
+    at = lab.at().timestamp()
+    task = start(lab, Progress(3, 10, "fitting", at - 90))
+    assert lab.why(task.task_id)["text"].endswith("; progress: 3 of 10 (30 %): fitting (as of 90 s ago).")
+    lab.seen(progress=(RunningProgress(task.task_id, Progress(4, at=at + 3600)),))  # by a clock that is ahead
+    assert lab.why(task.task_id)["text"].endswith("; progress: 4 (as of now).")
+    lab.seen()
+    assert lab.why(task.task_id)["text"].endswith(" (attempt 1).")
+
+
 def test_others_do_not_see_it(lab: GraphLab) -> None:
     task = start(lab, Progress(3, 10, "hush"))
     assert lab.show(task.task_id, caller=BOB).status == 404

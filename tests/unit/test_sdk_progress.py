@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,36 @@ def test_a_future_has_the_progress_of_a_task_that_runs_and_has_ended(cloud: Fake
     assert str(last) == "10 of 10 (100 %): fitting"
     assert last.at >= seen.at
     assert "10 of 10 (100 %): fitting" in future._repr_html_()
+
+
+def test_a_task_that_starts_again_begins_without_progress(cloud: FakeCloud, executor: Executor, tmp_path: Path) -> None:
+    started, go_on, file = threading.Semaphore(0), threading.Semaphore(0), str(tmp_path / "ran")
+
+    def wait(_: str) -> None:
+        started.release()
+        go_on.acquire(timeout=WAIT_S)
+
+    def fail_once() -> None:
+        if not Path(file).exists():
+            Path(file).touch()
+            raise ValueError("again")
+
+    cloud.on_start = wait
+    executor.retries, executor.retry_delay_s = 1, 0.0
+    future = executor.submit(fail_once)
+    assert started.acquire(timeout=WAIT_S)
+    wait_until(lambda: "client_accepted_at" in future.timings)
+    cloud.report_progress(future.task_id, 1, 2)
+    before = future.progress
+    assert before is not None
+    go_on.release()
+    assert started.acquire(timeout=WAIT_S)
+    after = future.progress
+    assert after is None
+    assert "1 of 2" not in future._repr_html_()
+    go_on.release()
+    assert future.result(WAIT_S) is None
+    assert future.progress is None
 
 
 def test_a_task_that_failed_keeps_its_progress_and_one_that_says_nothing_has_none(executor: Executor) -> None:
@@ -193,23 +224,51 @@ def test_watch_in_json_has_a_line_for_each_change(offline: FakeCloud) -> None:
     assert lines[2]["progress"]["done"] == 1
 
 
-def test_watch_rewrites_lines_on_a_terminal(offline: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    made = Terminal()
+    monkeypatch.setattr("sys.stdout", made)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "24")
+    return made
+
+
+def test_watch_rewrites_lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_a_terminal(monkeypatch)
     shown = _tasks._Watched({"t1": "t1", "t2": "t2"}, as_json=False)
     shown.show({"t1": {"status": "running", "progress": {"done": 1, "text": "x" * 100, "at": 1.0}}})
     shown.show({"t1": {"status": "success"}, "t2": {"status": "running"}})
     text = terminal.getvalue()
     assert text.count("\x1b[1A") == 1
     lines = text.split("\n")
-    assert lines[0] == "\r\x1b[Kt1  running   1: " + "x" * 22
+    assert lines[0] == "\r\x1b[Kt1  running   1: " + "x" * 21 + "…"
     assert lines[1].endswith("t1  success")
+
+
+def test_a_line_of_watch_never_exceeds_a_line_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_a_terminal(monkeypatch)
+    shown = _tasks._Watched({"t1": "t1"}, as_json=False)
+    task = {"status": "running", "progress": {"done": 1, "text": "計算" * 50, "at": 1.0}}
+    shown.show({"t1": task})
+    monkeypatch.setenv("COLUMNS", "21")  # the window is narrower now
+    shown.show({"t1": task})
+    first, second = [line.rpartition("\x1b[K")[2] for line in terminal.getvalue().split("\n")[:-1]]
+    assert first == "t1  running   1: " + "計算" * 5 + "…"
+    assert second == "t1  running   1: 計…"
+
+
+def test_watch_writes_a_line_for_each_change_where_lines_cannot_be_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_a_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    shown = _tasks._Watched({"t1": "t1"}, as_json=False)
+    for status in ("running", "running", "success"):
+        shown.show({"t1": {"status": status}})
+    assert terminal.getvalue() == "t1\trunning\t\nt1\tsuccess\t\n"
 
 
 def test_watch_of_a_task_that_does_not_exist_is_refused(offline: FakeCloud) -> None:

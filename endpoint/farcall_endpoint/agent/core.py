@@ -234,6 +234,10 @@ class AgentCore:
         """The stages of the graphs that run, for the status."""
         return self._graphs.describe()
 
+    def running_progress(self) -> list[dict[str, object]]:
+        """How far tasks are that run, for the status."""
+        return self._graphs.describe_progress()
+
     def environments(self) -> list[dict[str, Any]]:
         """The environments of the nodes, the interesting ones first."""
         return report_environments(self._managers.members.values(), self._environments, without_pod=self._without_pod())

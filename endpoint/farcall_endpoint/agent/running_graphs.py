@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.graphs import STATES, StageState
-from farcall_common.progress import PROGRESS, Progress
+from farcall_common.progress import PROGRESS, Progress, read_progress
 from farcall_endpoint.agent.graphs import MOST_NAME, RANKS, cut
 from farcall_endpoint.agent.tasks import Task, TaskResult
 from farcall_endpoint.protocol import ReportedProgress
@@ -100,8 +100,9 @@ class RunningGraphs:
 
     def stopped(self, task: Task) -> None:
         """A manager does not have a task any more."""
-        self._rows.pop(task.task_id, None)
-        self._progress.pop(task.task_id, None)
+        for known in (self._rows, self._progress):
+            if known.pop(task.task_id, None) is not None:
+                self._has_news = True  # there is room in the report for others
 
     def ended(self, task: Task) -> None:
         """A task has ended, or is not needed."""
@@ -136,6 +137,13 @@ class RunningGraphs:
                 "stages": [_shown(each) for each in row.get("stages", ()) if each["state"] in RANKS],
             }
             for row in self.report()
+        ]
+
+    def describe_progress(self) -> list[dict[str, object]]:
+        """How far tasks are that run, as a table for the endpoint's status; some at most."""
+        return [
+            {"task_id": row["task_id"], "progress": str(read_progress(row)), "said_at": row["at"]}
+            for row in self.progress()[:MOST_REPORTED]
         ]
 
 

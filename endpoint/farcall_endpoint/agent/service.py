@@ -359,6 +359,7 @@ class Agent:
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             **self._about_environments(),
             **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
+            **({"progress": progress} if (progress := self._core.running_progress()) else {}),
             "problem": str(report.detail.get("problem", "")),
             "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.wall(),

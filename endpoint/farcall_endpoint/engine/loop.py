@@ -346,8 +346,8 @@ class EngineLoop:
         rebuild = self._rebuilds.pop(task.task_id, None) if self._rebuilds else None
         if result.details is not None and "stages" in result.details:
             future.stages = _stages(result.details["stages"])
-        if result.details is not None and PROGRESS in result.details:
-            future.progress = read_progress(result.details[PROGRESS]) or future.progress
+        if future.progress is not None or (result.details is not None and PROGRESS in result.details):
+            future.progress = read_progress((result.details or {}).get(PROGRESS))  # None: it was that of an earlier run
         if result.state is TaskState.SUCCESS:
             try:
                 value = load_user_data(lambda: load_native(result.body or b""))

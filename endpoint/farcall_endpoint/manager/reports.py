@@ -20,6 +20,7 @@ from farcall_endpoint.protocol import (
     Finished,
     GraphProgress,
     Progress,
+    ReportedProgress,
     Started,
 )
 from farcall_endpoint.shared_memory import Frame
@@ -45,6 +46,7 @@ class Reports:
         self._untaken_bytes = 0  # of sent results that the agent has not taken yet
         self._window_bytes = FIRST_WINDOW_BYTES
         self._died: list[Died] = []
+        self._last_progress: list[ReportedProgress] = []  # of the tasks of those
         self._started: list[Started] = []
         self._graphs: dict[str, GraphProgress] = {}
         self._offered: tuple[tuple[str, int], ...] | None = None  # if it has changed
@@ -108,7 +110,8 @@ class Reports:
         if job.owner is not None:
             job.owner.died(job, died)
         else:
-            self.task_progress.ended(job.order.task_id)
+            if (last := self.task_progress.ended(died.task_id)) is not None:  # how far it was when it crashed
+                self._last_progress.append(ReportedProgress(died.task_id, **vars(last)))
             self._died.append(died)
 
     def started(self, job: Job, at: float) -> None:
@@ -183,8 +186,10 @@ class Reports:
         if self._offered is not None:
             progress = msgspec.structs.replace(progress, waiting_calls=self._offered)
             self._offered = None
-        if now >= self.task_progress.due_at:
-            progress = msgspec.structs.replace(progress, progress=self.task_progress.due(now))
+        if self._last_progress or now >= self.task_progress.due_at:
+            said = (*self._last_progress, *self.task_progress.due(now))
+            progress = msgspec.structs.replace(progress, progress=said)
+            self._last_progress = []
         size_bytes = sum(map(len, results))
         self._untaken_bytes += size_bytes
         self._result_bytes -= size_bytes

@@ -68,7 +68,7 @@ class ResultService(Service):
         task = self.task(identity, task_id)
         view = self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
         endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id) if task.state is TaskState.RUNNING else None
-        return dataclasses.replace(view, stages=_stages(task, endpoint), progress=_progress(task, endpoint))
+        return dataclasses.replace(view, stages=_stages(task, endpoint), progress=progress_of(task, endpoint))
 
     def get_many(
         self, identity: Identity, task_ids: Sequence[str], *, takes_refs: bool
@@ -239,7 +239,7 @@ def _stages(task: Task, endpoint: Endpoint | None) -> Sequence[StageState]:
     return graph.stages if graph is not None else ()
 
 
-def _progress(task: Task, endpoint: Endpoint | None) -> Progress | None:
+def progress_of(task: Task, endpoint: Endpoint | None) -> Progress | None:
     """How far a task is: as of its result; while it runs, as of the endpoint's last report."""
     if PROGRESS in task.details:
         return read_progress(task.details[PROGRESS])

@@ -16,7 +16,7 @@ from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.endpoints import EndpointService, renamed
-from farcall_lambdas.services.results import ResultService, graph_of
+from farcall_lambdas.services.results import ResultService, graph_of, progress_of
 
 
 class Reason(enum.StrEnum):
@@ -145,7 +145,8 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
             message = f" ({task.error.message})" if task.error else ""
             return Reason.ENDED, f"The task ended as {state} {ago} ago{message}."
         case TaskState.RUNNING if situation.online:
-            return Reason.RUNNING, f"The task has been running for {ago} (attempt {task.attempt}){_stages(situation)}."
+            doing = f"{_stages(situation)}{_progress(situation)}"
+            return Reason.RUNNING, f"The task has been running for {ago} (attempt {task.attempt}){doing}."
         case TaskState.WAITING_FOR_LAUNCH if situation.online:
             if found := _of_the_environment(situation):
                 return found
@@ -172,6 +173,15 @@ def _stages(situation: Situation) -> str:
     else:
         return ""
     return f"; {doing}{_as_of(situation)}"
+
+
+def _progress(situation: Situation) -> str:
+    """How far the function is, as a part of a sentence; empty if it has not said so."""
+    progress = progress_of(situation.task, situation.endpoint)
+    if progress is None:
+        return ""
+    # Its own age, because a function that hangs says nothing new while the endpoint's reports go on.
+    return f"; progress: {progress} (as of {ago(situation.now.timestamp() - progress.at)})"
 
 
 def _before_retry(situation: Situation) -> _Answer | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import shutil
 import sys
 import time
@@ -31,7 +32,7 @@ from farcall.cli._output import (
     write,
 )
 from farcall_common import graphs
-from farcall_common.console import duration, instant, new_group, show_fields, show_table
+from farcall_common.console import cut_off, duration, instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest, TaskUnknown
 from farcall_common.exit_codes import FAILED
 from farcall_common.progress import PROGRESS, read_progress
@@ -202,9 +203,8 @@ class _Watched:
     def __init__(self, ids: Mapping[str, str], *, as_json: bool) -> None:
         self._ids = ids
         self._as_json = as_json
-        size = shutil.get_terminal_size()
-        self._columns = size.columns
-        self._in_place = not as_json and sys.stdout.isatty() and len(ids) < size.lines
+        can_redraw = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._in_place = not as_json and can_redraw and len(ids) < shutil.get_terminal_size().lines
         self._lines: dict[str, str] = {}
 
     def show(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -212,8 +212,9 @@ class _Watched:
         if self._in_place:
             if self._lines:
                 typer.echo(f"\x1b[{len(self._lines)}A", nl=False)
+            columns = shutil.get_terminal_size().columns  # now: a window may change
             for task_id, task in tasks.items():
-                self._lines[task_id] = "  ".join(self._cells(task_id, task)).rstrip()[: self._columns - 1]
+                self._lines[task_id] = cut_off("  ".join(self._cells(task_id, task)).rstrip(), columns - 1)
                 typer.echo(f"\r\x1b[K{self._lines[task_id]}")
             return
         for task_id, task in tasks.items():
