@@ -43,7 +43,7 @@ class FarcallConfig(ExecutorConfig):  # type: ignore[misc]
 
 
 class FailingFutures(concurrent.futures.Executor):
-    """An executor whose ``submit`` reports what cannot be sent by its future, as a process pool does.
+    """An executor whose ``submit`` reports errors by futures: calls that cannot be sent, or are made after it broke.
 
     TaPS submits in a callback of the last future that a task waits for: what is raised there is only logged, and the
     task would never end.
@@ -53,10 +53,10 @@ class FailingFutures(concurrent.futures.Executor):
         self.executor = executor
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[Any]:
-        """As the executor's."""
+        """As the executor's, but for errors."""
         try:
             return self.executor.submit(fn, *args, **kwargs)
-        except FarcallError as error:
+        except (FarcallError, concurrent.futures.BrokenExecutor) as error:
             failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
             failed.set_exception(error)
             return failed
