@@ -1,4 +1,4 @@
-"""Tables of the TaPS benchmark, and what a Python without TaPS is told."""
+"""Tables of the TaPS benchmark, and the message for a Python without TaPS."""
 
 from __future__ import annotations
 
