@@ -16,7 +16,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -55,6 +55,14 @@ FLOWS_REQUIREMENTS := tests/e2e/data/flows-requirements.txt
 .venv-flows/.made: $(FLOWS_REQUIREMENTS) .venv/.synced
 	@$(UV) venv --quiet --clear --python .venv/bin/python .venv-flows
 	@$(UV) pip install --quiet --only-binary :all: --no-deps --python .venv-flows/bin/python -r $(FLOWS_REQUIREMENTS)
+	@touch $@
+
+# TaPS' executors and what Farcall needs, for its benchmark. No package index has TaPS itself.
+TAPS_REQUIREMENTS := benchmarks/taps/requirements.txt
+.venv-taps/.made: $(TAPS_REQUIREMENTS) .venv/.synced
+	@$(UV) venv --quiet --clear --python .venv/bin/python .venv-taps
+	@$(UV) pip install --quiet --only-binary :all: --python .venv-taps/bin/python -r $(TAPS_REQUIREMENTS)
+	@$(UV) pip install --quiet --no-deps --python .venv-taps/bin/python -e common -e sdk -e endpoint
 	@touch $@
 
 # The CDK's command line for LocalStack, in the versions of its lock file, by the Node of our environment.
@@ -159,6 +167,10 @@ bench-data: setup
 bench-graphs: setup
 	@PATH="$(dir $(abspath $(UV))):$$PATH" $(RUN) benchmarks.graphs
 
+# TaPS' applications on our executors and on its own. TaPS must be in .venv-taps: it says how, if it is not.
+bench-taps: setup .venv-taps/.made
+	@$(RUN) benchmarks.taps
+
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 # What a change must pass. Deployments on LocalStack wait more than they compute: the other suites with real processes
@@ -252,4 +264,4 @@ openapi: setup
 	$(RUN) farcall_lambdas.openapi docs/openapi.json
 
 clean:
-	rm -rf .venv .venv-localstack benchmarks/engine/.venv-peers .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist
+	rm -rf .venv .venv-localstack .venv-taps benchmarks/engine/.venv-peers .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist

@@ -14,6 +14,7 @@ from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
 from benchmarks.graphs import table as graphs
 from benchmarks.report import RESULTS, figure_table, with_section
+from benchmarks.taps import table as taps
 from benchmarks.warm_starts import table as warm_starts
 
 PAGE: Final = Path(__file__).with_name("README.md")
@@ -33,6 +34,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "forwarder": figure_table,
     "graphs": graphs.as_tables,
     "objects": objects.as_table,
+    "taps": taps.as_tables,
     "warm_starts": warm_starts.as_tables,
     "warm_one_shots": warm_starts.sustained_tables,
     "warm_routing": warm_routing.as_table,

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,10 +39,13 @@ def interpreter(peer: str | None) -> Path:
     return python
 
 
-def run_driver(python: Path, *arguments: str, driver: str = "benchmarks.engine.driver") -> dict[str, Any]:
+def run_driver(
+    python: Path, *arguments: str, driver: str = "benchmarks.engine.driver", variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run a driver with this interpreter; returns the JSON of its last line.
 
     :param driver: its module.
+    :param variables: more variables of its environment.
     :raises subprocess.SubprocessError: if it fails, or takes too long.
     :raises ValueError: if the last line is not JSON.
     """
@@ -51,6 +55,7 @@ def run_driver(python: Path, *arguments: str, driver: str = "benchmarks.engine.d
         "PYTHONPATH": str(_REPOSITORY),
         "PATH": path,
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **(variables or {}),
     }
     for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
         environment.pop(variable, None)

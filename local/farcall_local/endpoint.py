@@ -27,11 +27,15 @@ _POLL_S = 0.02
 class LocalEndpoint:
     """One endpoint under ``home`` (its FARCALL_HOME): configured and started on entering, stopped on leaving.
 
-    ``environment`` has the address and the token of its API (see :meth:`farcall_local.tier.LocalTier.environment`).
+    ``environment`` has the address and the token of its API (see :meth:`farcall_local.tier.LocalTier.environment`);
+    ``python`` is the interpreter that runs it, next to which is its command.
     """
 
-    def __init__(self, name: str, *, home: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, *, home: Path, environment: Mapping[str, str], python: Path = Path(sys.executable)
+    ) -> None:
         self.name = name
+        self._program = python.with_name("farcall-endpoint")
         self.home = home
         self.directory = home / "endpoints" / name
         self._environment = {**os.environ, **environment, "FARCALL_HOME": str(home)}
@@ -82,11 +86,10 @@ class LocalEndpoint:
 
         :raises Unavailable: if it fails; with its output, and the end of the endpoint's log.
         """
-        program = Path(sys.executable).with_name("farcall-endpoint")
-        if not program.exists():
+        if not self._program.exists():
             raise ConfigurationError("farcall-endpoint is not installed", hint="pip install farcall-endpoint")
         done = subprocess.run(
-            [program, *arguments],
+            [self._program, *arguments],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
