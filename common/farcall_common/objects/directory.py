@@ -222,7 +222,7 @@ class Directory(ObjectConnector):
             if mark.exists() and time.time() - mark.stat().st_mtime < _SWEEP_S:
                 return
             mark.touch(mode=0o600)
-            threading.Thread(target=sweep, args=(self.path,), name="farcall-sweep", daemon=True).start()
+            threading.Thread(target=sweep, args=(self.path,), name="objects-sweep", daemon=True).start()
 
 
 def sweep(path: str) -> int:
