@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.report import RESULTS, new_report, save
 
-SUBJECTS: Final = ("objects",)
+SUBJECTS: Final = ("objects", "communication")
 
 
 def main() -> None:

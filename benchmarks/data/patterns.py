@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.data import functions
 from benchmarks.data.media import Medium
@@ -17,24 +17,21 @@ _MOST_ALL_BYTES: Final = 64_000_000
 _TIMEOUT_S: Final = 120
 
 
-def measure(engine: Engine, media: Mapping[str, Medium], *, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By ``pattern/size/medium``: milliseconds from the first write to the last read, the median of the rounds and
-    their spread. The media take turns."""
+def measure(engine: Engine, media: Mapping[str, Medium], *, times: int) -> Iterator[tuple[str, float]]:
+    """By ``pattern/size/medium``: milliseconds from the first write to the last read, the median of so many times. The
+    media take turns."""
     for pattern, (senders, receivers) in PATTERNS.items():
         for title, size in SIZES.items():
             if senders * receivers * size > _MOST_ALL_BYTES and senders > 1:
                 continue
             found: dict[str, list[float]] = {name: [] for name in media}
-            for number in range(rounds + 1):
+            for number in range(times + 1):
                 for name, medium in media.items():
                     took_s = _run(engine, medium, size, senders, receivers)
                     if number:  # the first one starts workers and connections
                         found[name].append(1000 * took_s)
             for name, values in found.items():
-                yield (
-                    f"{pattern}/{title}/{name}",
-                    {"median": statistics.median(values), "min": min(values), "max": max(values)},
-                )
+                yield f"{pattern}/{title}/{name}", statistics.median(values)
 
 
 def _run(engine: Engine, medium: Medium, size: int, senders: int, receivers: int) -> float:
@@ -46,4 +43,5 @@ def _run(engine: Engine, medium: Medium, size: int, senders: int, receivers: int
     for _, each in keys:
         for key in each:
             medium.evict(key)
-    return max(end for _, end in times) - min(began for began, _ in times)
+    took_s: float = max(end for _, end in times) - min(began for began, _ in times)
+    return took_s

@@ -21,10 +21,9 @@ APPLICATIONS: Final[Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]]
 _TIMEOUT_S: Final = 600
 
 
-def measure(
-    engine: Engine, media: Mapping[str, Medium], *, total_bytes: int = BYTES
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """By ``application/medium``: seconds of the whole run, of all writes and of all reads together."""
+def measure(engine: Engine, media: Mapping[str, Medium], *, total_bytes: int = BYTES) -> Iterator[tuple[str, float]]:
+    """By ``application/medium/what``: seconds of the whole run, and of all writes and all reads of its tasks
+    together."""
     for application, (mapper, reducer) in APPLICATIONS.items():
         counted: set[int] = set()
         for name, medium in media.items():
@@ -39,12 +38,7 @@ def measure(
             for _, keys in written:
                 for key in keys:
                     medium.evict(key)
-            yield (
-                f"{application}/{name}",
-                {
-                    "whole_s": whole_s,
-                    "write_s": sum(times[1] for times, _ in written),
-                    "read_s": sum(times[1] for times, _ in read),
-                },
-            )
+            yield f"{application}/{name}/whole_s", whole_s
+            yield f"{application}/{name}/write_s", sum(times[1] for times, _ in written)
+            yield f"{application}/{name}/read_s", sum(times[1] for times, _ in read)
         assert len(counted) == 1, counted  # each medium has carried the same

@@ -17,6 +17,17 @@ def test_a_quick_round_of_objects_prints_all_figures() -> None:
     assert len(rows) == 25
 
 
+def test_a_quick_round_of_communication_prints_all_figures() -> None:
+    command = [sys.executable, "-m", "benchmarks.data", "communication", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [
+        line for line in done.stdout.splitlines() if line.startswith(("| point", "| broadcast", "| all", "| input"))
+    ]
+    assert len(rows) == 4 + 4 + 3 + 2
+    assert not [row for row in rows if "| - |" in row]
+
+
 def test_an_unknown_subject_is_named() -> None:
     command = [sys.executable, "-m", "benchmarks.data", "objcts"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
