@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import boto3
@@ -14,6 +14,7 @@ from moto.server import ThreadedMotoServer
 import farcall
 from farcall import File
 from farcall_common.errors import TaskFailed
+from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from tests.waiting import WAIT_S
 
@@ -32,20 +33,23 @@ def bucket() -> Iterator[tuple[str, Any]]:
     server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def executor(
-    client: farcall.Client, own_endpoint: Callable[..., LocalEndpoint], bucket: tuple[str, Any]
+    client: farcall.Client,
+    cloud: Deployment,
+    bucket: tuple[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[farcall.Executor]:
     """Of an endpoint that has the credentials of the bucket."""
-    endpoint = own_endpoint()
+    home = tmp_path_factory.mktemp("files")
+    endpoint = LocalEndpoint("files", home=home, environment=cloud.environment("ada"))
+    endpoint.configure()
     file = endpoint.directory / "config.yaml"
     config = yaml.safe_load(file.read_text())
     options = {"endpoint": bucket[0], "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
     config["files"] = {"storages": [{"url": "s3://lab", "options": options}]}
     file.write_text(yaml.safe_dump(config))
-    endpoint.stop()
-    endpoint.start()
-    with farcall.Executor(endpoint.endpoint_id, client=client) as running:
+    with endpoint, farcall.Executor(endpoint.endpoint_id, client=client) as running:
         yield running
 
 
