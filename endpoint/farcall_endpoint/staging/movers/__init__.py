@@ -1,8 +1,8 @@
 """Movers: what copies files from and to one kind of storage. They run in threads of the transfer process.
 
-A :class:`Mover` has one file in each call, and the process calls it in several threads at the same time. A
-:class:`BatchMover` gets all files that wait, for services that take many in one order; one thread calls it, again for
-those that came meanwhile. Both raise or report :class:`MoveError` for whatever fails a file, and let every other
+A :class:`Mover` has one file in each call. A :class:`BatchMover` gets all files that wait, for services that take many
+in one order; those that come meanwhile are another batch. The process calls both in several threads at the same time.
+Both raise or report :class:`MoveError` for whatever fails a file, and let every other
 exception pass: it is a defect, and fails the file with what it says.
 
 Which submitter may use which storage is decided before (``staging.access``): a mover is made for one storage, with the
@@ -99,7 +99,7 @@ class BatchMover(Protocol):
 
         :param report: takes the number of a move, and its bytes so far.
         :param done: takes the number of a move, and what is there now or why it failed. The process computes the
-            SHA-256 of drafts itself, and compares the size.
+            SHA-256 of drafts itself, and compares the size. May be called by this thread only.
         :param cancelled: whether the file of a move is not needed any more; then ``done`` need not be called for it.
         """
 

@@ -1,0 +1,127 @@
+"""Access to storage: which mover may move a file for a submitter, and with whose credentials.
+
+Tasks of the endpoint's owner use the credentials of the endpoint's process. Tasks of others, and all tasks of an
+endpoint that runs certain functions only, reach the storages of the configuration that are open to them, and public
+``https://`` addresses without credentials.
+"""
+
+from __future__ import annotations
+
+import functools
+import urllib.parse
+from typing import Final, Literal
+
+import msgspec
+
+from farcall_endpoint import outcomes
+from farcall_endpoint.staging.movers import BatchMover, MoveError, Mover
+from farcall_endpoint.staging.movers.objects import ObjectMover
+from farcall_endpoint.staging.movers.web import WebMover
+from farcall_endpoint.staging.orders import shown
+
+_WEB: Final = ("http", "https")
+
+
+class Storage(msgspec.Struct, frozen=True, kw_only=True):
+    """A storage of the configuration: the beginning of its URLs, options, and the submitters that it is open to (``*``:
+    all), for reading or also for writing."""
+
+    url: str
+    options: dict[str, str] = {}
+    submitters: tuple[str, ...] | Literal["*"] = ()
+    write: bool = False
+
+    def has(self, url: str) -> bool:
+        """Whether a URL is below this one."""
+        return url == self.url or url.startswith(self.url.rstrip("/") + "/")
+
+    def is_open_to(self, submitter: str, *, write: bool) -> bool:
+        """Whether tasks of a submitter may use it; the owner's always may."""
+        if not submitter:
+            return True
+        return (self.write or not write) and (self.submitters == "*" or submitter in self.submitters)
+
+
+class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transfer process needs to know.
+
+    :param directory: of the cache.
+    :param working_dir: of tasks.
+    :param cache_bytes: budget of the cache; None: its default.
+    :param is_restricted: whether tasks of the owner have no more rights than those of others.
+    :param globus: the section of the configuration, if there is one.
+    """
+
+    directory: str
+    working_dir: str
+    cache_bytes: int | None = None
+    storages: tuple[Storage, ...] = ()
+    is_restricted: bool = False
+    globus: dict[str, object] | None = None
+
+
+class Access:
+    """Finds the mover of a file.
+
+    :param settings: the storages, and whether the owner has rights of their own.
+    """
+
+    def __init__(self, settings: TransferSettings) -> None:
+        self._is_restricted = settings.is_restricted
+        # The longest, which says most, comes first.
+        self._storages = sorted(settings.storages, key=lambda each: -len(each.url))
+        self._movers: dict[tuple[str, Storage | None], Mover] = {}
+
+    def mover(self, submitter: str, url: str, *, write: bool) -> Mover:
+        """What moves a file for a submitter; empty: the owner.
+
+        :raises MoveError: if the submitter may not use its storage.
+        """
+        scheme = url.partition("://")[0]
+        storage = self._storage(submitter, url, write=write)
+        if scheme in _WEB:
+            return WebMover(may_reach=functools.partial(self.may_reach, submitter))
+        if storage is None and not self._is_owner(submitter):
+            raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
+        mover = self._movers.get((scheme, storage))
+        if mover is None:
+            mover = self._movers[scheme, storage] = ObjectMover({} if storage is None else storage.options)
+        return mover
+
+    def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:  # noqa: ARG002 - for G
+        """The same for the URLs of :data:`~farcall_endpoint.staging.movers.BATCH_SCHEMES`."""
+        raise MoveError(outcomes.file_unsupported(shown(url), "it has no configuration for this storage"))
+
+    def may_reach(self, submitter: str, url: str) -> bool:
+        """Whether a submitter may reach a web address wherever it is. Others must be ``https`` and public."""
+        return self._is_owner(submitter) or self._storage(submitter, url, write=False) is not None
+
+    def _is_owner(self, submitter: str) -> bool:
+        return not submitter and not self._is_restricted
+
+    def _storage(self, submitter: str, url: str, *, write: bool) -> Storage | None:
+        """The storage of the configuration that has a file and is open to a submitter."""
+        url = normalized(url)
+        if not url:
+            return None
+        for storage in self._storages:
+            if storage.has(url) and storage.is_open_to(submitter, write=write):
+                return storage
+        return None
+
+
+def normalized(url: str) -> str:
+    """A URL as those of storages are compared: its host in lower case, without a query. Empty if a server may regard it
+    as another one: with dots as a component of its path, or with a user name."""
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("?")[0].partition("#")[0].partition("/")
+    if "@" in host or "\\" in url or any(each in (".", "..") for each in _unquoted(path).split("/")):
+        return ""
+    return f"{scheme}://{host.lower() if scheme in _WEB else host}/{path}"
+
+
+def _unquoted(path: str) -> str:
+    """A path without percent signs, however often it was quoted."""
+    while (unquoted := urllib.parse.unquote(path)) != path:
+        path = unquoted
+    return path

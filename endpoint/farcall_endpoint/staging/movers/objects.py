@@ -1,0 +1,195 @@
+"""Mover of objects: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage; by ``obstore``."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import obstore
+from obstore import exceptions
+from obstore.store import ObjectStore, from_url
+
+from farcall_endpoint import outcomes
+from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
+from farcall_endpoint.staging.orders import shown
+
+SCHEMES: Final = frozenset({"az", "gs", "s3"})
+_QUERY: Final = re.compile(r"\?[^\s\"')]*")
+_MOST_CHARACTERS: Final = 500
+_READ_BYTES: Final = 4 * 2**20
+_PART_BYTES: Final = 8 * 2**20
+_MOST_PARTS: Final = 9_000
+_CLIENT: Final[Mapping[str, str]] = {"timeout": "24h", "read_timeout": "60s", "connect_timeout": "15s"}
+"""``timeout`` is that of a whole request, whose length nobody knows; the plan has limits."""
+_RETRIES: Final[Mapping[str, Any]] = {
+    "max_retries": 3,
+    "retry_timeout": datetime.timedelta(seconds=60),
+    "backoff": {"init_backoff": datetime.timedelta(seconds=0.2), "max_backoff": datetime.timedelta(seconds=5)},
+}
+_CLIENT_OPTIONS: Final = frozenset({"allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"})
+"""Of the options of a storage, those of its connections."""
+_AWS_CREDENTIALS: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
+
+
+def open_store(root: str, options: Mapping[str, str]) -> ObjectStore:
+    """The store of a bucket or container.
+
+    :param root: its URL, such as ``s3://bucket``.
+    :param options: as ``obstore`` names them; a value ``$NAME`` is that of an environment variable.
+    :raises ValueError: for an option that does not exist, or an environment variable that is not set.
+    """
+    values = {name: _value(name, value) for name, value in options.items()}
+    client: dict[str, Any] = {**_CLIENT, **{name: values.pop(name) for name in _CLIENT_OPTIONS & values.keys()}}
+    endpoint = values.get("endpoint") or values.get("aws_endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
+    if endpoint.startswith("http://"):
+        client.setdefault("allow_http", "true")
+    extra: dict[str, Any] = {}
+    if root.startswith("s3://") and not options and not any(os.environ.get(name) for name in _AWS_CREDENTIALS):
+        extra = _from_profile()
+    try:
+        store: ObjectStore = from_url(  # type: ignore[call-overload]
+            root, config=values or None, client_options=client, retry_config=_RETRIES, **extra
+        )
+    except exceptions.BaseError as error:
+        raise ValueError(_first_line(error)) from error
+    return store
+
+
+def _value(name: str, value: str) -> str:
+    if not value.startswith("$"):
+        return value
+    found = os.environ.get(value[1:].strip("{}"))
+    if found is None:
+        raise ValueError(f"{name}: the environment variable {value[1:]} is not set")
+    return found
+
+
+def _from_profile() -> dict[str, Any]:
+    """Credentials of the files in ``~/.aws``, where boto3 is installed: obstore does not read these."""
+    if not (Path("~/.aws/credentials").expanduser().exists() or Path("~/.aws/config").expanduser().exists()):
+        return {}
+    try:
+        # Not always there, and takes a while.
+        import boto3
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        return {}
+    session = boto3.Session()
+    if session.get_credentials() is None:
+        return {}
+    region = {"region": session.region_name} if session.region_name else {}
+    return {"credential_provider": Boto3CredentialProvider(session), **region}
+
+
+class ObjectMover:
+    """Moves objects of all buckets that are reached with the same options.
+
+    :param options: see :func:`open_store`.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._store = functools.lru_cache(maxsize=64)(functools.partial(open_store, options=options))
+
+    def stat(self, url: str) -> Found:
+        """See :class:`~farcall_endpoint.staging.movers.Mover`."""
+        store, key = self._open(url)
+        with _mapped(url):
+            return _found(obstore.head(store, key))
+
+    def fetch(
+        self, url: str, draft: Path, found: Found, report: Callable[[int], None], cancelled: Callable[[], bool]
+    ) -> str:
+        """See :class:`~farcall_endpoint.staging.movers.Mover`."""
+        store, key = self._open(url)
+        digest, size_bytes = hashlib.sha256(), 0
+        with _mapped(url), draft.open("wb") as file:
+            result = obstore.get(store, key)
+            if _found(result.meta) != found:
+                raise MoveError(outcomes.file_changed(shown(url)))
+            for chunk in result.stream(min_chunk_size=_READ_BYTES):
+                if cancelled():
+                    raise MoveCancelled
+                view = memoryview(chunk)
+                digest.update(view)
+                file.write(view)
+                size_bytes += len(view)
+                report(size_bytes)
+        if size_bytes != found.size_bytes:
+            raise MoveError(outcomes.file_changed(shown(url)))
+        return digest.hexdigest()
+
+    def store(self, source: Path, url: str, report: Callable[[int], None], cancelled: Callable[[], bool]) -> Found:
+        """See :class:`~farcall_endpoint.staging.movers.Mover`."""
+        store, key = self._open(url)
+        digest = hashlib.sha256()
+        part_bytes = max(_PART_BYTES, source.stat().st_size // _MOST_PARTS)
+        size_bytes = 0
+
+        def parts() -> Iterator[bytes]:
+            nonlocal size_bytes
+            with source.open("rb") as file:
+                while chunk := file.read(part_bytes):
+                    if cancelled():
+                        raise MoveCancelled
+                    digest.update(chunk)
+                    size_bytes += len(chunk)
+                    report(size_bytes)
+                    yield chunk
+
+        with _mapped(url):
+            if source.stat().st_size <= part_bytes:
+                body = b"".join(parts())
+                put = obstore.put(store, key, body, use_multipart=False)
+            else:
+                put = obstore.put(store, key, parts(), chunk_size=part_bytes, max_concurrency=4)
+        return Found(size_bytes, put["e_tag"] or put["version"] or "", digest.hexdigest())
+
+    def _open(self, url: str) -> tuple[ObjectStore, str]:
+        scheme, _, rest = url.partition("://")
+        bucket, _, key = rest.partition("/")
+        try:
+            return self._store(f"{scheme}://{bucket}"), key
+        except ValueError as error:
+            raise MoveError(outcomes.file_denied(shown(url), str(error))) from error
+
+
+def _found(meta: Any) -> Found:
+    version = meta["e_tag"] or meta["version"] or meta["last_modified"].isoformat()
+    return Found(int(meta["size"]), str(version))
+
+
+@contextlib.contextmanager
+def _mapped(url: str) -> Iterator[None]:
+    """Errors of the store as those of a mover."""
+    try:
+        yield
+    except (FileNotFoundError, exceptions.NotFoundError) as error:
+        raise MoveError(outcomes.file_not_found(shown(url))) from error
+    except (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        reason = f"the storage refuses the endpoint's credentials ({_first_line(error)})"
+        raise MoveError(outcomes.file_denied(shown(url), reason)) from error
+    except (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError) as error:
+        raise MoveError(outcomes.file_unsupported(shown(url), _first_line(error))) from error
+    except exceptions.PreconditionError as error:
+        raise MoveError(outcomes.file_changed(shown(url))) from error
+    except exceptions.BaseError as error:
+        raise MoveError(outcomes.file_unreachable(shown(url), _first_line(error))) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of obstore says, without the queries of URLs, which may have signatures."""
+    line = str(error).strip().split("\n", 1)[0]
+    return _QUERY.sub("", line)[:_MOST_CHARACTERS]

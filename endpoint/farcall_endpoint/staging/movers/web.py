@@ -1,0 +1,160 @@
+"""Mover of files on the web: ``https://``, and ``http://`` with a checksum; by ``httpx``. obstore looks a file up only
+where the server says when it was modified, and drops the query of a URL.
+
+A submitter without rights in the endpoint's network reaches public addresses only: the name is resolved here, each
+address is checked, and the connection goes to the one that was checked, also behind each redirect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from farcall_endpoint import outcomes
+from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
+from farcall_endpoint.staging.orders import shown
+
+SCHEMES: Final = frozenset({"http", "https"})
+_READ_BYTES: Final = 2**20
+_MOST_REDIRECTS: Final = 10
+_TIMEOUT: Final = httpx.Timeout(60.0, connect=15.0)
+_GONE: Final = frozenset({404, 410})
+_DENIED: Final = frozenset({401, 403, 407})
+_NO_HEAD: Final = frozenset({400, 401, 403, 405, 501})
+"""What servers answer that know no HEAD, or have signed a URL for GET only."""
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+
+class WebMover:
+    """Gets files of one submitter.
+
+    :param may_reach: whether the submitter may reach a URL wherever it is; others must be ``https`` and public.
+    """
+
+    def __init__(self, *, may_reach: Callable[[str], bool]) -> None:
+        self._may_reach = may_reach
+
+    def stat(self, url: str) -> Found:
+        """See :class:`~farcall_endpoint.staging.movers.Mover`."""
+        with self._requested("HEAD", url) as response:
+            if response.status_code in _NO_HEAD:
+                return Found(None)
+            _check(response, url)
+            return _found(response)
+
+    def fetch(
+        self, url: str, draft: Path, found: Found, report: Callable[[int], None], cancelled: Callable[[], bool]
+    ) -> str:
+        """See :class:`~farcall_endpoint.staging.movers.Mover`."""
+        digest, size_bytes = hashlib.sha256(), 0
+        with self._requested("GET", url) as response, draft.open("wb") as file:
+            _check(response, url)
+            now = _found(response)
+            if found.version and now.version != found.version:
+                raise MoveError(outcomes.file_changed(shown(url)))
+            for chunk in response.iter_raw(_READ_BYTES):
+                if cancelled():
+                    raise MoveCancelled
+                digest.update(chunk)
+                file.write(chunk)
+                size_bytes += len(chunk)
+                report(size_bytes)
+        if now.size_bytes is not None and size_bytes != now.size_bytes:
+            raise MoveError(outcomes.file_unreachable(shown(url), "the connection ended before the file did"))
+        return digest.hexdigest()
+
+    def store(
+        self,
+        source: Path,  # noqa: ARG002 - as all movers have it
+        url: str,
+        report: Callable[[int], None],  # noqa: ARG002
+        cancelled: Callable[[], bool],  # noqa: ARG002
+    ) -> Found:
+        """Not possible."""
+        raise MoveError(outcomes.file_unsupported(shown(url), "web addresses cannot be written"))
+
+    @contextlib.contextmanager
+    def _requested(self, method: str, url: str) -> Iterator[httpx.Response]:
+        """The answer behind all redirects."""
+        # A client for each file: connections to checked addresses are not for others.
+        try:
+            with httpx.Client(timeout=_TIMEOUT, verify=ssl.create_default_context()) as client:
+                target, is_first = httpx.URL(url), True
+                for _ in range(_MOST_REDIRECTS):
+                    if not is_first and target.scheme != "https" and url.startswith("https:"):
+                        raise MoveError(outcomes.file_denied(shown(url), "its server redirects to http://"))
+                    request = self._request(client, method, target, url)
+                    response = client.send(request, stream=True)
+                    try:
+                        location = response.headers.get("location", "")
+                        if response.status_code not in _REDIRECTS or not location:
+                            yield response
+                            return
+                        target, is_first = target.join(location), False
+                    finally:
+                        response.close()
+                raise MoveError(outcomes.file_unreachable(shown(url), f"more than {_MOST_REDIRECTS} redirects"))
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise MoveError(outcomes.file_unsupported(shown(url), str(error))) from error
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise MoveError(outcomes.file_unreachable(shown(url), reason)) from error
+
+    def _request(self, client: httpx.Client, method: str, target: httpx.URL, url: str) -> httpx.Request:
+        headers = {"accept-encoding": "identity"}
+        extensions: dict[str, Any] = {}
+        if not self._may_reach(str(target)):
+            if target.scheme != "https":
+                raise MoveError(outcomes.file_denied(shown(url), "only https:// is open to the task's submitter"))
+            headers["host"] = target.netloc.decode()
+            extensions["sni_hostname"] = target.host
+            target = target.copy_with(host=_public_address(target, url))
+        return client.build_request(method, target, headers=headers, extensions=extensions)
+
+
+def _public_address(target: httpx.URL, url: str) -> str:
+    """An address of a host; all of them must be public.
+
+    :raises MoveError: if one is not, or there is none.
+    """
+    try:
+        found = socket.getaddrinfo(target.host, target.port or 443, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise MoveError(outcomes.file_unreachable(shown(url), f"{target.host}: {error.strerror or error}")) from error
+    addresses = [str(each[4][0]) for each in found]
+    for address in addresses:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+        if not (mapped or parsed).is_global or parsed.is_multicast:
+            reason = f"{target.host} is not a public address, and only those are open to the task's submitter"
+            raise MoveError(outcomes.file_denied(shown(url), reason))
+    return addresses[0]
+
+
+def _check(response: httpx.Response, url: str) -> None:
+    """Refuse an answer that is not the file."""
+    status = response.status_code
+    if status in _GONE:
+        raise MoveError(outcomes.file_not_found(shown(url)))
+    if status in _DENIED:
+        raise MoveError(outcomes.file_denied(shown(url), f"its server answers with HTTP status {status}"))
+    if status == 429 or status >= 500:
+        raise MoveError(outcomes.file_unreachable(shown(url), f"its server answers with HTTP status {status}"))
+    if status != 200:
+        raise MoveError(outcomes.file_unsupported(shown(url), f"its server answers with HTTP status {status}"))
+
+
+def _found(response: httpx.Response) -> Found:
+    headers = response.headers
+    length = headers.get("content-length", "")
+    size_bytes = int(length) if length.isdecimal() else None
+    modified = headers.get("last-modified", "")
+    return Found(size_bytes, headers.get("etag", "") or (f"{modified} {length}" if modified and length else ""))

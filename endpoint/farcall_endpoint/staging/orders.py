@@ -1,0 +1,153 @@
+"""The messages between an agent and its transfer process. Internal: both are of the same package version.
+
+The agent sends orders, the process reports. ``number`` is that of a transfer; the agent gives each a new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from farcall_common.staged_files import FileUse
+
+MOST_SHOWN: Final = 200
+"""Characters of a URL in a report or message."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+class Place(_Part, frozen=True):
+    """Where a file belongs: its number in the list of a task's files."""
+
+    task_id: str
+    file: int
+
+
+# -- agent to process --------------------------------------------------------------------------------------------------
+
+
+class Make(_Message, frozen=True):
+    """Make the directory of a task's files, with one below it for each file that the task writes. Answered by Made."""
+
+    task_id: str
+    submitter: str
+    writes: tuple[int, ...]
+
+
+class Fetch(_Message, frozen=True):
+    """Get a file, from the cache or from its storage, and link it to these places. Answered by Fetched or Failed."""
+
+    number: int
+    submitter: str
+    use: FileUse
+    places: tuple[Place, ...]
+
+
+class Store(_Message, frozen=True):
+    """Store what a task has written. Answered by Stored or Failed."""
+
+    number: int
+    submitter: str
+    use: FileUse
+    place: Place
+
+
+class Cancel(_Message, frozen=True):
+    """A transfer is not needed any more; it is not answered."""
+
+    number: int
+
+
+class Remove(_Message, frozen=True):
+    """Remove the directory of a task's files. Answered by Removed."""
+
+    task_id: str
+    submitter: str
+
+
+class Tidy(_Message, frozen=True):
+    """Remove all directories of tasks' files but those of these tasks: an earlier agent has left them. Answered by
+    Tidied."""
+
+    task_ids: tuple[str, ...]
+
+
+class Ping(_Message, frozen=True):
+    """Asks for a sign of life."""
+
+
+Order = Make | Fetch | Store | Cancel | Remove | Tidy | Ping
+
+
+# -- process to agent --------------------------------------------------------------------------------------------------
+
+
+class Made(_Message, frozen=True):
+    """The directory of a task is there; or why not."""
+
+    task_id: str
+    problem: str = ""
+
+
+class Removed(_Message, frozen=True):
+    """The directory of a task is gone."""
+
+    task_id: str
+
+
+class Tidied(_Message, frozen=True):
+    """What earlier agents left is gone."""
+
+
+class Fetched(_Message, frozen=True):
+    """A file is at its places. ``cached``: its content was there before."""
+
+    number: int
+    size_bytes: int
+    sha256: str
+    cached: bool
+
+
+class Stored(_Message, frozen=True):
+    """A file is stored."""
+
+    number: int
+    size_bytes: int
+    sha256: str
+
+
+class Failed(_Message, frozen=True):
+    """A transfer has failed. ``error``: the record, as JSON."""
+
+    number: int
+    error: dict[str, Any]
+
+
+class Progress(_Message, frozen=True):
+    """Transfers have come so far: number and bytes."""
+
+    transfers: tuple[tuple[int, int], ...]
+
+
+class Alive(_Message, frozen=True):
+    """The process has started, or answers a Ping."""
+
+
+Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive
+
+
+def shown(url: str) -> str:
+    """A URL for reports, messages and logs: without a query, which may be a signature, and without a password."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
+    clean = "".join(
+        [each if each.isprintable() else "?" for each in f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"]
+    )
+    return clean if len(clean) <= MOST_SHOWN else f"{clean[: MOST_SHOWN - 1]}…"

@@ -1,0 +1,179 @@
+"""Directories of tasks' files: ``WORKING_DIR[/submitters/ID]/staged/TASK/{r,w}/NUMBER/NAME``.
+
+Tasks of the same submitter may have made any name and any link there before, so each directory is opened below the one
+before, and no link is followed: else a task could let the agent write a file where only the agent may, or store one
+that only the agent may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from farcall_common.staged_files import FileUse, local_name
+from farcall_endpoint.staging.orders import Place
+from farcall_endpoint.worker.directories import name_of, submitter_directory
+
+_STAGED: Final = "staged"
+_SUBMITTERS: Final = "submitters"
+_NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
+"""What a file system answers that cannot link here."""
+_COPY_BYTES: Final = 4 * 2**20
+
+
+def files_directory(working_dir: Path, task_id: str, submitter: str) -> Path:
+    """The directory of a task's files. ``submitter`` is empty for the endpoint's owner."""
+    parent = submitter_directory(working_dir, name_of(submitter)) if submitter else working_dir
+    return parent / _STAGED / name_of(task_id)
+
+
+def has_leftovers(working_dir: Path) -> bool:
+    """Whether there are directories of tasks' files."""
+    return any(any(each.iterdir()) for each in _staged_in(working_dir))
+
+
+def _staged_in(working_dir: Path) -> list[Path]:
+    each_submitter = working_dir.glob(f"{_SUBMITTERS}/*/{_STAGED}")
+    return [each for each in (working_dir / _STAGED, *each_submitter) if each.is_dir() and not each.is_symlink()]
+
+
+class TaskPlaces:
+    """The directories of all tasks of an endpoint, in its working directory."""
+
+    def __init__(self, working_dir: Path) -> None:
+        self._working_dir = working_dir
+
+    def make(self, task_id: str, submitter: str, writes: Collection[int]) -> None:
+        """Make the directory of a task, with those of the files that it writes.
+
+        :raises OSError: if it cannot be made.
+        """
+        with (
+            self._staged(submitter, make=True) as staged,
+            _below(staged, name_of(task_id), make=True) as directory,
+            _below(directory, "r", make=True),
+            _below(directory, "w", make=True) as written,
+        ):
+            for number in writes:
+                with _below(written, str(number), make=True):
+                    pass
+
+    def link(self, copy: Path, place: Place, submitter: str, use: FileUse) -> None:
+        """Let a copy of the cache be the file of a task, unless the task has ended.
+
+        :raises OSError: if that is not possible.
+        """
+        name = local_name(use.url)
+        with contextlib.ExitStack() as opened:
+            try:
+                staged = opened.enter_context(self._staged(submitter))
+                task = opened.enter_context(_below(staged, name_of(place.task_id)))
+            except FileNotFoundError:
+                return  # not needed any more
+            read = opened.enter_context(_below(task, "r", make=True))
+            directory = opened.enter_context(_below(read, str(place.file), make=True))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)  # of an earlier agent
+            try:
+                os.link(copy, name, dst_dir_fd=directory, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                _copy(copy, name, directory)
+
+    def open_written(self, place: Place, submitter: str, use: FileUse) -> int:
+        """Open what a task has written; a descriptor.
+
+        :raises FileNotFoundError: if it is no regular file, or was reached by a link.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with contextlib.ExitStack() as opened:
+            try:
+                directory = opened.enter_context(self._staged(submitter))
+                for name in (name_of(place.task_id), "w", str(place.file)):
+                    directory = opened.enter_context(_below(directory, name))
+                descriptor = os.open(local_name(use.url), flags, dir_fd=directory)
+            except OSError as error:
+                raise FileNotFoundError(str(error)) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FileNotFoundError("it is not a regular file")
+        return descriptor
+
+    def path(self, place: Place, submitter: str, use: FileUse) -> Path:
+        """The path of a file of a task, for messages."""
+        return (
+            files_directory(self._working_dir, place.task_id, submitter)
+            / use.mode
+            / str(place.file)
+            / local_name(use.url)
+        )
+
+    def remove(self, task_id: str, submitter: str, on_read: Callable[[int, str], None]) -> None:
+        """Remove the directory of a task.
+
+        :param on_read: called with the directory and the name of each file that the task has read, to remove it.
+        """
+        with contextlib.suppress(OSError), self._staged(submitter) as staged:
+            _remove(staged, name_of(task_id), on_read)
+
+    def tidy(self, keep: Collection[str], on_read: Callable[[int, str], None]) -> None:
+        """Remove the directories of all tasks but these."""
+        kept = {name_of(task_id) for task_id in keep}
+        for staged in _staged_in(self._working_dir):
+            with contextlib.suppress(OSError), _opened(str(staged), None) as directory:
+                for name in set(os.listdir(directory)) - kept:  # noqa: PTH208 - of a descriptor
+                    _remove(directory, name, on_read)
+
+    @contextlib.contextmanager
+    def _staged(self, submitter: str, *, make: bool = False) -> Iterator[int]:
+        with contextlib.ExitStack() as opened:
+            if make:
+                self._working_dir.mkdir(parents=True, exist_ok=True)
+            directory = opened.enter_context(_opened(str(self._working_dir), None, follow=True))
+            for name in (*([_SUBMITTERS, name_of(submitter)] if submitter else []), _STAGED):
+                directory = opened.enter_context(_below(directory, name, make=make))
+            yield directory
+
+
+def _remove(parent: int, task: str, on_read: Callable[[int, str], None]) -> None:
+    with contextlib.suppress(OSError), _below(parent, task) as directory, _below(directory, "r") as read:
+        for number in os.listdir(read):  # noqa: PTH208 - of a descriptor
+            with contextlib.suppress(OSError), _below(read, number) as place:
+                for name in os.listdir(place):  # noqa: PTH208
+                    on_read(place, name)
+    with contextlib.suppress(OSError, RecursionError):  # what a task has made there may be deeper than can be removed
+        shutil.rmtree(task, dir_fd=parent)
+
+
+@contextlib.contextmanager
+def _below(parent: int, name: str, *, make: bool = False) -> Iterator[int]:
+    """A directory in another one, never by a link."""
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode=0o700, dir_fd=parent)
+    with _opened(name, parent) as descriptor:
+        yield descriptor
+
+
+@contextlib.contextmanager
+def _opened(path: str, parent: int | None, *, follow: bool = False) -> Iterator[int]:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _copy(copy: Path, name: str, directory: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    with copy.open("rb") as source, os.fdopen(os.open(name, flags, 0o400, dir_fd=directory), "wb") as target:
+        shutil.copyfileobj(source, target, _COPY_BYTES)
+        os.fchmod(target.fileno(), 0o444)

@@ -1,0 +1,555 @@
+"""Plan of transfers: which files of which tasks are copied when, and when a task has all of its files. No I/O.
+
+A file that several tasks of a submitter wait for is looked up and fetched once. What is asked for while a look-up is on
+its way waits for the next one: the file may have changed since. Instants are epoch seconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from farcall_common.backoff import Backoff
+from farcall_common.errors import DeserializationError, ErrorRecord
+from farcall_common.fairness import FairQueue
+from farcall_common.staged_files import FileUse, unpack_files
+from farcall_endpoint import outcomes
+from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.orders import Order, Place, Report, shown
+
+MOST_ROWS: Final = 100
+"""Of tasks in a report, and of files in the details of a result."""
+_MOST_ACTIVE: Final = 20_000
+"""Files of the tasks that are staged at a time, unless one task has more: each takes memory here."""
+_TRIES: Final = 5
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 30.0
+_ROOM_WAIT_S: Final = 60.0
+"""So long tasks wait for room at most, until it is tried whether there is some."""
+STAGED: Final = frozenset({"az", "gs", "http", "https", "s3"})
+
+Direction = Literal["staging-in", "staging-out"]
+
+
+# -- the list of a task ------------------------------------------------------------------------------------------------
+
+
+class TaskFiles(msgspec.Struct, frozen=True, array_like=True):
+    """What an agent keeps of the list of a task's files; the spool has it too. Most tasks have few files, but one may
+    have thousands, and so may each of the next: the list stays packed until its turn.
+
+    :param packed: the files that are staged, each with its number in the list; see :meth:`uses`.
+    :param reads, writes: how many of these there are.
+    """
+
+    packed: bytes
+    reads: int = 0
+    writes: int = 0
+
+    def uses(self) -> list[tuple[int, FileUse]]:
+        """The files that are staged."""
+        return _decode(zlib.decompress(self.packed)) if self.packed else []
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[tuple[int, FileUse]]).decode
+
+
+def read_files(
+    payload: bytes | memoryview, *, schemes: frozenset[str] = STAGED, refusal: str = "", most_bytes: int | None = None
+) -> tuple[TaskFiles, memoryview] | ErrorRecord:
+    """The files of a payload with a list of them, and what is behind the list; or why the task cannot run.
+
+    :param schemes: of the URLs that this endpoint can move.
+    :param refusal: why it stages no files at all; empty if it does.
+    :param most_bytes: room for the files of one task; None if unknown.
+    """
+    try:
+        uses, rest = unpack_files(payload)
+    except DeserializationError as error:
+        return outcomes.files_invalid(error.record.message)
+    staged = []
+    needed_bytes = 0
+    for number, use in enumerate(uses):
+        scheme = use.url.partition("://")[0]
+        if scheme == "file":
+            continue  # the worker opens it
+        if refusal:
+            return outcomes.file_unsupported(shown(use.url), refusal)
+        if scheme not in schemes:
+            return outcomes.file_unsupported(shown(use.url), f"it cannot move {shown(scheme)}:// URLs")
+        if use.mode == "w" and scheme in ("http", "https"):
+            return outcomes.file_unsupported(shown(use.url), f"{scheme}:// cannot be written")
+        if scheme == "http" and not use.sha256:
+            return outcomes.file_unsupported(
+                shown(use.url), "http:// needs sha256, because anybody on the way could change the file"
+            )
+        staged.append((number, use))
+        needed_bytes += use.size_bytes or 0
+    if most_bytes is not None and needed_bytes > most_bytes:
+        return outcomes.files_too_large(needed_bytes, most_bytes)
+    writes = sum(use.mode == "w" for _, use in staged)
+    packed = zlib.compress(_encode(staged), 1) if staged else b""
+    return TaskFiles(packed, len(staged) - writes, writes), rest
+
+
+# -- transfers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Staged:
+    """A task whose files move. ``left``: the transfers of files that are not there yet, by their number in the list.
+    ``since``: when it began."""
+
+    task_id: str
+    submitter: str
+    files: TaskFiles
+    direction: Direction
+    is_sealed: bool
+    since: float
+    is_active: bool = False
+    is_making: bool = False
+    left: dict[int, _Transfer] = dataclasses.field(default_factory=dict)
+    done: int = 0
+    done_bytes: int = 0
+    total_bytes: int | None = 0
+    problem: str = ""
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """The files to move."""
+        return self.files.reads if self.direction == "staging-in" else self.files.writes
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Transfer:
+    """A file that waits or is on its way, for these tasks and their numbers of it. ``late``: those that came after its
+    look-up began. ``started_at``: None while it waits, in the queue if ``is_queued``."""
+
+    number: int
+    submitter: str
+    use: FileUse
+    backoff: Backoff
+    tasks: list[tuple[_Staged, int]] = dataclasses.field(default_factory=list)
+    late: list[tuple[_Staged, int]] = dataclasses.field(default_factory=list)
+    started_at: float | None = None
+    heard_at: float = 0.0
+    bytes_done: int = 0
+    is_queued: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """The files of a task are all there, or all stored; or why not.
+
+    :param rows: what the details of its result have of the first hundred files.
+    """
+
+    task_id: str
+    direction: Direction
+    error: ErrorRecord | None = None
+    rows: Sequence[dict[str, Any]] = ()
+
+
+class Staging:
+    """All transfers of an agent. What has changed is noted in ``orders``, ``outcomes`` and ``failures``; their taker
+    clears them.
+
+    :param max_transfers: at a time; those of ``batch_schemes`` do not count, their service has its own limits.
+    :param silence_s: a transfer without progress for so long fails, one that takes longer than ``limit_s`` in all, too.
+    :param refusal: why no files are staged; empty if they are.
+    :param most_bytes: room for the files of one task; None if unknown.
+    :param jitter: returns random numbers in [0, 1), for the waits before retries.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_transfers: int = 8,
+        silence_s: float = 300.0,
+        limit_s: float | None = None,
+        batch_schemes: frozenset[str] = frozenset(),
+        refusal: str = "",
+        most_bytes: int | None = None,
+        jitter: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._max_transfers = max_transfers
+        self._silence_s = silence_s
+        self._limit_s = limit_s
+        self._batch_schemes = batch_schemes
+        self._refusal = refusal
+        self._most_bytes = most_bytes
+        self._jitter = jitter
+        self._tasks: dict[str, _Staged] = {}
+        self._inactive: collections.deque[_Staged] = collections.deque()
+        self._active = 0  # files
+        self._copies: dict[tuple[str, FileUse], _Transfer] = {}  # of files that are read
+        self._by_number: dict[int, _Transfer] = {}
+        self._queue: FairQueue[_Transfer] = FairQueue()
+        self._batches: list[_Transfer] = []
+        self._on_way: dict[int, _Transfer] = {}
+        self._taken = 0  # of these, those that came from the queue
+        self._retries: list[tuple[float, int]] = []
+        self._numbers = itertools.count(1)
+        #: Tasks with a directory, by id: their submitter.
+        self._places: dict[str, str] = {}
+        self._removing: dict[str, str] = {}
+        self._tidying: orders.Tidy | None = None
+        self._no_room_until: float | None = None
+        #: Instructions for the transfer process.
+        self.orders: list[Order] = []
+        #: What has become of tasks.
+        self.outcomes: list[Outcome] = []
+        #: For the log: what failed, one line for each file.
+        self.failures: list[str] = []
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many tasks wait for files to move."""
+        return len(self._tasks)
+
+    @property
+    def staging_in(self) -> int:
+        """How many of these have not run."""
+        return sum([each.direction == "staging-in" for each in self._tasks.values()])
+
+    def read(self, payload: bytes | memoryview) -> tuple[TaskFiles, memoryview] | ErrorRecord:
+        """See :func:`read_files`."""
+        schemes = STAGED | self._batch_schemes
+        return read_files(payload, schemes=schemes, refusal=self._refusal, most_bytes=self._most_bytes)
+
+    def report(self) -> list[dict[str, Any]]:
+        """The tasks whose files move, the oldest first. Of sealed calls no URL."""
+        moving: dict[str, tuple[int, str]] = {}
+        for transfer in self._on_way.values():
+            for task, _ in transfer.tasks:
+                former_bytes, _ = moving.get(task.task_id, (0, ""))
+                moving[task.task_id] = former_bytes + transfer.bytes_done, transfer.use.url
+        rows = []
+        for task in itertools.islice(self._tasks.values(), MOST_ROWS):
+            bytes_moving, url = moving.get(task.task_id, (0, ""))
+            row: dict[str, Any] = {
+                "task_id": task.task_id,
+                "state": task.direction,
+                "bytes": task.done_bytes + bytes_moving,
+                "files": task.count,
+                "files_done": task.done,
+                "since": task.since,
+            }
+            if task.total_bytes:
+                row["total"] = task.total_bytes
+            if not task.is_sealed:
+                row |= {"url": shown(url)} if url else {}
+                row |= {"problem": task.problem} if task.problem else {}
+            rows.append(row)
+        return rows
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`tick` may have something to do."""
+        deadlines = [self._retries[0][0]] if self._retries else []
+        if self._no_room_until is not None:
+            deadlines.append(self._no_room_until)
+        deadlines += [self._due_at(each) for each in self._on_way.values()]
+        return min(deadlines, default=None)
+
+    def _due_at(self, transfer: _Transfer) -> float:
+        assert transfer.started_at is not None
+        due_at = transfer.heard_at + self._silence_s
+        return due_at if self._limit_s is None else min(due_at, transfer.started_at + self._limit_s)
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def restore(self, task_ids: Iterable[str]) -> None:
+        """An earlier agent has left these tasks: all other directories of files are removed."""
+        self._tidying = orders.Tidy(tuple(task_ids))
+        self.orders.append(self._tidying)
+
+    def stage_in(self, task_id: str, submitter: str, files: TaskFiles, *, is_sealed: bool, now: float) -> None:
+        """Copy what a task reads, and make a place for what it writes."""
+        self._add(_Staged(task_id, submitter, files, "staging-in", is_sealed, now))
+
+    def stage_out(self, task_id: str, submitter: str, files: TaskFiles, *, is_sealed: bool, now: float) -> None:
+        """Store what a task has written."""
+        self._places[task_id] = submitter
+        self._add(_Staged(task_id, submitter, files, "staging-out", is_sealed, now))
+
+    def _add(self, task: _Staged) -> None:
+        self._tasks[task.task_id] = task
+        self._inactive.append(task)
+
+    def end(self, task_id: str) -> None:
+        """A task has ended, or is not needed any more: of its files only the copies in the cache stay."""
+        task = self._tasks.pop(task_id, None)
+        if task is not None:
+            self._stop(task)
+        self._remove(task_id)
+
+    def _stop(self, task: _Staged) -> None:
+        """Nothing moves for a task any more."""
+        if not task.is_active:
+            self._inactive.remove(task)
+            return
+        self._active -= task.count
+        task.is_active = task.is_making = False
+        for transfer in {id(each): each for each in task.left.values()}.values():
+            transfer.tasks = [each for each in transfer.tasks if each[0] is not task]
+            transfer.late = [each for each in transfer.late if each[0] is not task]
+            if transfer.started_at is not None and not transfer.tasks:
+                self.orders.append(orders.Cancel(transfer.number))
+                self._stopped(transfer)
+            elif not transfer.tasks:
+                self._forget(transfer)
+        task.left.clear()
+
+    def _remove(self, task_id: str) -> None:
+        if (submitter := self._places.pop(task_id, None)) is not None:
+            self._removing[task_id] = submitter
+            self.orders.append(orders.Remove(task_id, submitter))
+
+    def _activate(self, now: float) -> None:
+        if self._no_room_until is not None:
+            if now < self._no_room_until:
+                return
+            self._no_room_until = None
+        while self._inactive and (not self._active or self._active + self._inactive[0].count <= _MOST_ACTIVE):
+            task = self._inactive[0]
+            if task.task_id in self._removing:  # its former directory goes first
+                return
+            self._inactive.popleft()
+            self._active += task.count
+            task.is_active, task.done, task.done_bytes = True, 0, 0
+            task.rows.clear()
+            if task.direction == "staging-in":
+                self._make(task)
+            else:
+                self._move(task)
+
+    def _make(self, task: _Staged) -> None:
+        task.is_making = True
+        self._places[task.task_id] = task.submitter
+        writes = [number for number, use in task.files.uses() if use.mode == "w"] if task.files.writes else []
+        self.orders.append(orders.Make(task.task_id, task.submitter, tuple(writes)))
+
+    def _move(self, task: _Staged) -> None:
+        """Let the files of a task move."""
+        mode = "r" if task.direction == "staging-in" else "w"
+        wanted = [(number, use) for number, use in task.files.uses() if use.mode == mode] if task.count else []
+        sizes = [use.size_bytes for _, use in wanted if use.size_bytes is not None]
+        task.total_bytes = sum(sizes) if len(sizes) == len(wanted) else None
+        for number, use in wanted:
+            transfer = self._copies.get((task.submitter, use)) if mode == "r" else None
+            if transfer is None:
+                backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, jitter=lambda: 1 - self._jitter() / 2)
+                transfer = _Transfer(next(self._numbers), task.submitter, use, backoff)
+                self._by_number[transfer.number] = transfer
+                if mode == "r":
+                    self._copies[task.submitter, use] = transfer
+                self._enqueue(transfer)
+            task.left[number] = transfer
+            (transfer.tasks if transfer.started_at is None else transfer.late).append((task, number))
+        if not wanted:
+            self._done(task)
+
+    def _done(self, task: _Staged) -> None:
+        del self._tasks[task.task_id]
+        self._active -= task.count
+        self.outcomes.append(Outcome(task.task_id, task.direction, rows=tuple(task.rows)))
+
+    def _fail(self, task: _Staged, record: ErrorRecord) -> None:
+        del self._tasks[task.task_id]
+        self._stop(task)
+        self.outcomes.append(Outcome(task.task_id, task.direction, record))
+
+    # -- transfers -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Do what is due: retries, limits of time, and the start of transfers."""
+        while self._retries and self._retries[0][0] <= now:
+            if (retried := self._by_number.get(heapq.heappop(self._retries)[1])) is not None:
+                self._enqueue(retried)
+        for transfer in list(self._on_way.values()):
+            if now >= self._due_at(transfer):
+                is_silent = now >= transfer.heard_at + self._silence_s
+                limit_s = self._silence_s if is_silent or self._limit_s is None else self._limit_s
+                self.orders.append(orders.Cancel(transfer.number))
+                self._failed(transfer, outcomes.file_timeout(shown(transfer.use.url), limit_s), now)
+        if self._inactive:
+            self._activate(now)
+        batches, self._batches = self._batches, []
+        for transfer in batches:
+            transfer.is_queued = False
+            if transfer.tasks:
+                self._start(transfer, now)
+        while self._taken < self._max_transfers and (taken := self._queue.take()) is not None:
+            transfer = taken[1]
+            transfer.is_queued = False
+            if transfer.tasks:
+                self._taken += 1
+                self._start(transfer, now)
+            else:  # it is not needed any more
+                self._queue.done(transfer.submitter)
+
+    def _enqueue(self, transfer: _Transfer) -> None:
+        if transfer.is_queued or transfer.started_at is not None:
+            return
+        transfer.is_queued = True
+        if self._is_batched(transfer):
+            self._batches.append(transfer)
+        else:
+            self._queue.add(transfer.submitter, transfer)
+
+    def _is_batched(self, transfer: _Transfer) -> bool:
+        return transfer.use.url.partition("://")[0] in self._batch_schemes
+
+    def _start(self, transfer: _Transfer, now: float) -> None:
+        transfer.started_at = transfer.heard_at = now
+        self._on_way[transfer.number] = transfer
+        places = tuple([Place(task.task_id, number) for task, number in transfer.tasks])
+        if transfer.use.mode == "r":
+            self.orders.append(orders.Fetch(transfer.number, transfer.submitter, transfer.use, places))
+        else:
+            self.orders.append(orders.Store(transfer.number, transfer.submitter, transfer.use, places[0]))
+
+    def _stopped(self, transfer: _Transfer) -> None:
+        """A transfer is not on its way any more. For those that wait for it, it continues under another number: of
+        the former one something may yet be heard."""
+        transfer.started_at, transfer.bytes_done = None, 0
+        del self._on_way[transfer.number], self._by_number[transfer.number]
+        if not self._is_batched(transfer):
+            self._taken -= 1
+            self._queue.done(transfer.submitter)
+        has_late = bool(transfer.late)
+        transfer.tasks += transfer.late
+        transfer.late.clear()
+        if transfer.tasks:
+            transfer.number = next(self._numbers)
+            self._by_number[transfer.number] = transfer
+        else:
+            self._forget(transfer)
+        if has_late:
+            self._enqueue(transfer)
+
+    def _forget(self, transfer: _Transfer) -> None:
+        self._by_number.pop(transfer.number, None)
+        key = transfer.submitter, transfer.use
+        if self._copies.get(key) is transfer:
+            del self._copies[key]
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def handle(self, report: Report, now: float) -> None:
+        """The transfer process reports."""
+        match report:
+            case orders.Made():
+                self._made(report)
+            case orders.Removed(task_id=task_id):
+                self._removing.pop(task_id, None)
+                if task_id not in self._tasks:  # it has ended: there may be room now
+                    self._no_room_until = None
+            case orders.Tidied():
+                self._tidying = None
+            case orders.Fetched() | orders.Stored():
+                if (moved := self._on_way.get(report.number)) is not None:
+                    self._moved(moved, report)
+            case orders.Failed(number=number, error=error):
+                if (failed := self._on_way.get(number)) is not None:
+                    self._failed(failed, ErrorRecord.from_json(error), now)
+            case orders.Progress(transfers=transfers):
+                for number, bytes_done in transfers:
+                    moving = self._on_way.get(number)
+                    if moving is not None and moving.bytes_done != bytes_done:
+                        moving.bytes_done, moving.heard_at = bytes_done, now
+            case _:
+                pass
+
+    def process_lost(self, reason: str, now: float) -> None:
+        """The transfer process has ended; another one gets the orders that it has not answered."""
+        if self._tidying is not None:
+            self.orders.append(self._tidying)
+        for transfer in list(self._on_way.values()):
+            self._failed(transfer, outcomes.file_unreachable(shown(transfer.use.url), reason), now)
+        for task in self._tasks.values():
+            if task.is_making:
+                self._make(task)
+        self.orders += [orders.Remove(task_id, submitter) for task_id, submitter in self._removing.items()]
+
+    def _made(self, report: orders.Made) -> None:
+        task = self._tasks.get(report.task_id)
+        if task is None or not task.is_making:
+            return
+        task.is_making = False
+        if report.problem:
+            self.failures.append(f"the files of task {task.task_id} have no place: {report.problem}")
+            self._fail(task, outcomes.files_no_room(report.problem))
+        else:
+            self._move(task)
+
+    def _moved(self, transfer: _Transfer, report: orders.Fetched | orders.Stored) -> None:
+        served, transfer.tasks = transfer.tasks, []
+        transfer.backoff.reset()
+        self._stopped(transfer)
+        row: dict[str, Any] = {
+            "url": shown(transfer.use.url),
+            "mode": transfer.use.mode,
+            "size_bytes": report.size_bytes,
+            "sha256": report.sha256,
+        }
+        if isinstance(report, orders.Fetched):
+            row["cached"] = report.cached
+        for task, number in served:
+            del task.left[number]
+            task.done += 1
+            task.done_bytes += report.size_bytes
+            task.problem = ""
+            if len(task.rows) < MOST_ROWS:
+                task.rows.append(row)
+            if not task.left:
+                self._done(task)
+
+    def _failed(self, transfer: _Transfer, record: ErrorRecord, now: float) -> None:
+        """A transfer on its way has failed: it is tried again, or its tasks fail."""
+        self.failures.append(record.message)
+        if record.code == outcomes.files_no_room.code and self._make_room(transfer, record, now):
+            return
+        if record.retryable and transfer.backoff.failures + 1 < _TRIES:
+            self._retry(transfer, record.message, now + transfer.backoff.next_s())
+            return
+        lost, transfer.tasks = transfer.tasks, []
+        transfer.backoff.reset()
+        self._stopped(transfer)
+        for task, _ in lost:
+            if task.task_id in self._tasks:
+                self._fail(task, record)
+
+    def _retry(self, transfer: _Transfer, problem: str, at: float) -> None:
+        for task, _ in transfer.tasks:
+            task.problem = problem
+        self._stopped(transfer)
+        heapq.heappush(self._retries, (at, transfer.number))
+
+    def _make_room(self, transfer: _Transfer, record: ErrorRecord, now: float) -> bool:
+        """While other tasks have files here, one that has not run gives its place up, and waits until one has ended:
+        the youngest, so that the oldest continues. False if there are no others."""
+        if len(self._places) < 2:
+            return False
+        youngest = [each for each in self._tasks.values() if each.is_active and each.direction == "staging-in"][-1]
+        self._no_room_until = now + _ROOM_WAIT_S
+        if any(task is not youngest for task, _ in transfer.tasks):
+            transfer.tasks = [each for each in transfer.tasks if each[0] is not youngest]
+            for number in [number for number, each in youngest.left.items() if each is transfer]:
+                del youngest.left[number]
+            self._retry(transfer, record.message, now + _FIRST_WAIT_S)
+        self._stop(youngest)
+        youngest.problem = record.message
+        self._remove(youngest.task_id)
+        self._inactive.appendleft(youngest)
+        return True

@@ -1,0 +1,410 @@
+"""Transfer process: one for each agent, so that the agent never waits for storage or for a file system.
+
+``python -m farcall_endpoint.staging.process``: its standard input is a socket to the agent. First come the settings,
+which may have credentials, then orders; reports go back. Each transfer has a thread, as it may hang for ever; all that
+is done in directories of tasks besides has one thread. The thread that reads orders does nothing else, so it answers
+while others work or hang.
+
+When its agent is gone, for whatever reason, the process ends; what it leaves half done is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from farcall_common.errors import ErrorRecord
+from farcall_common.staged_files import FileUse
+from farcall_endpoint import outcomes
+from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.access import Access, TransferSettings
+from farcall_endpoint.staging.cache import Cache
+from farcall_endpoint.staging.movers import (
+    BATCH_SCHEMES,
+    BatchMover,
+    Found,
+    Move,
+    MoveCancelled,
+    MoveError,
+    Mover,
+)
+from farcall_endpoint.staging.orders import Order, Report, shown
+from farcall_endpoint.staging.places import TaskPlaces
+
+_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG."""
+_MOST_THREADS: Final = 200
+_PROGRESS_S: Final = 0.2
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_LENGTH_BYTES: Final = 4
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Order).decode
+
+
+def frame(message: object) -> bytes:
+    """A message on the socket: its length, then MessagePack."""
+    encoded = _encode(message)
+    return len(encoded).to_bytes(_LENGTH_BYTES) + encoded
+
+
+def frames_of(data: bytearray) -> Iterator[bytes]:
+    """The whole messages in front of what has come; they are taken out."""
+    start = 0
+    while len(data) >= start + _LENGTH_BYTES:
+        end = start + _LENGTH_BYTES + int.from_bytes(data[start : start + _LENGTH_BYTES])
+        if len(data) < end:
+            break
+        yield bytes(data[start + _LENGTH_BYTES : end])
+        start = end
+    del data[:start]
+
+
+class Transfers:
+    """Performs orders.
+
+    :param report: sends a report to the agent; called by several threads.
+    """
+
+    def __init__(self, settings: TransferSettings, report: Callable[[Report], None]) -> None:
+        self._report = report
+        self._access = Access(settings)
+        self._cache = Cache(Path(settings.directory), budget_bytes=settings.cache_bytes)
+        self._places = TaskPlaces(Path(settings.working_dir))
+        self._lock = threading.Lock()
+        self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
+        self._running = 0
+        self._chores: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._batch: list[orders.Fetch | orders.Store] = []
+        threading.Thread(target=self._do_chores, daemon=True).start()
+
+    def perform(self, order: Order) -> None:
+        """Begin with an order."""
+        match order:
+            case orders.Fetch() | orders.Store():
+                self._begin(order)
+            case orders.Cancel(number=number):
+                with self._lock:
+                    cancelled = self._threads.get(number)
+                if cancelled is not None:
+                    cancelled.set()
+            case orders.Make():
+                self._chores.put(lambda: self._make(order))
+            case orders.Remove():
+                self._chores.put(lambda: self._remove(order))
+            case orders.Tidy():
+                self._chores.put(lambda: self._tidy(order))
+            case orders.Ping():
+                self._report(orders.Alive())
+
+    # -- directories ---------------------------------------------------------------------------------------------------
+
+    def _do_chores(self) -> None:
+        while True:
+            self._chores.get()()
+
+    def _make(self, order: orders.Make) -> None:
+        problem = ""
+        try:
+            self._places.make(order.task_id, order.submitter, order.writes)
+        except OSError as error:
+            problem = f"the directory of its files cannot be made: {error.strerror}"
+        self._report(orders.Made(order.task_id, problem))
+
+    def _remove(self, order: orders.Remove) -> None:
+        self._places.remove(order.task_id, order.submitter, self._cache.unlink)
+        self._report(orders.Removed(order.task_id))
+
+    def _tidy(self, order: orders.Tidy) -> None:
+        self._places.tidy(order.task_ids, self._cache.unlink)
+        self._report(orders.Tidied())
+
+    # -- transfers -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, order: orders.Fetch | orders.Store) -> None:
+        cancelled = threading.Event()
+        with self._lock:
+            self._threads[order.number] = cancelled
+        if order.use.url.partition("://")[0] in BATCH_SCHEMES:
+            self._batch.append(order)
+        else:
+            self._start(lambda: self._transfer(order, cancelled))
+
+    def begin_batch(self) -> None:
+        """All orders that have come were given to :meth:`perform`: begin with those that move together."""
+        batch, self._batch = self._batch, []
+        if batch:
+            self._start(lambda: self._move_batch(batch))
+
+    def _start(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._running >= _MOST_THREADS:
+                sys.stderr.write(f"{_MOST_THREADS} transfers hang\n")
+                os._exit(1)
+            self._running += 1
+        threading.Thread(target=work, daemon=True).start()
+
+    def _transfer(self, order: orders.Fetch | orders.Store, cancelled: threading.Event) -> None:
+        self._attempt(
+            order,
+            lambda: self._fetch(order, cancelled) if isinstance(order, orders.Fetch) else self._store(order, cancelled),
+        )
+        with self._lock:
+            self._running -= 1
+
+    def _attempt(self, order: orders.Fetch | orders.Store, work: Callable[[], Report | None]) -> bool:
+        """Do something for a transfer, which has ended if that fails or returns a report. Whether it goes on."""
+        try:
+            report = work()
+            if report is None:
+                return True
+        except MoveCancelled:
+            report = None
+        except Exception as error:  # noqa: BLE001 - a defect, perhaps of a library: it is the end of one file only
+            report = orders.Failed(order.number, self._record(shown(order.use.url), error).to_json())
+        with self._lock:
+            del self._threads[order.number]
+        if report is not None:
+            self._report(report)
+        return False
+
+    def _record(self, url: str, error: Exception) -> ErrorRecord:
+        if isinstance(error, MoveError):
+            return error.record
+        if not isinstance(error, OSError):
+            traceback.print_exception(error)
+            return outcomes.file_unreachable(url, f"{type(error).__name__}: {error}")
+        if error.errno in _NO_ROOM:
+            self._cache.make_room()
+            return outcomes.files_no_room(f"{url}: {error.strerror}")
+        return outcomes.file_unreachable(url, f"the endpoint's own file system: {error.strerror or error}")
+
+    def _fetch(self, order: orders.Fetch, cancelled: threading.Event) -> Report:
+        use, submitter = order.use, order.submitter
+        if use.sha256 and (size_bytes := self._link(order, use.sha256)) is not None:
+            return orders.Fetched(order.number, size_bytes, use.sha256, cached=True)
+        mover = self._access.mover(submitter, use.url, write=False)
+        is_again = False
+        while True:
+            found = mover.stat(use.url)
+            _check_size(use, found.size_bytes)
+            sha256 = found.sha256 or self._cache.known(submitter, use.url, found.version)
+            if sha256 and not use.sha256 and (size_bytes := self._link(order, sha256)) is not None:
+                return orders.Fetched(order.number, size_bytes, sha256, cached=True)
+            try:
+                sha256, size_bytes = self._copy(order, mover, found, cancelled)
+            except MoveError as error:
+                if error.record.code != outcomes.file_changed.code or is_again:
+                    raise
+                is_again = True
+                continue
+            return orders.Fetched(order.number, size_bytes, sha256, cached=False)
+
+    def _copy(self, order: orders.Fetch, mover: Mover, found: Found, cancelled: threading.Event) -> tuple[str, int]:
+        """Copy a file from its storage to the cache and to its places; its SHA-256 and its size."""
+        with self._cache.draft(order.submitter, order.number, found.size_bytes) as draft:
+            progress = self._progress(order.number)
+
+            def report(size_bytes: int) -> None:
+                self._cache.grown(draft, size_bytes)
+                progress(size_bytes)
+
+            sha256 = mover.fetch(order.use.url, draft, found, report, cancelled.is_set)
+            return sha256, self._keep(order, draft, found, sha256)
+
+    def _keep(self, order: orders.Fetch, draft: Path, found: Found, sha256: str) -> int:
+        """A draft is complete: it becomes a copy, with links at its places; its size."""
+        use = order.use
+        size_bytes = draft.stat().st_size
+        _check_size(use, size_bytes)
+        if use.sha256 and sha256 != use.sha256:
+            raise MoveError(outcomes.file_checksum(shown(use.url), use.sha256, sha256))
+        self._cache.add(order.submitter, draft, sha256)
+        self._cache.remember(order.submitter, use.url, found.version, sha256)
+        if self._link(order, sha256) is None:
+            raise MoveError(outcomes.files_no_room("the copy was removed before its task got it"))
+        return size_bytes
+
+    def _link(self, order: orders.Fetch, sha256: str) -> int | None:
+        """Give a copy to the tasks that wait for it; its size, or None if there is no such copy."""
+        with self._cache.using(order.submitter, sha256) as found:
+            if found is None:
+                return None
+            copy, size_bytes = found
+            _check_size(order.use, size_bytes)
+            for place in order.places:
+                self._places.link(copy, place, order.submitter, order.use)
+        return size_bytes
+
+    def _store(self, order: orders.Store, cancelled: threading.Event) -> Report:
+        mover = self._access.mover(order.submitter, order.use.url, write=True)
+        with self._written(order) as (source, size_bytes):
+            found = mover.store(source, order.use.url, self._progress(order.number), cancelled.is_set)
+        return orders.Stored(order.number, size_bytes, found.sha256)
+
+    @contextlib.contextmanager
+    def _written(self, order: orders.Store) -> Iterator[tuple[Path, int]]:
+        """What a task has written: the path of the open file, and its size."""
+        try:
+            descriptor = self._places.open_written(order.place, order.submitter, order.use)
+        except FileNotFoundError as error:
+            path = self._places.path(order.place, order.submitter, order.use)
+            raise MoveError(outcomes.file_not_written(shown(order.use.url), str(path))) from error
+        try:
+            yield Path(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+    def _move_batch(self, batch: Sequence[orders.Fetch | orders.Store]) -> None:
+        """Move files of a service that takes many in one order."""
+        by_mover: dict[BatchMover, list[orders.Fetch | orders.Store]] = {}
+        for order in batch:
+
+            def find(order: orders.Fetch | orders.Store = order) -> None:
+                if not self._is_here(order):
+                    write = isinstance(order, orders.Store)
+                    mover = self._access.batch_mover(order.submitter, order.use.url, write=write)
+                    by_mover.setdefault(mover, []).append(order)
+
+            self._attempt(order, find)
+        for mover, some in by_mover.items():
+            self._move_with(mover, some)
+        with self._lock:
+            self._running -= 1
+
+    def _is_here(self, order: orders.Fetch | orders.Store) -> bool:
+        """Whether the cache has a file that is named by its content; then its transfer has ended."""
+        if isinstance(order, orders.Store) or not order.use.sha256:
+            return False
+        size_bytes = self._link(order, order.use.sha256)
+        if size_bytes is None:
+            return False
+        report = orders.Fetched(order.number, size_bytes, order.use.sha256, cached=True)
+        return not self._attempt(order, lambda: report)
+
+    def _move_with(self, mover: BatchMover, batch: Sequence[orders.Fetch | orders.Store]) -> None:
+        found = mover.stat_many({each.use.url for each in batch if isinstance(each, orders.Fetch)})
+        moves: dict[int, tuple[orders.Fetch | orders.Store, Move]] = {}
+        with contextlib.ExitStack() as files:
+            for order in batch:
+
+                def prepare(order: orders.Fetch | orders.Store = order) -> Report | None:
+                    if isinstance(order, orders.Store):
+                        path, size_bytes = files.enter_context(self._written(order))
+                        there = Found(size_bytes)
+                    else:
+                        there = _found(found[order.use.url])
+                        _check_size(order.use, there.size_bytes)
+                        sha256 = there.sha256 or self._cache.known(order.submitter, order.use.url, there.version)
+                        if sha256 and not order.use.sha256 and (linked := self._link(order, sha256)) is not None:
+                            return orders.Fetched(order.number, linked, sha256, cached=True)
+                        path = files.enter_context(self._cache.draft(order.submitter, order.number, there.size_bytes))
+                    moves[order.number] = order, Move(order.number, order.use.url, order.use.mode, path, there)
+                    return None
+
+                self._attempt(order, prepare)
+            progress = {number: self._progress(number) for number in moves}
+
+            def done(number: int, result: Found | MoveError) -> None:
+                order, move = moves.pop(number)
+                self._attempt(order, lambda: self._moved(order, move, _found(result)))
+
+            def is_cancelled(number: int) -> bool:
+                cancelled = self._threads.get(number)
+                return cancelled is None or cancelled.is_set()
+
+            if moves:
+                mover.run(
+                    [move for _, move in moves.values()],
+                    lambda number, size_bytes: progress[number](size_bytes),
+                    done,
+                    is_cancelled,
+                )
+            for order, _ in moves.values():  # those that are not needed any more
+                with self._lock:
+                    self._threads.pop(order.number, None)
+
+    def _moved(self, order: orders.Fetch | orders.Store, move: Move, there: Found) -> Report:
+        with move.path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if isinstance(order, orders.Store):
+            assert move.found.size_bytes is not None
+            return orders.Stored(order.number, move.found.size_bytes, sha256)
+        if there.version != move.found.version:
+            raise MoveError(outcomes.file_changed(shown(order.use.url)))
+        return orders.Fetched(order.number, self._keep(order, move.path, there, sha256), sha256, cached=False)
+
+    def _progress(self, number: int) -> Callable[[int], None]:
+        """Takes the bytes of a transfer, and reports them now and then."""
+        next_at = time.monotonic() + _PROGRESS_S
+
+        def report(size_bytes: int) -> None:
+            nonlocal next_at
+            if (now := time.monotonic()) >= next_at:
+                next_at = now + _PROGRESS_S
+                self._report(orders.Progress(((number, size_bytes),)))
+
+        return report
+
+
+def _found(result: Found | MoveError) -> Found:
+    if isinstance(result, MoveError):
+        raise result
+    return result
+
+
+def _check_size(use: FileUse, size_bytes: int | None) -> None:
+    if use.size_bytes is not None and size_bytes is not None and size_bytes != use.size_bytes:
+        raise MoveError(outcomes.file_size(shown(use.url), size_bytes, use.size_bytes))
+
+
+def _end_process(failure: threading.ExceptHookArgs) -> None:
+    """End this process, as work failed in an unforeseen way; the agent starts another one, and tries it again."""
+    traceback.print_exception(failure.exc_value)
+    os._exit(1)
+
+
+def main() -> None:
+    """Serve an agent until it is gone."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # also if it is stopped then
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the agent gets them too, and ends this process
+    threading.excepthook = _end_process
+    lock = threading.Lock()
+    with socket.socket(fileno=os.dup(0)) as agent:
+
+        def report(message: Report) -> None:
+            with lock, contextlib.suppress(OSError):  # the agent is gone, and so is this process in a moment
+                agent.sendall(frame(message))
+
+        transfers: Transfers | None = None
+        data = bytearray()
+        while received := agent.recv(2**16):
+            data += received
+            for message in frames_of(data):
+                if transfers is None:
+                    transfers = Transfers(msgspec.msgpack.decode(message, type=TransferSettings), report)
+                    report(orders.Alive())
+                else:
+                    transfers.perform(_decode(message))
+            if transfers is not None:
+                transfers.begin_batch()
+    os._exit(0)  # threads may hang
+
+
+if __name__ == "__main__":
+    main()
