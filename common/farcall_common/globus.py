@@ -1,4 +1,4 @@
-"""Globus Auth login through globus-sdk, which the extras ``farcall[globus]`` and ``farcall-endpoint[globus]`` install."""
+"""Globus Auth login through globus-sdk, which ``farcall[globus]`` and ``farcall-endpoint[globus]`` install."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailab
 from farcall_common.login import Login
 
 try:
-    import globus_sdk
+    import globus_sdk as globus_sdk  # for others, who need not say that it is missing
     from globus_sdk.gare import GlobusAuthorizationParameters
     from globus_sdk.login_flows import (
         CommandLineLoginFlowEOFError,

@@ -21,12 +21,12 @@ from typing import Any
 import globus_sdk
 import msgspec
 import pytest
+from globus_sdk.testing import RegisteredResponse, get_response_set
 from globus_sdk.transport import RetryConfig
 
 from farcall_common.errors import ErrorRecord
-from farcall_endpoint.staging.globus_login import transfer_client
 from farcall_endpoint.staging.movers import BatchMover, Found, Move, MoveError
-from farcall_endpoint.staging.movers.globus import GlobusMover
+from farcall_endpoint.staging.movers.globus import GlobusMover, transfer_client
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Journal
 from tests.support.globus_service import Collection, GlobusService, serving
 from tests.waiting import WAIT_S, wait_until
@@ -234,7 +234,8 @@ def test_a_missing_file_and_a_directory_are_found_by_a_look_up(any_scene: Scene)
     (any_scene.remote.local("raw") / "folder").mkdir()
     urls = [any_scene.url(name) for name in ("raw/1.h5", "raw/2.h5", "raw/folder", "nowhere/3.h5")]
     found = any_scene.mover().stat_many(urls)
-    kinds = [each.record.code if isinstance(each, MoveError) else each.size_bytes for each in map(found.get, urls)]
+    states = [found[url] for url in urls]
+    kinds = [each.record.code if isinstance(each, MoveError) else each.size_bytes for each in states]
     assert kinds == [1, "FILE_NOT_FOUND", "FILE_UNSUPPORTED", "FILE_NOT_FOUND"]
 
 
@@ -550,7 +551,7 @@ import sys
 from pathlib import Path
 import globus_sdk, msgspec
 from farcall_endpoint.staging.movers import Found, Move
-from farcall_endpoint.staging.movers.globus import GlobusMover
+from farcall_endpoint.staging.movers.globus import GlobusMover, transfer_client
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 
 url, settings, moves, hold = msgspec.json.decode(sys.argv[1])
@@ -704,10 +705,11 @@ def assert_same_shape(ours: Any, theirs: Any, *, more: frozenset[str] = frozense
         assert ours == theirs
 
 
-def published(name: str, case: str = "default") -> Any:
-    from globus_sdk.testing import get_response_set
-
-    return get_response_set(f"transfer.{name}").lookup(case).json
+def published(name: str) -> Any:
+    """The answer that globus-sdk publishes."""
+    found = get_response_set(f"transfer.{name}").lookup("default")
+    assert isinstance(found, RegisteredResponse)
+    return found.json
 
 
 def test_the_stand_in_answers_in_the_shapes_that_globus_sdk_publishes(scene: Scene, service: GlobusService) -> None:
@@ -754,13 +756,12 @@ def test_the_stand_in_answers_in_the_shapes_that_globus_sdk_publishes(scene: Sce
 def test_the_stand_in_refuses_as_globus_does(
     scene: Scene, name: str, case: str, request_of: Callable[[globus_sdk.TransferClient, Scene], Any]
 ) -> None:
-    from globus_sdk.testing import get_response_set
-
     scene.remote.denied.add("/no/")
     with pytest.raises(globus_sdk.TransferAPIError) as raised:
         request_of(scene.make(), scene)
     known = get_response_set(f"transfer.{name}").lookup(case)
-    assert known.json is not None
+    assert isinstance(known, RegisteredResponse)
+    assert isinstance(known.json, dict)
     assert (raised.value.http_status, raised.value.code) == (known.status, known.json["code"])
     assert_same_shape(shape(raised.value.raw_json), shape(known.json))
 

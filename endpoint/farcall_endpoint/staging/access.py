@@ -8,13 +8,18 @@ endpoint that runs certain functions only, reach the storages of the configurati
 from __future__ import annotations
 
 import functools
+import os
+import threading
 import urllib.parse
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
 
+from farcall_common.errors import ConfigurationError
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import BatchMover, MoveError, Mover
+from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.staging.movers.objects import ObjectMover
 from farcall_endpoint.staging.movers.web import WebMover
 from farcall_endpoint.staging.orders import shown
@@ -49,7 +54,7 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     :param working_dir: of tasks.
     :param cache_bytes: budget of the cache; None: its default.
     :param is_restricted: whether tasks of the owner have no more rights than those of others.
-    :param globus: the section of the configuration, if there is one.
+    :param globus: None: the endpoint has no collection.
     """
 
     directory: str
@@ -57,17 +62,22 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int | None = None
     storages: tuple[Storage, ...] = ()
     is_restricted: bool = False
-    globus: dict[str, object] | None = None
+    globus: GlobusSettings | None = None
 
 
 class Access:
     """Finds the mover of a file.
 
     :param settings: the storages, and whether the owner has rights of their own.
+    :param unlink: removes a file of an open directory that may be a link to a copy.
     """
 
-    def __init__(self, settings: TransferSettings) -> None:
+    def __init__(self, settings: TransferSettings, *, unlink: Callable[[int, str], None]) -> None:
         self._is_restricted = settings.is_restricted
+        self._globus = settings.globus
+        self._unlink = unlink
+        self._lock = threading.Lock()
+        self._batch_mover: BatchMover | None = None
         # The longest, which says most, comes first.
         self._storages = sorted(settings.storages, key=lambda each: -len(each.url))
         self._movers: dict[tuple[str, Storage | None], Mover] = {}
@@ -88,9 +98,21 @@ class Access:
             mover = self._movers[scheme, storage] = ObjectMover({} if storage is None else storage.options)
         return mover
 
-    def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:  # noqa: ARG002 - for G
+    def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:
         """The same for the URLs of :data:`~farcall_endpoint.staging.movers.BATCH_SCHEMES`."""
-        raise MoveError(outcomes.file_unsupported(shown(url), "it has no configuration for this storage"))
+        if self._globus is None:
+            raise MoveError(outcomes.file_unsupported(shown(url), "it has no Globus collection (files.globus)"))
+        if self._storage(submitter, url, write=write) is None and not self._is_owner(submitter):
+            raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
+        with self._lock:
+            if self._batch_mover is None:
+                try:  # here, because globus-sdk is an extra, and slow to import
+                    from farcall_endpoint.staging.movers.globus import GlobusMover
+                except ConfigurationError as error:
+                    reason = f"{error.record.message} ({error.hint})"
+                    raise MoveError(outcomes.file_unsupported(shown(url), reason)) from error
+                self._batch_mover = GlobusMover.of(self._globus, environ=os.environ, unlink=self._unlink)
+            return self._batch_mover
 
     def may_reach(self, submitter: str, url: str) -> bool:
         """Whether a submitter may reach a web address wherever it is. Others must be ``https`` and public."""

@@ -13,21 +13,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-import globus_sdk
-
 from farcall_common.errors import ConfigurationError, FarcallError, Unauthenticated
-from farcall_common.globus import globus_tokens, globus_urls
-from farcall_common.login import KeptLogin, Login, forget, keep, read, revoke
+from farcall_common.globus import globus_sdk, globus_tokens, globus_urls
+from farcall_common.login import Login, forget, keep, read, revoke
+from farcall_endpoint.staging.movers.globus import client_from, transfer_client
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 
 _SCOPE: Final = "urn:globus:auth:scope:transfer.api.globus.org:all"
 _DATA_ACCESS: Final = "*https://auth.globus.org/scopes/{}/data_access"
 _CONSENTED: Final = re.compile(r"scopes/([0-9a-f-]{36})/data_access")
-#: Variables with id and secret of a client at Globus: ours first, then those of the Globus CLI.
-_CLIENT_VARIABLES: Final = (
-    ("FARCALL_GLOBUS_CLIENT_ID", "FARCALL_GLOBUS_CLIENT_SECRET"),
-    ("GLOBUS_CLI_CLIENT_ID", "GLOBUS_CLI_CLIENT_SECRET"),
-)
 _PROBE: Final = ".farcall-check-{}"
 
 
@@ -41,7 +35,7 @@ def log_in(
     :raises Unavailable: if it cannot be reached.
     """
     former = read(path)
-    known_id, secret = _client(environ)
+    known_id, secret = client_from(environ)
     chosen_id = client_id or known_id or (former.client_id if former is not None else None)
     if chosen_id is None:
         raise ConfigurationError(
@@ -72,19 +66,10 @@ def log_out(path: Path, *, environ: Mapping[str, str]) -> bool:
     login = read(path)
     if login is None:
         return False
-    known_id, secret = _client(environ)
+    known_id, secret = client_from(environ)
     revoke(login, secret=secret if known_id == login.client_id else None)
     forget(path)
     return True
-
-
-def transfer_client(path: Path, *, environ: Mapping[str, str]) -> globus_sdk.TransferClient:
-    """A client of Globus Transfer that uses and renews a login. Nothing is requested yet."""
-    client_id, secret = _client(environ)
-    # A login of another provider may have a client of its own; this one is renewed with that of Globus.
-    known = {"FARCALL_CLIENT_ID": client_id or "", "FARCALL_CLIENT_SECRET": secret or ""}
-    authorizer = KeptLogin(path, environ=known)
-    return globus_sdk.TransferClient(authorizer=authorizer, app_name="farcall-endpoint")  # type: ignore[arg-type]
 
 
 def check(settings: GlobusSettings, *, environ: Mapping[str, str]) -> tuple[bool, str]:
@@ -125,13 +110,6 @@ def check(settings: GlobusSettings, *, environ: Mapping[str, str]) -> tuple[bool
     except globus_sdk.GlobusError as error:
         return False, f"it cannot be reached: {error}"
     return True, f"{name} has {directory} as {settings.path}"
-
-
-def _client(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
-    for id_name, secret_name in _CLIENT_VARIABLES:
-        if environ.get(id_name):
-            return environ[id_name], environ.get(secret_name) or None
-    return None, None
 
 
 def _scope(collections: Iterable[str]) -> str:

@@ -82,8 +82,8 @@ class Transfers:
 
     def __init__(self, settings: TransferSettings, report: Callable[[Report], None]) -> None:
         self._report = report
-        self._access = Access(settings)
         self._cache = Cache(Path(settings.directory), budget_bytes=settings.cache_bytes)
+        self._access = Access(settings, unlink=self._cache.unlink)
         self._places = TaskPlaces(Path(settings.working_dir))
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled

@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from farcall_common.errors import ConfigurationError, ErrorRecord, FarcallError, Unauthenticated
+from farcall_common.login import KeptLogin
 from farcall_common.plain_text import plain
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Found, Move, MoveError
@@ -46,6 +47,12 @@ except ModuleNotFoundError as error:
     ) from error
 
 _logger: Final = logging.getLogger(__name__)
+
+_CLIENT_VARIABLES: Final = (
+    ("FARCALL_GLOBUS_CLIENT_ID", "FARCALL_GLOBUS_CLIENT_SECRET"),
+    ("GLOBUS_CLI_CLIENT_ID", "GLOBUS_CLI_CLIENT_SECRET"),
+)
+"""Id and secret of a client at Globus: ours first, then those of the Globus CLI."""
 
 _MOST_ITEMS: Final = 10_000
 """Of one transfer task."""
@@ -68,6 +75,23 @@ _ERRORS: Final = (globus_sdk.GlobusError, FarcallError)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def client_from(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Id and secret of a client at Globus from the environment; the secret may be missing."""
+    for id_name, secret_name in _CLIENT_VARIABLES:
+        if environ.get(id_name):
+            return environ[id_name], environ.get(secret_name) or None
+    return None, None
+
+
+def transfer_client(login_file: Path, *, environ: Mapping[str, str]) -> globus_sdk.TransferClient:
+    """A client of Globus Transfer that uses and renews the login in a file. Nothing is requested yet."""
+    client_id, secret = client_from(environ)
+    # Another provider may have a client of its own in the environment; this login is renewed with that of Globus.
+    known = {"FARCALL_CLIENT_ID": client_id or "", "FARCALL_CLIENT_SECRET": secret or ""}
+    authorizer = KeptLogin(login_file, environ=known)
+    return globus_sdk.TransferClient(authorizer=authorizer, app_name="farcall-endpoint")  # type: ignore[arg-type]
+
+
 class Place(NamedTuple):
     """A file of a collection."""
 
@@ -88,6 +112,8 @@ def place_of_url(url: str) -> Place:
             outcomes.file_unsupported(url, "a URL of Globus names the UUID of a collection: globus://UUID/path")
         ) from None
     path = urllib.parse.unquote(rest, errors="replace")
+    if "?" in rest or "#" in rest:
+        raise MoveError(outcomes.file_unsupported(url, "? and # of its path are written as %3F and %23"))
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise MoveError(outcomes.file_unsupported(url, "its path has an empty component, . or .."))
     return Place(collection, f"/{path}")
@@ -131,12 +157,17 @@ class _Ending:
     at: float = 0.0
 
 
+def _unlink(directory: int, name: str) -> None:
+    os.unlink(name, dir_fd=directory)
+
+
 class GlobusMover:
     """Moves files of Globus collections; a :class:`~farcall_endpoint.staging.movers.BatchMover`.
 
     :param client: its login is that of the endpoint.
     :param clock, now: monotonic and epoch seconds.
     :param wait: waits for so many seconds.
+    :param unlink: removes a file from an open directory; there may be other links to it.
     """
 
     def __init__(
@@ -147,16 +178,25 @@ class GlobusMover:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         wait: Callable[[float], None] = time.sleep,
+        unlink: Callable[[int, str], None] = _unlink,
     ) -> None:
         self._settings = settings
         self._client = client
         self._clock = clock
         self._now = now
         self._wait = wait
+        self._unlink = unlink
         self._journal = Journal(Path(settings.journal))
         self._lock = threading.Lock()
         self._in_use: set[str] = set()
         """Submission ids, so that calls of :meth:`run` in several threads share no transfer."""
+
+    @classmethod
+    def of(
+        cls, settings: GlobusSettings, *, environ: Mapping[str, str], unlink: Callable[[int, str], None] = _unlink
+    ) -> GlobusMover:
+        """A mover with the endpoint's login."""
+        return cls(settings, transfer_client(Path(settings.login_file), environ=environ), unlink=unlink)
 
     # -- look-ups ------------------------------------------------------------------------------------------------------
 
@@ -391,8 +431,6 @@ class GlobusMover:
             else:
                 record = outcomes.file_unreachable(move.url, "other files of its transfer failed")
                 outcome = MoveError(_with_words(record, ending.words, transfer))
-            if isinstance(outcome, MoveError):
-                _logger.warning("%s", outcome)
             done(move.number, outcome)
             self._hand_on(active, number)
 
@@ -515,9 +553,7 @@ class GlobusMover:
         try:
             if transfer.items and transfer.task_id:
                 self._journal.write(transfer)
-                for path in self._directory(transfer).iterdir():
-                    if not path.name.isdigit() or int(path.name) not in transfer.items:
-                        path.unlink()
+                self._clear(transfer, keep=set(map(str, transfer.items)))
             else:
                 self._forget(transfer)
         except OSError as error:
@@ -526,8 +562,19 @@ class GlobusMover:
             self._in_use.discard(transfer.submission_id)
 
     def _forget(self, transfer: Transfer) -> None:
+        self._clear(transfer, keep=frozenset())
         shutil.rmtree(self._directory(transfer), ignore_errors=True)
         self._journal.remove(transfer.submission_id)
+
+    def _clear(self, transfer: Transfer, *, keep: Collection[str]) -> None:
+        """Remove the files of a transfer from the directory that Globus sees; those that came have another link."""
+        with contextlib.suppress(FileNotFoundError):
+            directory = os.open(self._directory(transfer), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                for name in set(os.listdir(directory)) - set(keep):  # noqa: PTH208 - of a descriptor
+                    self._unlink(directory, name)
+            finally:
+                os.close(directory)
 
     def _remove_old(self) -> None:
         """Forget what former processes have left, and what was not wanted again."""

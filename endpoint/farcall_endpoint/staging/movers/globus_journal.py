@@ -15,6 +15,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from farcall_endpoint.config import Config
+from farcall_endpoint.directory import EndpointDirectory
+
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -36,6 +39,23 @@ class GlobusSettings(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_name: str
     journal: str
     limit_s: float = 300.0
+
+    @classmethod
+    def of_config(cls, config: Config, endpoint: EndpointDirectory) -> GlobusSettings | None:
+        """The settings of an endpoint; None if it has no collection."""
+        section = config.files.globus
+        if section is None:
+            return None
+        directory = Path(section.directory).expanduser()
+        return cls(
+            collection=section.collection.lower(),
+            path=section.path or str(directory),
+            directory=str(directory),
+            login_file=str(endpoint.globus_login_file),
+            endpoint_name=endpoint.name,
+            journal=str(endpoint.path / "globus"),
+            limit_s=config.files.transfer_limit,
+        )
 
 
 class Item(msgspec.Struct, frozen=True):
