@@ -41,6 +41,9 @@ cancelled_before_retry = Outcome(
 cancelled_while_running = Outcome(
     "TASK_CANCELLED", Fault.CALLER, "The task was cancelled while it ran; its processes were killed."
 )
+cancelled_while_storing = Outcome(
+    "TASK_CANCELLED", Fault.CALLER, "The task was cancelled after it ran, while its files were stored."
+)
 containers_unsupported = Outcome(
     "CONTAINER_UNSUPPORTED",
     Fault.CALLER,

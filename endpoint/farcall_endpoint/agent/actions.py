@@ -15,6 +15,7 @@ from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
 from farcall_endpoint.agent.tasks import Kept, Task
 from farcall_endpoint.protocol import CallNews, ManagerGone, RefuseCalls, RunCalls, TakeCalls
 from farcall_endpoint.protocol import CancelTasks as CancelCalls
+from farcall_endpoint.staging.orders import Order
 
 CallMessage = TakeCalls | RefuseCalls | RunCalls | CallNews | CancelCalls | ManagerGone
 """What the agent sends managers about calls of graphs and running tasks."""
@@ -43,6 +44,8 @@ class WriteSpool(Action, frozen=True):
     forgotten: Sequence[int] = ()
     #: Tasks that wait for a retry, and tasks that were retried before and have ended now.
     retried: Sequence[Task] = ()
+    #: Tasks that succeeded, and whose files are stored before that is reported: their ``kept`` result is written.
+    storing: Sequence[Task] = ()
 
 
 # -- to the store of output --------------------------------------------------------------------------------------------
@@ -89,6 +92,15 @@ class PassOn(Action, frozen=True):
     bodies: UserBytes
 
 
+# -- to the transfer process -------------------------------------------------------------------------------------------
+
+
+class MoveFiles(Action, frozen=True):
+    """Give orders to the transfer process. Its reports come as TransfersReported or TransfersLost."""
+
+    orders: Sequence[Order]
+
+
 # -- to the log --------------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +110,12 @@ class LogSigner(Action, frozen=True):
     name: str
     function_hash: str
     principals: str
+
+
+class LogFiles(Action, frozen=True):
+    """Log which files could not be moved."""
+
+    messages: Sequence[str]
 
 
 # -- to the blob store -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_INLINE_BYTES
+from farcall_common.staged_files import has_files
 from farcall_common.wire import EndpointReport, FunctionSpec, HeldTask, TaskSpec
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
@@ -43,6 +44,7 @@ from farcall_endpoint.agent.tasks import OpenedCall, ResultFactory, Stage, Task,
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared_memory import Bytes
+from farcall_endpoint.staging.plan import Staging
 
 if TYPE_CHECKING:
     from farcall_endpoint.agent.signatures import SignatureCheck
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 _LOOK_AGAIN_S: Final = 0.1
 """While tasks of an environment wait, the policy is asked so often: time alone may change what is best."""
 _MOST_ASIDE: Final = 1000
-"""So many tasks that wait for a retry do not count as held, so that the workers get others meanwhile."""
+"""So many tasks that wait for a retry or for files do not count as held, so that the workers get others meanwhile."""
 
 
 class AgentCore:
@@ -72,6 +74,7 @@ class AgentCore:
         if it may (see :func:`farcall_endpoint.agent.nodes.image_check`). None where blocks run all tasks.
     :param default_environment: of tasks that name none; the managers know it, too.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
+    :param staging: moves the files of tasks; None: no transfer process is there.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class AgentCore:
         image_check: Callable[[Environment, str], str] | None = None,
         default_environment: Environment | None = None,
         jitter: Callable[[], float] = lambda: 0.0,
+        staging: Staging | None = None,
     ) -> None:
         self._policy = policy
         self.slots_hint = slots_hint
@@ -113,6 +117,7 @@ class AgentCore:
         self._queue = TaskQueue(self.weights)
         self._graphs = RunningGraphs(slots=slots_hint)
         self._results = ResultFactory(endpoint_id=endpoint_id, max_inline_bytes=max_inline_bytes)
+        self._staging = Staging(refusal="it copies no files") if staging is None else staging
         self._held = HeldTasks(
             queue=self._queue,
             graphs=self._graphs,
@@ -120,6 +125,7 @@ class AgentCore:
             has_cloud=has_cloud,
             seal=seal,
             jitter=jitter,
+            staging=self._staging,
         )
         self._environments = EnvironmentsSeen(
             horizon_s=prefetch.horizon_s, limit=prefetch.limit, default=default_environment
@@ -164,7 +170,10 @@ class AgentCore:
         if self._space.retry_at is not None:
             return self._space.retry_at
         deadline, at = self._look_again_at, self._held.next_deadline()
-        return at if deadline is None or (at is not None and at < deadline) else deadline
+        deadline = at if deadline is None or (at is not None and at < deadline) else deadline
+        if len(self._staging) and (at := self._staging.next_deadline()) is not None:
+            return at if deadline is None else min(at, deadline)
+        return deadline
 
     @property
     def can_write(self) -> bool:
@@ -190,7 +199,7 @@ class AgentCore:
 
     def demand(self) -> Demand:
         """The tasks that the blocks should be enough for."""
-        unfinished = self._held.unfinished
+        unfinished = self._held.unfinished - len(self._staging)
         extra = self._graphs.extra()
         unfinished += extra.total()
         if self._image_check is None:
@@ -200,7 +209,10 @@ class AgentCore:
         images = collections.Counter(
             task.environment_key
             for task in self._held.by_id.values()
-            if task.result is None and task.environment_key and self.image_of(task.environment_key)
+            if task.result is None
+            and task.stage not in (Stage.STAGING, Stage.STAGING_OUT)
+            and task.environment_key
+            and self.image_of(task.environment_key)
         )
         images.update({key: count for key, count in extra.items() if key and self.image_of(key)})
         images[""] = unfinished - images.total()
@@ -227,12 +239,17 @@ class AgentCore:
                 **({"environments": environments} if environments else {}),
                 **({"graphs": graphs} if graphs else {}),
                 **({"progress": progress} if progress else {}),
+                **({"staging": staging} if (staging := self.staging()) else {}),
             },
         )
 
     def running_graphs(self) -> list[dict[str, object]]:
         """The stages of the graphs that run, for the status."""
         return self._graphs.describe()
+
+    def staging(self) -> list[dict[str, Any]]:
+        """The tasks whose files move, the oldest first, some at most."""
+        return self._staging.report() if len(self._staging) else []
 
     def environments(self) -> list[dict[str, Any]]:
         """The environments of the nodes, the interesting ones first."""
@@ -285,7 +302,7 @@ class AgentCore:
             case ev.BlobGranted(grant=grant):
                 self._held.upload_granted(grant, now)
             case ev.PayloadFetched():
-                self._on_payload(event)
+                self._on_payload(event, now)
             case ev.FetchFailed():
                 if (task := self._fetching(event.task_id, event.seq)) is not None:
                     self._held.fail(task, outcomes.payload_unavailable(event.reason))
@@ -318,7 +335,7 @@ class AgentCore:
             case ev.ManagerLost():
                 self._on_manager_lost(event, now)
             case ev.SessionOpened(forget=refs):
-                self._held.session_opened(refs)
+                self._held.session_opened(refs, now)
                 self._credit.restart()
             case ev.SessionClosed():
                 self._held.session_closed()
@@ -326,6 +343,11 @@ class AgentCore:
                 self._space.measured(room)
             case ev.SpoolRetryOrdered():
                 self._space.retry(now=now)
+            case ev.TransfersReported(reports=reports):
+                for report in reports:
+                    self._staging.handle(report, now)
+            case ev.TransfersLost(reason=reason):
+                self._staging.process_lost(reason, now)
             case ev.Restored():
                 self._restore(event, now)
             case ev.DrainOrdered():
@@ -339,6 +361,8 @@ class AgentCore:
         held = self._held
         if held.end_backoffs(no_nodes=self._admission.no_nodes, now=now):
             self._has_changed = True
+        if len(self._staging) or self._staging.orders:
+            self._move_files(now)
         if not self._is_draining:
             self._dispatch(now)
             self._give_credit()
@@ -347,6 +371,9 @@ class AgentCore:
                 self._pass_on()
         if self._prewarming.is_due:
             held.turn.prewarms = tuple(self._prewarming.changes(self._managers))
+        if self._staging.orders:
+            held.turn.transfers += self._staging.orders
+            self._staging.orders.clear()
         turn = held.end_turn(now=now)
         actions = turn.cancel_actions()
         if self._has_cloud:
@@ -356,6 +383,29 @@ class AgentCore:
             else:
                 self._space.written()
         return actions + turn.other_actions()
+
+    def _move_files(self, now: float) -> None:
+        """Let files move, and tasks go on whose files have moved."""
+        staging, held = self._staging, self._held
+        if not self._is_draining:
+            staging.tick(now)
+        held.turn.file_failures += staging.failures
+        staging.failures.clear()
+        moved, staging.outcomes = staging.outcomes, []
+        for each in moved:
+            task = held.by_id.get(each.task_id)
+            if task is None:
+                continue
+            if each.direction == "staging-in":
+                if each.error is None:
+                    held.staged(task, each.rows, no_nodes=self._admission.no_nodes)
+                else:
+                    held.fail(task, each.error)
+            elif each.error is None:
+                held.stored(task, each.rows)
+            else:
+                held.not_stored(task, each.error)
+            self._has_changed = True
 
     # -- spool ---------------------------------------------------------------------------------------------------------
 
@@ -372,8 +422,10 @@ class AgentCore:
             refused = None
             if task.result is None and (task.is_idempotent or not task.starts):
                 refused = self._admission.refusal(task.spec, task.graph, now=now)
-            if self._held.restore(task, refused):
+            if self._held.restore(task, refused, now):
                 dispatched.append(task)
+        if event.has_leftovers:
+            self._staging.restore([task.task_id for task in self._held.by_id.values() if task.files is not None])
         self._held.number_after(max((task.seq for task in event.tasks), default=0))
         reason = "the endpoint was stopped or died while it had the task"
         self._held.reconsider(dispatched, self.slots_hint, reason, now)
@@ -414,20 +466,19 @@ class AgentCore:
         if spec.options.environment is not None:
             task.environment_key = self._environment_key(spec)
         refused = _refused(opened) or self._admission.refusal(spec, None, now=now)
-        if refused is None and spec.options.callees and payload is not None:
-            refused = self._read_graph(task, payload)
+        if refused is None and payload is not None:
+            refused = self._read(task, payload)
         self._held.accept(task, refused, now)
 
-    def _on_payload(self, event: ev.PayloadFetched) -> None:
+    def _on_payload(self, event: ev.PayloadFetched, now: float) -> None:
         if (task := self._fetching(event.task_id, event.seq)) is None:
             return
         refused = _refused(event.opened)
         if refused is None:
             [task.payload] = event.payload.bodies
             task.answer_key = event.opened.answer_key if event.opened else b""
-            if task.spec.options.callees:
-                refused = self._read_graph(task, task.payload or b"")
-        self._held.fetched(task, refused)
+            refused = self._read(task, task.payload or b"")
+        self._held.fetched(task, refused, now)
 
     def _fetching(self, task_id: str, seq: int) -> Task | None:
         """A task that waits for its payload."""
@@ -445,6 +496,15 @@ class AgentCore:
         if principals:
             self._held.turn.signed.append(do.LogSigner(function.name, function.function_hash, principals))
         return bool(principals)
+
+    def _read(self, task: Task, payload: Bytes) -> ErrorRecord | None:
+        """Note what is to be known of a task's files and graph, if it has these; why it cannot run, if so."""
+        if has_files(payload):
+            found = self._staging.read(payload)
+            if isinstance(found, ErrorRecord):
+                return found
+            task.files, payload = found
+        return self._read_graph(task, payload) if task.spec.options.callees else None
 
     def _read_graph(self, task: Task, payload: Bytes) -> ErrorRecord | None:
         """Note what is to be known of a task's graph, if it is one; why it cannot run, if so."""
@@ -498,7 +558,7 @@ class AgentCore:
             if finished.is_retried and may_retry(task, manager_id):
                 held.retry(task, finished, now)
             else:
-                held.finish(task, self._results.finished(task, finished, bodies))
+                held.ran(task, self._results.finished(task, finished, bodies), now)
         self._observe(progress.finished)
         for key, durations_s in durations.items():
             self._environments.finished(key, durations_s, now=now)
@@ -595,7 +655,7 @@ class AgentCore:
         if not held.is_connected or not self._has_cloud or self._space.problem:
             return
         slots = self._managers.slots or self.slots_hint
-        held_count = held.unfinished - min(held.retrying, _MOST_ASIDE)
+        held_count = held.unfinished - min(held.aside, _MOST_ASIDE)
         held.turn.credit += self._credit.grant(slots=slots, held=held_count)
 
     def _observe(self, finished: Sequence[Finished]) -> None:
@@ -609,7 +669,7 @@ class AgentCore:
         if (released := self._managers.release(manager_id, task_id)) is not None:
             self._queue.done(released)
         task = self._held.by_id.get(task_id)
-        return None if task is None or task.result is not None else task
+        return None if task is None or task.result is not None or task.kept is not None else task
 
 
 def _duration_s(finished: Finished) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from farcall_endpoint.protocol import (
     PrewarmRequest,
     Progress,
 )
+from farcall_endpoint.staging.orders import Failed, Report
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -33,11 +34,12 @@ class Event(msgspec.Struct, frozen=True):
 
 class Restored(Event, frozen=True):
     """The spool was read at the start: its tasks, oldest first, the hashes of its functions, and those with a
-    signature."""
+    signature. ``has_leftovers``: there are directories of tasks' files."""
 
     tasks: Sequence[SpooledTask]
     function_hashes: Sequence[str]
     signed: Sequence[FunctionSpec] = ()
+    has_leftovers: bool = False
 
 
 class DrainOrdered(Event, frozen=True):
@@ -200,6 +202,21 @@ class CallsNotNeeded(Event, frozen=True):
     task_ids: Sequence[str]
 
 
+# -- from the transfer process -----------------------------------------------------------------------------------------
+
+
+class TransfersReported(Event, frozen=True):
+    """The transfer process reports."""
+
+    reports: Sequence[Report]
+
+
+class TransfersLost(Event, frozen=True):
+    """The transfer process has ended: what it has not answered is ordered again."""
+
+    reason: str
+
+
 # -- from the spool ----------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +297,10 @@ def for_log(event: Event) -> tuple[Event, int]:
         case ResultUploaded(location=location):
             return msgspec.structs.replace(event, location=msgspec.structs.replace(location, url=None)), 1
         case Restored(tasks=restored):
-            return Restored([_copy(task) for task in restored], event.function_hashes, event.signed), len(restored)
+            copies = [_copy(task) for task in restored]
+            return msgspec.structs.replace(event, tasks=copies), len(restored)
+        case TransfersReported(reports=reports):
+            return TransfersReported([_without_url(each) for each in reports]), 0
         case ResultsRecorded(tasks=refs) | SessionOpened(forget=refs):
             return event, len(refs)
         case CancelRequested(task_ids=task_ids):
@@ -292,6 +312,10 @@ def for_log(event: Event) -> tuple[Event, int]:
             return PrewarmRequested(hidden), 0
         case _:
             return event, 0
+
+
+def _without_url(report: Report) -> Report:
+    return Failed(report.number, _code_of(report.error) or {}) if isinstance(report, Failed) else report
 
 
 def _without_key(opened: OpenedCall | None) -> OpenedCall | None:
@@ -349,7 +373,10 @@ def _copy(task: SpooledTask) -> SpooledTask:
     if result is not None:
         result = msgspec.structs.replace(result, error=_code_of(result.error), details=None)
     graph = task.graph and _masked_needs(task.graph)
-    return msgspec.structs.replace(task, spec=_masked(task.spec), result=result, answer_key=b"", graph=graph)
+    files = task.files and msgspec.structs.replace(task.files, packed=b"")
+    return msgspec.structs.replace(
+        task, spec=_masked(task.spec), result=result, answer_key=b"", graph=graph, files=files
+    )
 
 
 def _code_of(error: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -103,6 +103,7 @@ class Fleet:
     :param payload: gives the arguments of a task.
     :param demand: returns what the blocks should be enough for.
     :param image_of: returns the image of an environment, by its key, where blocks have images.
+    :param files_dir: returns the directory of a task's files, by its id and its submitter, empty for the owner.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Fleet:
         is_restricted: bool = False,
         results_memory_bytes: int = _RESULTS_MEMORY_BYTES,
         batching: bool = True,
+        files_dir: Callable[[str, str], str] = lambda _task_id, _submitter: "",
     ) -> None:
         self._links = Links(context, address=address, poller=poller, network=network)
         self._poller = poller
@@ -146,6 +148,7 @@ class Fleet:
         self._is_restricted = is_restricted
         self._results_memory_bytes = results_memory_bytes
         self._batching = batching
+        self._files_dir = files_dir
         self._tick_s = min(_TICK_S, silence_limit_s / 4)
         self._tick_at = 0.0
         self._look_at = 0.0
@@ -472,14 +475,19 @@ class Fleet:
                     len(bodies),
                     options if limits is None else limits.applied_to(options),
                     spec.traceparent,
-                    "" if spec.submitter == self.owner_id else spec.submitter,
+                    self.owner_or(spec.submitter),
                     spec.data_only,
                     task.retries_used,
                     self._is_restricted or spec.data_only,  # the service has a list of functions, too
+                    "" if task.files is None else self._files_dir(spec.task_id, self.owner_or(spec.submitter)),
                 )
             )
             bodies.append(self._payload(task))
         self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits), bodies)
+
+    def owner_or(self, submitter: str) -> str:
+        """A submitter; empty if it is the endpoint's owner."""
+        return "" if submitter == self.owner_id else submitter
 
     def pass_on(self, passed: PassOn) -> None:
         """Send a manager something about calls. Large values stay in their files where that is possible."""

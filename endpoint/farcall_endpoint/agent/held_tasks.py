@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.wire import BlobGrant, BlobLocation, HeldTask, TaskRef, TaskState
@@ -21,6 +21,7 @@ from farcall_endpoint.agent.turn import Turn
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, Finished, Started
 from farcall_endpoint.shared_memory import Bytes
+from farcall_endpoint.staging.plan import Staging, with_rows
 
 _KEEP_BYTES: Final = 16 * 1024
 """Payloads up to here stay in memory until they are sent to a manager; larger ones are read from the spool again."""
@@ -39,6 +40,7 @@ class HeldTasks:
     :param has_cloud: False if nothing is written to a spool, and a result is final once it is reported.
     :param seal: returns the result of a task as it leaves the endpoint.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
+    :param staging: moves the files of tasks.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class HeldTasks:
         has_cloud: bool,
         seal: Callable[[Task, TaskResult], TaskResult],
         jitter: Callable[[], float],
+        staging: Staging,
     ) -> None:
         self._queue = queue
         self._graphs = graphs
         self._results = results
         self._has_cloud = has_cloud
         self._seal = seal
+        self._staging = staging
         self._transitions = Transitions(is_enabled=has_cloud)
         self._uploads = UploadRetries()
         self._retries = RetryQueue(jitter=jitter)
@@ -83,9 +87,9 @@ class HeldTasks:
         return len(self.by_id) - self._with_result
 
     @property
-    def retrying(self) -> int:
-        """How many wait for a retry."""
-        return len(self._retries)
+    def aside(self) -> int:
+        """How many wait for a retry, or for files to move: they need no worker meanwhile."""
+        return len(self._retries) + len(self._staging)
 
     def find(self, task_id: str, seq: int) -> Task | None:
         """A task that the spool holds under this number."""
@@ -156,6 +160,9 @@ class HeldTasks:
         for task in turn.finished:
             if task.result is not None:
                 task.result.body = None
+        for task in turn.storing:
+            if task.kept is not None:
+                task.kept.body = None
 
     def take_back(self) -> tuple[Sequence[Task], int]:
         """The spool could not take the last turn, which continues without its orders and its credit: the tasks that
@@ -175,7 +182,7 @@ class HeldTasks:
 
     # -- from the spool and the cloud ----------------------------------------------------------------------------------
 
-    def restore(self, task: Task, refused: ErrorRecord | None) -> bool:
+    def restore(self, task: Task, refused: ErrorRecord | None, now: float) -> bool:
         """Continue with a task of the spool.
 
         :param refused: why it cannot run any more, as the configuration has changed.
@@ -188,6 +195,8 @@ class HeldTasks:
         self.by_id[task.task_id] = task
         if task.result is not None:
             self._with_result += 1
+        elif task.kept is not None:
+            self._stage_out(task, now)
         elif refused is not None:
             self.fail(task, refused)
         elif task.starts and not task.waits_for_retry:
@@ -198,7 +207,7 @@ class HeldTasks:
             self.turn.fetches.append(task)
         elif task.waits_for_retry:
             self._retries.add(task)
-        else:
+        elif not self._stage_in(task, now):
             self._queue.add(task)
         return False
 
@@ -206,7 +215,7 @@ class HeldTasks:
         """The next task that comes gets the number after this one."""
         self.seqs = itertools.count(seq + 1)
 
-    def session_opened(self, forget: Iterable[TaskRef]) -> None:
+    def session_opened(self, forget: Iterable[TaskRef], now: float) -> None:
         """Report all results again, apart from those that the cloud does not need."""
         self.forget(forget)
         self.is_connected = True
@@ -214,7 +223,8 @@ class HeldTasks:
         for task in unconfirmed:
             if task.stage is Stage.QUEUED and task.waits_for_retry:
                 self._retries.add(task)
-        self._queue.put_back([task for task in unconfirmed if task.stage is Stage.QUEUED])
+        waiting = [task for task in unconfirmed if task.stage is Stage.QUEUED]
+        self._queue.put_back([task for task in waiting if not self._stage_in(task, now)])
         self.turn.fetches += [task for task in unconfirmed if task.stage is Stage.FETCHING]
         for task in self.by_id.values():
             if task.result is not None:
@@ -233,10 +243,12 @@ class HeldTasks:
             self._graphs.ended(task)
             self._with_result -= task.result is not None
             task.stage = Stage.FORGOTTEN
+            self._end_files(task)
             if task.environment_key:
                 self._queue.left(task)
         turn.accepted.clear()
         turn.finished = [task for task in turn.finished if task.seq not in unwritten]
+        turn.storing = [task for task in turn.storing if task.seq not in unwritten]
         turn.fetches = [task for task in turn.fetches if task.seq not in unwritten]
         for reports in (turn.acknowledged, turn.transitions, turn.results, turn.upload_requests):
             reports.clear()  # the next Hello names all tasks
@@ -250,20 +262,21 @@ class HeldTasks:
         if refused is not None:
             self.fail(task, refused)
             return
-        if task.stage is Stage.QUEUED:
-            self._queue.add(task)
-        else:
+        if task.stage is not Stage.QUEUED:
             turn.fetches.append(task)
+        elif not self._stage_in(task, now):
+            self._queue.add(task)
         self._transitions.monitor(task, now)
 
-    def fetched(self, task: Task, refused: ErrorRecord | None) -> None:
+    def fetched(self, task: Task, refused: ErrorRecord | None, now: float) -> None:
         """A task has its payload; with a reason to refuse it, it has failed."""
         if refused is not None:
             self.fail(task, refused)
             return
         task.stage = Stage.QUEUED
         self.turn.fetched.append(task)
-        self._queue.add(task)
+        if not self._stage_in(task, now):
+            self._queue.add(task)
 
     def redelivered(self, task: Task, attempt: int) -> None:
         """A task that is here already gets its new attempt number, and is not started again."""
@@ -285,6 +298,8 @@ class HeldTasks:
             elif task.stage is Stage.RETRYING:
                 self._retries.discard(task)
                 self.finish(task, self._results.cancelled_before_retry())
+            elif task.stage is Stage.STAGING_OUT:
+                self.finish(task, self._results.cancelled_while_storing())
             else:
                 self.finish(task, self._results.cancelled(running=False))
 
@@ -305,10 +320,68 @@ class HeldTasks:
                 if task.stage is Stage.DISPATCHED and task.manager_id is not None:
                     self.turn.cancels.setdefault(task.manager_id, []).append(task.task_id)
             task.stage = Stage.FORGOTTEN
+            self._end_files(task)
             if self._graphs.tasks:
                 self._graphs.ended(task)
             if task.environment_key:
                 self._queue.left(task)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _stage_in(self, task: Task, now: float) -> bool:
+        """Let the files of a task move to the endpoint; False if it has none that are not there."""
+        if task.files is None or task.is_staged or not (task.files.reads or task.files.writes):
+            return False
+        task.stage = Stage.STAGING
+        self._staging.stage_in(task.task_id, task.spec.submitter, task.files, is_sealed=bool(task.answer_key), now=now)
+        return True
+
+    def staged(self, task: Task, rows: Sequence[dict[str, Any]], *, no_nodes: str) -> None:
+        """The files that a task reads are on the endpoint.
+
+        :param no_nodes: why no manager can be had; empty if one can.
+        """
+        task.is_staged, task.file_rows = True, rows
+        task.stage = Stage.QUEUED
+        if no_nodes:
+            self.fail(task, outcomes.nodes_unavailable(no_nodes))
+        else:
+            self._queue.add(task)
+
+    def ran(self, task: Task, result: TaskResult, now: float) -> None:
+        """A task has run. If it succeeded, the files that it has written are stored before that is reported."""
+        if task.files is None or not task.files.writes or result.state is not TaskState.SUCCESS:
+            self.finish(task, result)
+        elif task.cancelling:
+            self.finish(task, self._results.cancelled(running=True))
+        else:
+            task.kept, task.stage = self._complete(task, result), Stage.STAGING_OUT
+            task.payload, task.manager_id = None, None
+            self.turn.storing.append(task)
+            self._stage_out(task, now)
+
+    def _stage_out(self, task: Task, now: float) -> None:
+        assert task.files is not None
+        self._staging.stage_out(task.task_id, task.spec.submitter, task.files, is_sealed=bool(task.answer_key), now=now)
+
+    def stored(self, task: Task, rows: Sequence[dict[str, Any]]) -> None:
+        """The files that a task has written are stored."""
+        result = task.kept
+        assert result is not None
+        if not task.answer_key:  # what is sealed stays as it is
+            result.details = with_rows(result.details, rows)
+        self._end(task, result)
+
+    def not_stored(self, task: Task, record: ErrorRecord) -> None:
+        """A file that a task has written cannot be stored: the task fails."""
+        kept = task.kept
+        assert kept is not None
+        self.finish(task, self._results.failed(task, record, started_at=kept.started_at, ended_at=kept.ended_at))
+
+    def _end_files(self, task: Task) -> None:
+        if task.files is not None:
+            self._staging.end(task.task_id)
+            task.kept = None
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -357,7 +430,8 @@ class HeldTasks:
             task.stage = Stage.QUEUED
             if no_nodes:
                 self.fail(task, outcomes.nodes_unavailable(no_nodes))
-        self._queue.put_back([task for task in tasks if task.stage is Stage.QUEUED])
+        waiting = [task for task in tasks if task.stage is Stage.QUEUED]
+        self._queue.put_back([task for task in waiting if not self._stage_in(task, now)])
         return True
 
     def died(self, task: Task, died: Died, now: float) -> None:
@@ -404,17 +478,21 @@ class HeldTasks:
 
     def requeue(self, tasks: Sequence[Task], now: float) -> None:
         """Tasks that managers had wait again, before the others."""
-        self._queue.put_back(tasks)
         for task in tasks:
             task.stage, task.manager_id = Stage.QUEUED, None
             if self._graphs.tasks:
                 self._graphs.stopped(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)
+        self._queue.put_back([task for task in tasks if not self._stage_in(task, now)])
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     def finish(self, task: Task, result: TaskResult) -> None:
         """A task has its result."""
+        self._end(task, self._complete(task, result))
+
+    def _complete(self, task: Task, result: TaskResult) -> TaskResult:
+        """The result of a task that runs no more, as it leaves the endpoint."""
         if task.environment_key and task.stage is not Stage.DISPATCHED:
             self._queue.left(task)
         if self._graphs.tasks:
@@ -423,8 +501,14 @@ class HeldTasks:
         if task.retries_used:
             result = with_retries(task, result)
             self.turn.retried.append(task)
-        task.result, task.stage = self._seal(task, result), Stage.FINISHED
+        if task.file_rows:
+            result.details = with_rows(result.details, task.file_rows)
+        return self._seal(task, result)
+
+    def _end(self, task: Task, result: TaskResult) -> None:
+        task.result, task.stage = result, Stage.FINISHED
         task.payload, task.manager_id = None, None
+        self._end_files(task)
         self._with_result += 1
         self.finished_tasks += 1
         self.turn.finished.append(task)

@@ -44,6 +44,10 @@ from farcall_endpoint.environments.technologies import find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
+from farcall_endpoint.staging.access import Storage, TransferSettings
+from farcall_endpoint.staging.client import TransferClient
+from farcall_endpoint.staging.places import files_directory, has_leftovers
+from farcall_endpoint.staging.plan import Staging
 
 if TYPE_CHECKING:
     from farcall_endpoint.agent.signatures import SignatureCheck
@@ -137,6 +141,18 @@ def run_agent(
         poller = zmq.Poller()
         seed = random.getrandbits(32)
         core = _core(directory, config, endpoint_id, slots, seed=seed, signatures=signatures)
+        working_dir = directory.path / config.engine.working_dir
+        fleet = _fleet(
+            directory,
+            config,
+            slots=slots,
+            endpoint_id=endpoint_id,
+            provider=provider,
+            context=context,
+            poller=poller,
+            core=core,
+            spool=spool,
+        )
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
@@ -149,17 +165,7 @@ def run_agent(
                 secrets, endpoint_id=endpoint_id, is_required=config.sealed == "required", was_opened=spool.was_opened
             ),
             uplink=Uplink(context, keys, poller),
-            fleet=_fleet(
-                directory,
-                config,
-                slots=slots,
-                endpoint_id=endpoint_id,
-                provider=provider,
-                context=context,
-                poller=poller,
-                core=core,
-                spool=spool,
-            ),
+            fleet=fleet,
             poller=poller,
             background=Background(),
             transfers=Transfers(connect_tries=2) if config.blobs == "auto" else Transfers(),
@@ -180,12 +186,30 @@ def run_agent(
             on_events=directory.write_events,
             read_prewarms=directory.read_prewarms,
             seed=seed,
+            file_transfers=TransferClient(
+                functools.partial(transfer_settings, config, directory.path),
+                poller=poller,
+                owner_or=fleet.owner_or,
+                environment=environment,
+            ),
+            has_leftovers=functools.partial(has_leftovers, working_dir),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
         _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
         agent.run()
         _logger.info("endpoint %s has ended", directory.name)
+
+
+def transfer_settings(config: Config, directory: Path) -> TransferSettings:
+    """What the transfer process of an endpoint needs to know."""
+    return TransferSettings(
+        directory=str(directory / "files"),
+        working_dir=str(directory / config.engine.working_dir),
+        cache_bytes=config.files.cache_bytes,
+        storages=tuple([Storage(**msgspec.structs.asdict(each)) for each in config.files.storages]),
+        is_restricted=config.data_only,
+    )
 
 
 def _register(directory: EndpointDirectory, config: Config, access: Access) -> str:
@@ -253,6 +277,14 @@ def _core(
         else None,
         default_environment=config.engine.default_environment,
         jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
+        staging=Staging(
+            max_transfers=config.files.max_transfers,
+            silence_s=config.files.transfer_limit,
+            limit_s=config.files.total_limit,
+            refusal=config.files_refusal,
+            most_bytes=config.files.cache_bytes,
+            jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
+        ),
     )
 
 
@@ -301,6 +333,9 @@ def _fleet(
         ),
         is_restricted=config.data_only,
         results_memory_bytes=config.transfer_memory * 10**6,
+        files_dir=lambda task_id, submitter: str(
+            files_directory(directory.path / config.engine.working_dir, task_id, submitter)
+        ),
     )
     fleet.owner_id = directory.read_owner_id()
     return fleet

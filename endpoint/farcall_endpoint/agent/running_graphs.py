@@ -17,7 +17,7 @@ import msgspec
 from farcall_common.graphs import STATES, StageState
 from farcall_common.progress import PROGRESS, Progress
 from farcall_endpoint.agent.graphs import MOST_NAME, RANKS, cut
-from farcall_endpoint.agent.tasks import Task, TaskResult
+from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
 from farcall_endpoint.protocol import ReportedProgress
 
 MOST_REPORTED: Final = 20
@@ -72,7 +72,7 @@ class RunningGraphs:
         """By the key of their environment, the slots that graphs can use beyond one for each."""
         found: collections.Counter[str] = collections.Counter()
         for task in self.tasks.values():
-            if task.graph is not None and task.graph.width > 1:
+            if task.graph is not None and task.graph.width > 1 and task.stage is not Stage.STAGING:
                 found[task.environment_key] += min(task.graph.width, self._slots) - 1
         return found
 

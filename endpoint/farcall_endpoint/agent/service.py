@@ -10,7 +10,7 @@ import collections
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -61,6 +61,7 @@ from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
+from farcall_endpoint.staging.client import TransferClient
 
 _logger = logging.getLogger(__name__)
 
@@ -121,6 +122,8 @@ class Agent:
         grown.
     :param read_prewarms: returns what the owner wants warm.
     :param seed: of the cores' random numbers, for the logs.
+    :param file_transfers: moves the files of tasks.
+    :param has_leftovers: whether a former process has left directories of tasks' files.
     """
 
     def __init__(
@@ -148,6 +151,8 @@ class Agent:
         on_status: Callable[[dict[str, object]], None],
         on_events: Callable[[str, bytes], None],
         seed: int,
+        file_transfers: TransferClient,
+        has_leftovers: Callable[[], bool] = lambda: False,
         read_prewarms: Callable[[], Sequence[PrewarmRequest]] = tuple,
     ) -> None:
         self._endpoint_id = endpoint_id
@@ -184,6 +189,8 @@ class Agent:
         self._waking = WakeNotices()
         self._on_status = on_status
         self._read_prewarms = read_prewarms
+        self._file_transfers = file_transfers
+        self._has_leftovers = has_leftovers
         self._on_events = on_events
         self._core_log = EventLog[ev.Event, float](ev.for_log, about={"slots": core.slots_hint, "seed": seed})
         self._connection_log = EventLog[c.Event, float](c.for_log, about={"heartbeat_s": heartbeat_s, "seed": seed})
@@ -216,7 +223,8 @@ class Agent:
         if tasks:
             finished = sum(task.result is not None for task in tasks)
             _logger.info("the spool holds %d tasks, %d of them finished", len(tasks), finished)
-        self._events.append(ev.Restored(tasks, sorted(functions), self._spool.signed_functions()))
+        restored = ev.Restored(tasks, sorted(functions), self._spool.signed_functions(), self._has_leftovers())
+        self._events.append(restored)
         try:
             self._handle(self._clock.monotonic())
             self._fleet.maintain(now=self._clock.monotonic())
@@ -235,6 +243,7 @@ class Agent:
             self._fleet.kill()
             self._uplink.close()
             self._fleet.close()
+            self._file_transfers.close()
             self._background.close()
             self._write_logs(self._clock.monotonic())
         if self._fatal is not None:
@@ -270,6 +279,7 @@ class Agent:
         if due_at is not None and self._clock.monotonic() >= due_at:
             self._connect(c.Tick())
         self._blobs.tick()
+        self._receive_from_transfers()
         self._has_unreported_events |= bool(self._events)
         self._handle(now)
         if self._outputs_read:  # what their managers reported before is handled
@@ -321,6 +331,7 @@ class Agent:
             self._status_reports.due_at if self._is_report_awaited() else None,
             self._fleet.next_deadline(),
             self._blobs.next_deadline(),
+            self._file_transfers.next_deadline(),
             self._kill_at,
         )
         wait_s = min(deadline for deadline in deadlines if deadline is not None) - now
@@ -359,6 +370,7 @@ class Agent:
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             **self._about_environments(),
             **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
+            **({"transfers": transfers} if (transfers := list(map(_about_transfer, self._core.staging()))) else {}),
             "problem": str(report.detail.get("problem", "")),
             "blocked": self._fleet.refusal or self._core.spool_problem,
             "at": self._clock.wall(),
@@ -569,6 +581,15 @@ class Agent:
             if size_bytes > self._transfer_memory_bytes:
                 return  # these go into the spool first; the rest waits where it is
 
+    # -- files of tasks ------------------------------------------------------------------------------------------------
+
+    def _receive_from_transfers(self) -> None:
+        reports, lost = self._file_transfers.receive()
+        if reports:
+            self._events.append(ev.TransfersReported(reports))
+        if lost:
+            self._events.append(ev.TransfersLost(lost))
+
     # -- actions -------------------------------------------------------------------------------------------------------
 
     def _handle(self, now: float) -> None:
@@ -624,6 +645,11 @@ class Agent:
                         self._blobs.upload(task, grant, functools.partial(self._body, task))
                 case do.KeepOutput(outputs=outputs):
                     self._output.keep(outputs, now=self._clock.epoch())
+                case do.MoveFiles(orders=orders):
+                    self._file_transfers.order(orders)
+                case do.LogFiles(messages=messages):
+                    for message in messages:
+                        _logger.warning("%s", message)
                 case do.LogSigner(name=name, function_hash=function_hash, principals=principals):
                     _logger.info("function %s (%.12s) is signed by %s", name, function_hash, principals)
                 case _:
@@ -688,6 +714,20 @@ class Agent:
 
     def _inline_body(self, task: Task) -> bytes:
         return bytes(bytes_of(self._body(task)))
+
+
+def _about_transfer(row: Mapping[str, Any]) -> dict[str, object]:
+    """A task whose files move, as the status shows it."""
+    return {
+        "task_id": row["task_id"],
+        "state": row["state"],
+        "files": f"{row['files_done']}/{row['files']}",
+        "done_bytes": row["bytes"],
+        "total_bytes": row.get("total"),
+        "url": row.get("url", ""),
+        "since": row["since"],
+        "problem": row.get("problem", ""),
+    }
 
 
 def _about(node: protocol.Registered) -> dict[str, object]:

@@ -36,6 +36,7 @@ from farcall_endpoint.agent.actions import WriteSpool
 from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.tasks import RetryState, SpooledTask, Stage, StoredResult, Task, TaskResult
 from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes, bytes_of
+from farcall_endpoint.staging.plan import TaskFiles, behind_list
 
 _logger = logging.getLogger(__name__)
 
@@ -61,10 +62,12 @@ CREATE TABLE IF NOT EXISTS retries (
     seq INTEGER PRIMARY KEY, used INTEGER NOT NULL, at REAL NOT NULL, starts INTEGER NOT NULL, run_s REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS graphs (seq INTEGER PRIMARY KEY, needs BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS files (seq INTEGER PRIMARY KEY, files BLOB NOT NULL);
 """
 """A body is the payload of an unfinished task, the result of a finished one; NULL if it is a file. A task without
 one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none. Sealed
-calls are kept after their task, so that none is run again; their keys until the result is here, which is sealed."""
+calls are kept after their task, so that none is run again; their keys until the result is here, which is sealed.
+Files of a task with a result are yet to be stored."""
 _BEGIN_TAKE_OVER: Final = """
 BEGIN IMMEDIATE;
 ALTER TABLE tasks RENAME TO former_tasks;
@@ -136,6 +139,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_former: Final = msgspec.msgpack.Decoder(_FormerSpec).decode
 _decode_spec: Final = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_graph: Final = msgspec.msgpack.Decoder(GraphNeeds).decode
+_decode_files: Final = msgspec.msgpack.Decoder(TaskFiles).decode
 _decode_result: Final = msgspec.msgpack.Decoder(StoredResult).decode
 
 
@@ -242,6 +246,7 @@ class Spool:
         )
         retries = {row[0]: RetryState(*row[1:]) for row in self._database.execute("SELECT * FROM retries")}
         graphs = dict(self._database.execute("SELECT seq, needs FROM graphs"))
+        files = dict(self._database.execute("SELECT seq, files FROM files"))
         calls_gone: list[tuple[str]] = []  # to be opened again
         gone: list[tuple[int]] = []  # bodies
         dropped: list[tuple[int]] = []  # tasks and results that are useless without theirs
@@ -265,8 +270,21 @@ class Spool:
             needs = graphs.pop(seq, None)
             graph = self._graph(seq, spec, needs) if needs is not None and is_fetched else None
             retry = retries.pop(seq, None)
+            listed = files.pop(seq, None)
             tasks.append(
-                SpooledTask(seq, spec, attempt, at, starts, is_fetched, None, answer_key, retry=retry, graph=graph)
+                SpooledTask(
+                    seq,
+                    spec,
+                    attempt,
+                    at,
+                    starts,
+                    is_fetched,
+                    None,
+                    answer_key,
+                    retry=retry,
+                    graph=graph,
+                    files=None if listed is None or not is_fetched else _decode_files(listed),
+                )
             )
         query = "SELECT seq, attempt, at, spec, end, size_bytes, file FROM results LEFT JOIN bodies USING (seq)"
         for seq, attempt, at, encoded, stored, size_bytes, file in self._database.execute(query).fetchall():
@@ -277,7 +295,11 @@ class Spool:
                     dropped.append((seq,))
                     continue
                 self._names[_result_of(seq)] = file
-            tasks.append(SpooledTask(seq, _decode_spec(encoded), attempt, at, result=result))
+            spec = _decode_spec(encoded)
+            listed = files.pop(seq, None)
+            answer_key = b"" if listed is None else answer_keys.get(spec.task_id, b"")
+            to_store = None if listed is None else _decode_files(listed)
+            tasks.append(SpooledTask(seq, spec, attempt, at, result=result, answer_key=answer_key, files=to_store))
         tasks.sort(key=lambda task: task.seq)
         if gone:
             _logger.warning(
@@ -292,6 +314,7 @@ class Spool:
         self._tidy("DELETE FROM tasks WHERE seq = ?", dropped)
         self._tidy("DELETE FROM retries WHERE seq = ?", [(seq,) for seq in retries])
         self._tidy("DELETE FROM graphs WHERE seq = ?", [(seq,) for seq in graphs])
+        self._tidy("DELETE FROM files WHERE seq = ?", [(seq,) for seq in files])
         self._forget(dropped)
         if was_cut:
             self._tidy("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?)", [(boot_id,)])
@@ -308,7 +331,7 @@ class Spool:
 
     def forget_calls(self, *, before: float) -> None:
         """Forget sealed calls that were accepted before an epoch second: the endpoint opens them no more."""
-        ended = "(answer_key IS NULL OR seq NOT IN (SELECT seq FROM tasks))"
+        ended = "(answer_key IS NULL OR seq NOT IN (SELECT seq FROM tasks UNION SELECT seq FROM files))"
         self._tidy(f"DELETE FROM sealed_calls WHERE at < ? AND {ended}", [(before,)])  # noqa: S608
 
     def payload(self, task: Task) -> Frame:
@@ -344,7 +367,9 @@ class Spool:
         self._remove([_result_of(seq) for seq in d.forgotten])  # and the rows with the next commit
         forgotten = [*self._forgotten, *[(seq,) for seq in d.forgotten]]
         once_only = any(not task.is_idempotent for task in d.starts)
-        matters = d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.finished or d.dropped
+        matters = (
+            d.functions or d.accepted or d.redelivered or d.fetched or d.starts or d.finished or d.dropped or d.storing
+        )
         if not matters and len(forgotten) < _MOST_FORGOTTEN:
             self._forgotten = forgotten
             return  # what a process that dies did not come to forget is reported and recorded once more
@@ -367,7 +392,10 @@ class Spool:
             raise
         self._forgotten = []
         self.generation += once_only
-        self._remove([_payload_of(seq) for seq in (*[task.seq for task in d.finished], *d.dropped)])
+        ended = [task.seq for task in (*d.finished, *d.storing)]
+        self._remove([_payload_of(seq) for seq in (*ended, *d.dropped)])
+        if d.dropped:  # one that was storing its files
+            self._remove([_result_of(seq) for seq in d.dropped])
 
     @contextlib.contextmanager
     def _durable(self) -> Iterator[None]:
@@ -398,13 +426,15 @@ class Spool:
     def _write(self, d: WriteSpool, forgotten: list[tuple[int]]) -> None:
         many = self._database.executemany
         finished = {task.seq for task in d.finished}
+        storing = [task for task in d.storing if task.kept is not None]
+        ended = {*finished, *[task.seq for task in storing]}
         if d.functions:
             functions = [(function.function_hash, function.name, body) for function, body in d.functions]
             many("INSERT OR IGNORE INTO functions VALUES (?, ?, ?)", functions)
             signed = [(each.function_hash, each.name, each.signature) for each, _ in d.functions if each.signature]
             many("INSERT OR REPLACE INTO signatures VALUES (?, ?, ?)", signed)
         if d.accepted:
-            many("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", [_row(t) for t in d.accepted if t.seq not in finished])
+            many("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", [_row(t) for t in d.accepted if t.seq not in ended])
         new = {task.seq for task in d.accepted}
         if starts := [(task.starts, task.seq) for task in d.starts if task.seq not in new]:
             many("UPDATE tasks SET starts = ? WHERE seq = ?", starts)
@@ -412,11 +442,15 @@ class Spool:
             attempts = [(task.attempt, task.seq) for task in d.redelivered]
             many("UPDATE tasks SET attempt = ? WHERE seq = ?", attempts)
             many("UPDATE results SET attempt = ? WHERE seq = ?", attempts)
-        if d.finished:
-            many("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in finished])
-            results = [_result_row(task, task.result) for task in d.finished if task.result is not None]
-            many("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", results)
-            if bodiless := [(task.seq,) for task in d.finished if task.result is not None and task.result.body is None]:
+        if ended:
+            many("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in ended])
+            written = [
+                *[(task, task.result) for task in d.finished if task.result is not None],
+                *[(task, task.kept) for task in storing if task.kept is not None],
+            ]
+            many("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", [_result_row(*each) for each in written])
+            # The body of a result that was kept is here already.
+            if bodiless := [(t.seq,) for t, result in written if result.body is None and not result.size_bytes]:
                 many("DELETE FROM bodies WHERE seq = ?", bodiless)
         if sealed := [(t.task_id, t.seq, t.at, t.answer_key) for t in (*d.accepted, *d.fetched) if t.answer_key]:
             many("INSERT OR REPLACE INTO sealed_calls VALUES (?, ?, ?, ?)", sealed)
@@ -425,14 +459,20 @@ class Spool:
         if d.retried:
             unfinished = [task for task in d.retried if task.stage not in (Stage.FINISHED, Stage.FORGOTTEN)]
             many("INSERT OR REPLACE INTO retries VALUES (?, ?, ?, ?, ?)", [_retry_row(task) for task in unfinished])
-            ended = [(task.seq,) for task in d.retried if task.stage in (Stage.FINISHED, Stage.FORGOTTEN)]
-            many("DELETE FROM retries WHERE seq = ?", ended)
+            over = [(task.seq,) for task in d.retried if task.stage in (Stage.FINISHED, Stage.FORGOTTEN)]
+            many("DELETE FROM retries WHERE seq = ?", over)
         if graphs := [
             (t.seq, _encode(t.graph)) for t in (*d.accepted, *d.fetched) if t.graph and t.seq not in finished
         ]:
             many("INSERT OR REPLACE INTO graphs VALUES (?, ?)", graphs)
-        if ended := [(task.seq,) for task in d.finished if task.graph is not None]:
-            many("DELETE FROM graphs WHERE seq = ?", ended)
+        if over := [(task.seq,) for task in (*d.finished, *storing) if task.graph is not None]:
+            many("DELETE FROM graphs WHERE seq = ?", over)
+        if listed := [
+            (t.seq, _encode(t.files)) for t in (*d.accepted, *d.fetched) if t.files and t.seq not in finished
+        ]:
+            many("INSERT OR REPLACE INTO files VALUES (?, ?)", listed)
+        if unlisted := [(task.seq,) for task in d.finished if task.files is not None]:
+            many("DELETE FROM files WHERE seq = ?", unlisted)
         bodies = [
             (seq, len(body), *((self._names[which], None) if self._is_file(body) else (None, body)))
             for seq, which, body in _bodies(d)
@@ -440,9 +480,8 @@ class Spool:
         many("INSERT OR REPLACE INTO bodies VALUES (?, ?, ?, ?)", bodies)
         if d.dropped:
             dropped = [(seq,) for seq in d.dropped]
-            many("DELETE FROM tasks WHERE seq = ?", dropped)
-            many("DELETE FROM bodies WHERE seq = ?", dropped)
-            many("DELETE FROM graphs WHERE seq = ?", dropped)
+            for table in ("tasks", "results", "bodies", "graphs", "files"):
+                many(f"DELETE FROM {table} WHERE seq = ?", dropped)  # noqa: S608
         if forgotten:
             many("DELETE FROM results WHERE seq = ?", forgotten)
             many("DELETE FROM bodies WHERE seq = ?", forgotten)
@@ -478,7 +517,7 @@ class Spool:
             return _decode_graph(needs)
         except (msgspec.DecodeError, TypeError) as error:  # TypeError: a column may have another type in SQLite
             damage = f"what the spool has noted of the graph of task {spec.task_id} is damaged ({error})"
-        found = read_graph(bytes_of(self._body(seq)), spec.options, is_restricted=spec.data_only)
+        found = read_graph(behind_list(bytes_of(self._body(seq))), spec.options, is_restricted=spec.data_only)
         if isinstance(found, GraphNeeds):
             _logger.warning("%s; it was read again from the task's arguments", damage)
             return found
@@ -576,13 +615,16 @@ def _private(path: str, flags: int) -> int:
 
 def _bodies(d: WriteSpool) -> Iterator[tuple[int, str, Bytes]]:
     """The bodies of a turn: the task's number, which of its bodies it is, its bytes."""
-    finished = {task.seq for task in d.finished}
+    ended = {task.seq for task in (*d.finished, *d.storing)}
     for task in (*d.accepted, *d.fetched):
-        if task.payload is not None and task.seq not in finished:
+        if task.payload is not None and task.seq not in ended:
             yield task.seq, _payload_of(task.seq), task.payload
     for task in d.finished:
         if task.result is not None and task.result.body is not None:
             yield task.seq, _result_of(task.seq), task.result.body
+    for task in d.storing:
+        if task.kept is not None and task.kept.body is not None:
+            yield task.seq, _result_of(task.seq), task.kept.body
 
 
 def _row(task: Task) -> tuple[object, ...]:

@@ -20,16 +20,21 @@ from farcall_endpoint.agent.graphs import GraphNeeds, bounded
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared_memory import Bytes
+from farcall_endpoint.staging.plan import TaskFiles
 
 
 class Stage(enum.Enum):
     """Where a task is inside the endpoint."""
 
     FETCHING = enum.auto()
+    #: Its files are copied to the endpoint.
+    STAGING = enum.auto()
     QUEUED = enum.auto()
     DISPATCHED = enum.auto()
     #: Its function raised, and it waits for its retry.
     RETRYING = enum.auto()
+    #: It succeeded, and the files that it has written are stored.
+    STAGING_OUT = enum.auto()
     FINISHED = enum.auto()
     #: The cloud has its result, or does not need it.
     FORGOTTEN = enum.auto()
@@ -100,6 +105,9 @@ class Task:
     ``environment_key`` is that of its environment, of a graph that of most stages; empty if that is the endpoint's
     default, or its own Python. ``graph``: what is known of its graph; None if it is no graph, or its payload is not
     here. ``is_apart``: no manager can run all of its stages; others take over calls.
+
+    ``files``: of a task with a list of files. They are on the endpoint if ``is_staged``; ``file_rows`` is what the
+    details of the result have of them. ``kept`` is its result while the files that it has written are stored.
     """
 
     seq: int
@@ -125,6 +133,10 @@ class Task:
     environment_key: str = ""
     graph: GraphNeeds | None = None
     is_apart: bool = False
+    files: TaskFiles | None = None
+    is_staged: bool = False
+    file_rows: Sequence[dict[str, Any]] = ()
+    kept: TaskResult | None = None
 
     @property
     def task_id(self) -> str:
@@ -185,7 +197,8 @@ class RetryState(NamedTuple):
 
 class SpooledTask(msgspec.Struct, frozen=True):
     """A task that was read from the spool. ``is_fetched``: the spool has its payload. ``retry``: the fields of
-    :class:`Task` about retries, if it was retried. ``graph``: what is known of its graph."""
+    :class:`Task` about retries, if it was retried. ``graph``: what is known of its graph. ``files``: those in its list;
+    of a task with a result they are yet to be stored."""
 
     seq: int
     spec: TaskSpec
@@ -197,6 +210,7 @@ class SpooledTask(msgspec.Struct, frozen=True):
     answer_key: bytes = b""
     retry: RetryState | None = None
     graph: GraphNeeds | None = None
+    files: TaskFiles | None = None
 
     def to_task(self) -> Task:
         """The task as a core continues with it."""
@@ -204,11 +218,15 @@ class SpooledTask(msgspec.Struct, frozen=True):
         task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts, answer_key=self.answer_key)
         if (environment := self.spec.options.environment) is not None:
             task.environment_key = environment.key
-        task.graph = self.graph
+        task.graph, task.files = self.graph, self.files
         if self.retry is not None:
             task.retries_used, task.retry_at, task.starts_at_retry, task.earlier_run_s = self.retry
         if self.result is not None:
-            task.stage, task.result = Stage.FINISHED, TaskResult(**msgspec.structs.asdict(self.result))
+            result = TaskResult(**msgspec.structs.asdict(self.result))
+            if self.files is None:
+                task.stage, task.result = Stage.FINISHED, result
+            else:
+                task.stage, task.kept, task.state = Stage.STAGING_OUT, result, TaskState.RUNNING
         return task
 
 
@@ -263,6 +281,10 @@ class ResultFactory:
     def cancelled(self, *, running: bool) -> TaskResult:
         """Cancelled by its submitter."""
         return TaskResult(TaskState.CANCELLED, outcomes.cancelled(running=running).to_json())
+
+    def cancelled_while_storing(self) -> TaskResult:
+        """Cancelled by its submitter while the files that it has written were stored."""
+        return TaskResult(TaskState.CANCELLED, outcomes.cancelled_while_storing().to_json())
 
     def cancelled_before_retry(self) -> TaskResult:
         """Cancelled by its submitter while it waited for a retry."""

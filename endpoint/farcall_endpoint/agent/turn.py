@@ -11,6 +11,7 @@ from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.prewarm import Change
 from farcall_endpoint.agent.tasks import Kept, Task
+from farcall_endpoint.staging.orders import Order
 
 _NOTHING: Final = do.WriteSpool()
 
@@ -30,6 +31,7 @@ class Turn:
     dropped: list[int] = dataclasses.field(default_factory=list)
     forgotten: list[int] = dataclasses.field(default_factory=list)
     retried: list[Task] = dataclasses.field(default_factory=list)
+    storing: list[Task] = dataclasses.field(default_factory=list)
     # to managers
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -46,8 +48,11 @@ class Turn:
     credit: int = 0
     # to the store of output
     outputs: list[Kept] = dataclasses.field(default_factory=list)
+    # to the transfer process
+    transfers: list[Order] = dataclasses.field(default_factory=list)
     # to the log
     signed: list[do.LogSigner] = dataclasses.field(default_factory=list)
+    file_failures: list[str] = dataclasses.field(default_factory=list)
 
     def spool_write(self) -> do.WriteSpool | None:
         """The part of the spool; None if that is empty."""
@@ -61,6 +66,7 @@ class Turn:
             tuple(self.dropped),
             tuple(self.forgotten),
             tuple(self.retried),
+            tuple(self.storing),
         )
         return None if write == _NOTHING else write
 
@@ -93,4 +99,8 @@ class Turn:
             actions.append(do.ReportResults(tuple(self.results)))
         if self.upload_requests:
             actions.append(do.RequestUploads(tuple(self.upload_requests)))
+        if self.transfers:
+            actions.append(do.MoveFiles(tuple(self.transfers)))
+        if self.file_failures:
+            actions.append(do.LogFiles(tuple(self.file_failures)))
         return actions + self.signed

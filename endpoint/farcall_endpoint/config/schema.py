@@ -16,6 +16,7 @@ from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
 from farcall_common.payload import DATA_ONLY, DATA_STRATEGIES, parse_allowed
 from farcall_common.worker_share import WorkerShare
 from farcall_endpoint.config.environments import ContainerType, EnvironmentsConfig
+from farcall_endpoint.config.files import FilesConfig
 from farcall_endpoint.config.providers import KubernetesProviderConfig, LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
 from farcall_endpoint.environments.settings import EnvironmentSettings
@@ -456,6 +457,9 @@ class Config(Section, frozen=True, kw_only=True):
             description="Disk space for the kept output of all tasks, in MB; the oldest is deleted first.",
         ),
     ] = 256
+    files: Annotated[FilesConfig, msgspec.Meta(description="Files that tasks read and write in storage.")] = (
+        FilesConfig()
+    )
     shutdown_grace: Annotated[
         float,
         msgspec.Meta(ge=0, le=3600, description="Seconds for running tasks to finish when the endpoint stops."),
@@ -479,6 +483,16 @@ class Config(Section, frozen=True, kw_only=True):
                 "engine.allowed_serializers lets arguments run code when they are read, which no one has signed",
                 fix='remove engine.allowed_serializers, or write ["*Code", JSONData]',
             )
+
+    @property
+    def files_refusal(self) -> str:
+        """Why no files are copied for tasks; empty if they are."""
+        if not self.files.enabled:
+            return "its owner has switched files off (files.enabled)"
+        provider = self.engine.provider
+        if isinstance(provider, KubernetesProviderConfig) and not provider.persistent_volumes:
+            return "its pods share no volume with it (engine.provider.persistent_volumes)"
+        return ""
 
     @property
     def data_only(self) -> bool:

@@ -42,6 +42,7 @@ class TransferClient:
 
     :param settings: of a process that starts.
     :param poller: wakes the agent when the process reports.
+    :param owner_or: returns a submitter, empty if it is the endpoint's owner.
     :param environment: of the process; None: that of this one.
     :param idle_s: a process without work ends after so long.
     """
@@ -51,6 +52,7 @@ class TransferClient:
         settings: Callable[[], TransferSettings],
         *,
         poller: zmq.Poller,
+        owner_or: Callable[[str], str] = lambda submitter: submitter,
         environment: Mapping[str, str] | None = None,
         idle_s: float = _IDLE_S,
         quiet_s: float = _QUIET_S,
@@ -58,6 +60,7 @@ class TransferClient:
     ) -> None:
         self._settings = settings
         self._poller = poller
+        self._owner_or = owner_or
         self._environment = environment
         self._idle_s = idle_s
         self._quiet_s = quiet_s
@@ -96,6 +99,8 @@ class TransferClient:
                     self._due.add(("removed", task_id))
                 case orders.Tidy():
                     self._due.add(("tidied", ""))
+            if isinstance(each, orders.Make | orders.Fetch | orders.Store | orders.Remove):
+                each = msgspec.structs.replace(each, submitter=self._owner_or(each.submitter))
             self._unsent += frame(each)
         if self._process is not None:
             self._send()

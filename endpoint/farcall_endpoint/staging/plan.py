@@ -20,8 +20,9 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_common.fairness import FairQueue
-from farcall_common.staged_files import FileUse, unpack_files
+from farcall_common.staged_files import FileUse, has_files, unpack_files
 from farcall_endpoint import outcomes
+from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.orders import Order, Place, Report, shown
 
@@ -64,7 +65,7 @@ _decode: Final = msgspec.msgpack.Decoder(list[tuple[int, FileUse]]).decode
 
 
 def read_files(
-    payload: bytes | memoryview, *, schemes: frozenset[str] = STAGED, refusal: str = "", most_bytes: int | None = None
+    payload: Bytes, *, schemes: frozenset[str] = STAGED, refusal: str = "", most_bytes: int | None = None
 ) -> tuple[TaskFiles, memoryview] | ErrorRecord:
     """The files of a payload with a list of them, and what is behind the list; or why the task cannot run.
 
@@ -99,6 +100,22 @@ def read_files(
     writes = sum(use.mode == "w" for _, use in staged)
     packed = zlib.compress(_encode(staged), 1) if staged else b""
     return TaskFiles(packed, len(staged) - writes, writes), rest
+
+
+def behind_list(payload: Bytes) -> Bytes:
+    """The call or graph of a payload, whether or not it has a list of files."""
+    if not has_files(payload):
+        return payload
+    try:
+        return unpack_files(payload)[1]
+    except DeserializationError:
+        return payload
+
+
+def with_rows(details: dict[str, Any] | None, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The details of a result, with files that moved."""
+    known = (details or {}).get("files", [])
+    return {**(details or {}), "files": [*known, *rows][:MOST_ROWS]}
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------
@@ -223,7 +240,7 @@ class Staging:
         """How many of these have not run."""
         return sum([each.direction == "staging-in" for each in self._tasks.values()])
 
-    def read(self, payload: bytes | memoryview) -> tuple[TaskFiles, memoryview] | ErrorRecord:
+    def read(self, payload: Bytes) -> tuple[TaskFiles, memoryview] | ErrorRecord:
         """See :func:`read_files`."""
         schemes = STAGED | self._batch_schemes
         return read_files(payload, schemes=schemes, refusal=self._refusal, most_bytes=self._most_bytes)

@@ -82,16 +82,14 @@ def _from_profile() -> dict[str, Any]:
     if not (Path("~/.aws/credentials").expanduser().exists() or Path("~/.aws/config").expanduser().exists()):
         return {}
     try:
-        # Not always there, and takes a while.
-        import boto3
-        from obstore.auth.boto3 import Boto3CredentialProvider
+        from obstore.auth.boto3 import Boto3CredentialProvider  # where boto3 is, and it takes a while
     except ImportError:
         return {}
-    session = boto3.Session()
-    if session.get_credentials() is None:
+    try:
+        provider = Boto3CredentialProvider()
+    except ValueError:  # it has none
         return {}
-    region = {"region": session.region_name} if session.region_name else {}
-    return {"credential_provider": Boto3CredentialProvider(session), **region}
+    return {**provider.config, "credential_provider": provider}
 
 
 class ObjectMover:

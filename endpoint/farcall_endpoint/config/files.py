@@ -1,0 +1,84 @@
+"""Section ``files`` of ``config.yaml``: files of tasks, which the endpoint copies from and to storage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from farcall_common.errors import did_you_mean
+from farcall_endpoint.config.section import FieldProblem, Section
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+_SCHEMES: Final = ("az", "gs", "http", "https", "s3")
+_BYTES_PER_GB: Final = 10**9
+"""Disks are written in GB of this size."""
+
+
+class StorageConfig(Section, frozen=True, kw_only=True):
+    """A storage with options of its own, or one that is open to other submitters than the owner."""
+
+    url: Annotated[
+        _Text, msgspec.Meta(description="The beginning of its URLs up to a /, such as s3://lab/raw. Longer ones win.")
+    ]
+    options: Annotated[
+        dict[_Text, _Text],
+        msgspec.Meta(
+            description="Options of obstore for it, such as region, endpoint, access_key_id, secret_access_key, "
+            "skip_signature. $NAME stands for the value of an environment variable of the endpoint."
+        ),
+    ] = msgspec.field(default_factory=dict)
+    submitters: Annotated[
+        tuple[_Text, ...] | Literal["*"],
+        msgspec.Meta(description="Identities whose tasks may read it, besides those of the owner; *: all."),
+    ] = ()
+    write: Annotated[bool, msgspec.Meta(description="Whether these may write it, too.")] = False
+
+    def __post_init__(self) -> None:
+        scheme, separator, rest = self.url.partition("://")
+        if not separator or scheme not in _SCHEMES or not rest.partition("/")[0]:
+            raise FieldProblem(
+                "url",
+                f"{self.url!r} is not the beginning of a URL",
+                fix=did_you_mean(scheme, _SCHEMES)
+                or f"begin with {', '.join(f'{each}://' for each in _SCHEMES)}, and a bucket, container or host",
+            )
+        if scheme in ("http", "https") and (self.options or self.write):
+            raise FieldProblem("url", f"{scheme}:// has no options, and cannot be written", fix="remove these")
+
+
+class FilesConfig(Section, frozen=True, kw_only=True):
+    """Files that tasks read and write in storage. The endpoint copies them, so that its nodes need no way out."""
+
+    enabled: Annotated[bool, msgspec.Meta(description="Whether tasks may have files in storage.")] = True
+    cache: Annotated[
+        Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None,
+        msgspec.Meta(
+            description="Disk space for copies of files, in GB, in the endpoint's directory; those that no task has "
+            "are deleted, the one that was not used for longest first; default: a tenth of what is free, at most 50."
+        ),
+    ] = None
+    max_transfers: Annotated[
+        int, msgspec.Meta(ge=1, le=64, description="Maximum number of files that are copied at a time.")
+    ] = 8
+    transfer_limit: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=86_400, description="Seconds without progress after which copying a file fails."),
+    ] = 300.0
+    total_limit: Annotated[
+        Annotated[float, msgspec.Meta(ge=1, le=30 * 86_400)] | None,
+        msgspec.Meta(description="Seconds after which copying a file fails although it makes progress."),
+    ] = None
+    storages: Annotated[
+        tuple[StorageConfig, ...],
+        msgspec.Meta(
+            max_length=1000,
+            description="Storages with options, or open to other submitters. The owner's tasks reach all others with "
+            "the credentials of the endpoint's process, other tasks public https:// addresses only.",
+        ),
+    ] = ()
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """None: the default."""
+        return None if self.cache is None else int(self.cache * _BYTES_PER_GB)
