@@ -41,7 +41,8 @@ PUBLISHED = {
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-of_extras = {"farcall_endpoint.staging.globus_login", "farcall_endpoint.staging.movers.globus"}  # what needs an extra is named to be imported
+# What needs an extra is named to be imported.
+of_extras = {"farcall_endpoint.staging.globus_login", "farcall_endpoint.staging.movers.globus"}
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", ()), name + "."):

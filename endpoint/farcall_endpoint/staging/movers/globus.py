@@ -30,6 +30,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from farcall_common.credentials import GLOBUS_CLIENT_VARIABLES
 from farcall_common.errors import ConfigurationError, ErrorRecord, FarcallError, Unauthenticated
 from farcall_common.login import KeptLogin
 from farcall_common.plain_text import plain
@@ -47,12 +48,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 _logger: Final = logging.getLogger(__name__)
-
-_CLIENT_VARIABLES: Final = (
-    ("FARCALL_GLOBUS_CLIENT_ID", "FARCALL_GLOBUS_CLIENT_SECRET"),
-    ("GLOBUS_CLI_CLIENT_ID", "GLOBUS_CLI_CLIENT_SECRET"),
-)
-"""Id and secret of a client at Globus: ours first, then those of the Globus CLI."""
 
 _MOST_ITEMS: Final = 10_000
 """Of one transfer task."""
@@ -77,7 +72,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def client_from(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Id and secret of a client at Globus from the environment; the secret may be missing."""
-    for id_name, secret_name in _CLIENT_VARIABLES:
+    for id_name, secret_name in GLOBUS_CLIENT_VARIABLES:
         if environ.get(id_name):
             return environ[id_name], environ.get(secret_name) or None
     return None, None
