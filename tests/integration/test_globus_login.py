@@ -1,0 +1,359 @@
+"""``farcall-endpoint globus``, the check of a login, and files of Globus collections in the transfer process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import psutil
+import pytest
+import yaml
+import zmq
+from typer.testing import CliRunner, Result
+
+from farcall_common.login import Login, keep, read
+from farcall_common.staged_files import FileUse
+from farcall_endpoint.agent.launch import transfer_settings
+from farcall_endpoint.cli import app
+from farcall_endpoint.config import read_config
+from farcall_endpoint.diagnose import gather
+from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.client import TransferClient
+from farcall_endpoint.staging.orders import Order, Place, Report
+from farcall_endpoint.staging.places import files_directory
+from tests.integration.identity_provider import IdentityProvider
+from tests.integration.identity_provider import serving as serving_logins
+from tests.support.globus_service import Collection, GlobusService, serving
+from tests.waiting import WAIT_S, wait_until
+
+ALL = "urn:globus:auth:scope:transfer.api.globus.org:all"
+
+
+class Lab:
+    """An endpoint with a collection, as its owner uses it."""
+
+    def __init__(self, home: Path, provider: IdentityProvider, service: GlobusService) -> None:
+        self.home = home
+        self.provider = provider
+        self.service = service
+        self.directory = EndpointDirectory.of(home, "lab")
+        self.directory.create()
+        self.remote = service.add(Collection(home / "remote"))
+        self.own = service.add(Collection(home / "own"))
+        self.configure(collection=self.own.id, directory=str(self.own.root / "exchange"), path="/exchange")
+
+    @property
+    def login_file(self) -> Path:
+        return self.directory.globus_login_file
+
+    @property
+    def login(self) -> Login:
+        found = read(self.login_file)
+        assert found is not None
+        return found
+
+    def configure(self, *, storages: tuple[Any, ...] = (), **globus: str) -> None:
+        files = {"globus": globus, "storages": list(storages)} if globus else {}
+        self.directory.config_file.write_text(yaml.safe_dump({"files": files}))
+
+    def __call__(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, ["--config-dir", str(self.home), "globus", *arguments])
+
+    def log_in(self) -> None:
+        keep(
+            self.login_file,
+            Login(
+                api_url=self.service.url,
+                provider="globus",
+                client_id=self.provider.client_id,
+                scope=ALL,
+                token_url=f"{self.provider.issuer}/v2/oauth2/token",
+                access_token="a-token",
+                refresh_token="a-refresh-token",
+            ),
+        )
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    for name in os.environ:
+        if name.startswith(("FARCALL_", "GLOBUS_")):
+            monkeypatch.delenv(name)
+    with serving_logins() as provider, serving() as service:
+        monkeypatch.setenv("GLOBUS_SDK_SERVICE_URL_AUTH", f"{provider.issuer}/")
+        monkeypatch.setenv("GLOBUS_SDK_SERVICE_URL_TRANSFER", service.url)
+        yield Lab(tmp_path, provider, service)
+
+
+@pytest.fixture
+def pasted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a user opens, who then pastes the code."""
+    opened: list[str] = []
+
+    def paste(_text: str, **_: Any) -> str:
+        with urllib.request.urlopen(opened[-1], timeout=WAIT_S) as answer:
+            return str(json.load(answer)["code"])
+
+    def show(text: str, **_: Any) -> None:
+        opened.extend(word for word in text.split() if word.startswith("http"))
+
+    monkeypatch.setattr("typer.prompt", paste)
+    monkeypatch.setattr("farcall_common.globus.typer.echo", show)
+    return opened
+
+
+# -- the login ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_logs_in_and_out(lab: Lab, pasted: list[str]) -> None:
+    result = lab("login", "lab", "--client-id", lab.provider.client_id)
+    assert result.exit_code == 0, result.output
+    assert "good" in result.output
+    assert lab.own.name in result.output
+    assert parse_qs(urlsplit(pasted[0]).query)["scope"] == [ALL]
+    assert stat.S_IMODE(lab.login_file.stat().st_mode) == 0o600
+    tokens = {lab.login.access_token, lab.login.refresh_token}
+    assert "logged out" in lab("logout", "lab").output
+    assert not lab.login_file.exists()
+    assert set(lab.provider.revoked) == tokens
+    assert "was not logged in" in lab("logout", "lab").output
+
+
+def test_consents_are_added_to_those_of_before(lab: Lab, pasted: list[str]) -> None:
+    options = ("--client-id", lab.provider.client_id)
+    assert lab("login", "lab", *options, "--collection", lab.remote.id).exit_code == 0
+    assert lab("login", "lab", "--collection", lab.own.id.upper()).exit_code == 0  # the client id is known
+    (scope,) = parse_qs(urlsplit(pasted[-1]).query)["scope"]
+    expected = " ".join(
+        f"*https://auth.globus.org/scopes/{each}/data_access" for each in sorted((lab.remote.id, lab.own.id))
+    )
+    assert scope == f"{ALL}[{expected}]"
+    assert lab.login.scope == scope
+
+
+@pytest.mark.parametrize("names", ["FARCALL_GLOBUS_CLIENT", "GLOBUS_CLI_CLIENT"])
+def test_a_service_logs_in_with_its_secret(lab: Lab, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    monkeypatch.setenv("FARCALL_CLIENT_ID", "of-another-provider")
+    monkeypatch.setenv("FARCALL_CLIENT_SECRET", "of-another-provider")
+    monkeypatch.setenv(f"{names}_ID", lab.provider.client_id)
+    monkeypatch.setenv(f"{names}_SECRET", lab.provider.client_secret)
+    result = lab("login", "lab")
+    assert result.exit_code == 0, result.output
+    assert lab.provider.grants == ["client_credentials"]
+    assert lab.login.refresh_token is None
+    assert lab.provider.client_secret not in lab.login_file.read_text()
+    keep(lab.login_file, lab.login.with_tokens({"access_token": "old", "expires_in": 0}, now=0.0))
+    assert _findings(lab) == [
+        (True, f"Globus: collection {lab.own.name} ({lab.own.id}) has {lab.own.root}/exchange as /exchange")
+    ]
+    assert lab.provider.grants == ["client_credentials"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lab",), "the client id is missing"),
+        (("lab", "--client-id", "x", "--collection", "lab-storage"), "'lab-storage' is not the UUID of a collection"),
+        (("lib", "--client-id", "x"), "There is no endpoint lib"),
+    ],
+)
+def test_what_a_login_needs(lab: Lab, arguments: tuple[str, ...], message: str) -> None:
+    result = lab("login", *arguments)
+    assert result.exit_code == 78
+    assert message in result.output
+    assert not lab.login_file.exists()
+
+
+def test_a_login_before_the_collection_is_configured(lab: Lab, pasted: list[str]) -> None:
+    lab.configure()
+    result = lab("login", "lab", "--client-id", lab.provider.client_id)
+    assert result.exit_code == 0, result.output
+    assert "files.globus" in result.output
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
+
+
+def _findings(lab: Lab) -> list[tuple[bool | None, str]]:
+    report = gather(lab.directory, home=lab.home, environ=os.environ, with_environments=False)
+    assert "a-refresh-token" not in "".join(report.files.values())
+    return [(each.good, each.text) for each in report.findings if each.text.startswith("Globus")]
+
+
+def test_diagnose_finds_what_is_missing(lab: Lab) -> None:
+    ((good, text),) = _findings(lab)
+    assert not good
+    assert "farcall-endpoint globus login lab" in text
+    lab.log_in()
+    assert _findings(lab)[0][0] is True
+    lab.own.entity_type = "GCSv5_mapped_collection"
+    assert f"farcall-endpoint globus login lab --collection {lab.own.id}" in _findings(lab)[0][1]
+    lab.own.high_assurance = True
+    assert _findings(lab)[0][0] is True
+    lab.own.is_connected = False
+    assert "is not connected to Globus" in _findings(lab)[0][1]
+    lab.own.is_connected = True
+    lab.configure(collection=lab.own.id, directory=str(lab.home / "elsewhere"), path="/exchange")
+    assert f"/exchange of collection {lab.own.name} ({lab.own.id}) is not {lab.home}/elsewhere" in _findings(lab)[0][1]
+    lab.configure(collection=lab.remote.id.replace(lab.remote.id[:4], "0000"), directory=str(lab.home / "own"))
+    assert "No such endpoint" in _findings(lab)[0][1]
+    lab.service.refused_tokens.add("a-token")
+    assert "farcall-endpoint globus login lab" in _findings(lab)[0][1]
+    lab.configure()
+    assert _findings(lab) == []
+
+
+def test_the_check_leaves_nothing(lab: Lab) -> None:
+    lab.log_in()
+    assert _findings(lab)[0][0] is True
+    assert list((lab.own.root / "exchange").iterdir()) == []
+
+
+# -- the transfer process ----------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A transfer process, driven as the agent does."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.poller = zmq.Poller()
+        config = read_config(lab.directory.config_file)
+        self.client = TransferClient(lambda: transfer_settings(config, lab.directory), poller=self.poller)
+        self.heard: list[Report] = []
+        self.lost: list[str] = []
+        self.work = lab.directory.path / "tasks_working_dir"
+
+    def order(self, *given: Order) -> None:
+        self.client.order(given)
+
+    def receive(self) -> list[Report]:
+        self.poller.poll(20)
+        reports, lost = self.client.receive()
+        self.heard += reports
+        self.lost += [lost] if lost else []
+        return self.heard
+
+    def results(self, count: int) -> dict[int, Report]:
+        """The results of so many transfers, by number."""
+
+        def found() -> dict[int, Report]:
+            kinds = orders.Fetched | orders.Stored | orders.Failed
+            return {each.number: each for each in self.receive() if isinstance(each, kinds)}
+
+        wait_until(lambda: len(found()) >= count)
+        return found()
+
+    def make(self, task_id: str, submitter: str = "", writes: tuple[int, ...] = ()) -> None:
+        """Make the directory of a task."""
+        self.order(orders.Make(task_id, submitter, writes))
+        wait_until(lambda: orders.Made(task_id) in self.receive())
+
+    def place(self, task_id: str, mode: str, number: int) -> Path:
+        """The directory of a file of a task of the owner."""
+        return files_directory(self.work, task_id, "") / mode / str(number)
+
+
+@pytest.fixture
+def process(lab: Lab) -> Iterator[Process]:
+    lab.log_in()
+    found = Process(lab)
+    with contextlib.closing(found.client):
+        yield found
+
+
+def test_files_of_tasks_come_and_go(lab: Lab, process: Process) -> None:
+    (lab.remote.root / "raw").mkdir()
+    for name in ("1", "2"):
+        (lab.remote.root / "raw" / name).write_text(name)
+    base = f"globus://{lab.remote.id}"
+    process.make("a-task", writes=(2,))
+    process.order(
+        orders.Fetch(1, "", FileUse(f"{base}/raw/1"), (Place("a-task", 0),)),
+        orders.Fetch(2, "", FileUse(f"{base}/raw/2"), (Place("a-task", 1),)),
+        orders.Fetch(3, "", FileUse(f"{base}/raw/3"), (Place("a-task", 3),)),
+    )
+    results = process.results(3)
+    assert isinstance(results[1], orders.Fetched)
+    assert isinstance(results[3], orders.Failed)
+    assert results[3].error["code"] == "FILE_NOT_FOUND"
+    assert (process.place("a-task", "r", 1) / "2").read_text() == "2"
+    assert (process.place("a-task", "r", 1) / "2").stat().st_mode & 0o222 == 0
+    (process.place("a-task", "w", 2) / "result").write_text("result")
+    process.order(orders.Store(4, "", FileUse(f"{base}/out/result", "w"), Place("a-task", 2)))
+    assert isinstance(process.results(4)[4], orders.Stored)
+    assert (lab.remote.root / "out" / "result").read_text() == "result"
+    assert len(lab.service.tasks) == 2
+    assert list((lab.own.root / "exchange").iterdir()) == []
+
+
+def test_a_file_that_is_known_is_not_transferred_again(lab: Lab, process: Process) -> None:
+    (lab.remote.root / "a").write_text("a")
+    use = FileUse(f"globus://{lab.remote.id}/a")
+    for number in (1, 2):
+        process.make(f"task-{number}")
+        process.order(orders.Fetch(number, "", use, (Place(f"task-{number}", 0),)))
+        process.results(number)
+    cached = [each.cached for each in process.heard if isinstance(each, orders.Fetched)]
+    assert cached == [False, True]
+    assert len(lab.service.copied) == 1
+
+
+def test_a_transfer_process_that_is_killed_transfers_nothing_twice(lab: Lab, process: Process) -> None:
+    (lab.remote.root / "a").write_bytes(b"a" * 100)
+    lab.service.bytes_each_time = 60
+    fetch = orders.Fetch(1, "", FileUse(f"globus://{lab.remote.id}/a"), (Place("a-task", 0),))
+    process.make("a-task")
+    process.order(fetch)
+    wait_until(lambda: process.receive() and lab.service.tasks and lab.service.task.bytes_transferred)
+    assert process.client.pid is not None
+    psutil.Process(process.client.pid).kill()
+    wait_until(lambda: process.receive() is not None and process.lost)
+    process.order(orders.Fetch(2, "", fetch.use, fetch.places))
+    assert isinstance(process.results(1)[2], orders.Fetched)
+    assert len(lab.service.tasks) == 1
+    assert len(lab.service.copied) == 1
+    assert (process.place("a-task", "r", 0) / "a").read_bytes() == b"a" * 100
+
+
+def test_tasks_of_others_reach_what_is_open_to_them(lab: Lab) -> None:
+    lab.log_in()
+    (lab.remote.root / "open").mkdir()
+    (lab.remote.root / "open" / "a").write_text("a")
+    (lab.remote.root / "secret").write_text("secret")
+    base = f"globus://{lab.remote.id}"
+    storage = {"url": f"{base}/open", "submitters": ["bob"]}
+    exchange = {"directory": str(lab.own.root / "exchange"), "path": "/exchange"}
+    lab.configure(collection=lab.own.id, storages=(storage,), **exchange)
+    process = Process(lab)
+    with contextlib.closing(process.client):
+        uses = [
+            ("bob", FileUse(f"{base}/open/a")),
+            ("bob", FileUse(f"{base}/secret")),
+            ("bob", FileUse(f"{base}/open/../secret")),
+            ("bob", FileUse(f"{base}/open/%2e%2e/secret")),
+            ("bob", FileUse(f"{base}/open?/../secret")),
+            ("bob", FileUse(f"{base}/open/b", "w")),
+            ("eve", FileUse(f"{base}/open/a")),
+        ]
+        process.make("bobs", "bob", writes=(5,))
+        process.make("eves", "eve")
+        for number, (submitter, use) in enumerate(uses):
+            place = Place(f"{submitter}s", number)
+            process.order(
+                orders.Fetch(number, submitter, use, (place,))
+                if use.mode == "r"
+                else orders.Store(number, submitter, use, place)
+            )
+        results = process.results(len(uses))
+    codes = [each.error["code"] if isinstance(each, orders.Failed) else "" for _, each in sorted(results.items())]
+    assert codes[0] == ""
+    assert set(codes[1:]) <= {"FILE_DENIED", "FILE_UNSUPPORTED"}
+    assert [source for source, _ in lab.service.copied] == ["/open/a"]
