@@ -1,12 +1,4 @@
-"""Files of tasks: references to files in storage, as arguments, and their list in front of a payload.
-
-::
-
-    executor.submit(reconstruct, File("s3://lab/raw/scan7.h5"), out=File("s3://lab/out/scan7.h5"))
-
-The endpoint stages the files: it copies those that are read to its own storage before the task gets a worker, and those
-that are written from there after the function has returned. The function gets :class:`File` objects too, which are
-paths there: ``open(scan)``.
+"""The list of a task's files (see :mod:`.file_arguments`) in front of its payload, and where the endpoint puts them.
 
 Between a submitter and an endpoint nothing opens the list: it is a part of the payload, which the cloud passes on, and
 which a sealed call encrypts. An agent reads the list without the arguments.
@@ -20,36 +12,25 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
-import os
-import re
-import threading
-import urllib.parse
+import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, Any, Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final
 
 import msgspec
 
-from farcall_common.errors import ConfigurationError, DeserializationError, InvalidRequest, did_you_mean
-from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS, MIB
+from farcall_common.errors import DeserializationError, InvalidRequest
+from farcall_common.file_arguments import Described, Mode, local_name
+from farcall_common.limits import MAX_FILES, MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
 PREFIX: Final = b"fl\n"
-SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
-"""Those that a client knows. What an endpoint can reach is its own matter."""
-OUTPUTS: Final = ("out", "outputs")
-"""Keyword arguments that hold files which the task writes."""
 MAX_LIST_BYTES: Final = 48 * MIB
 """Of a list that is not compressed."""
-_MOST_NAME_BYTES: Final = 200
-_SHA256: Final = re.compile("[0-9a-f]{64}")
-
-Mode = Literal["r", "w"]
+_MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
 
 
 class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file of a task, as the list has it. Its number is its place there.
+    """A file of a task, as the list has it.
 
     :param mode: ``r``: the task reads it, ``w``: the task writes it.
     :param size_bytes, sha256: what its submitter expects of a file that is read; None and empty: anything.
@@ -61,166 +42,34 @@ class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
-class File(os.PathLike[str]):
-    """A file in storage that a task reads or writes.
-
-    In the function it is the path of the endpoint's copy: ``open(file)``, ``file.path``, any library that takes a path.
-    Elsewhere it has none. Files in lists, dictionaries and objects are found, too.
-
-    :param url: ``s3://bucket/key``, ``https://host/path``, ``globus://COLLECTION/path``, ``file:///path`` (at the
-        endpoint), ``endpoint://ENDPOINT/path``. ``http://`` only with ``sha256``: others on the way could change it.
-    :param mode: ``r``: the task reads the file; ``w``: it writes the file, which is then stored under the URL. Files in
-        the keyword arguments ``out`` and ``outputs`` are written if no mode is given.
-    :param size_bytes, sha256: of a file that is read: what it must have (SHA-256 in hexadecimal). A file with a
-        SHA-256 that the endpoint has already is not looked up again.
-    :raises ValueError: for a URL without a scheme or a path, an unknown scheme, or another invalid value.
-    """
-
-    __slots__ = ("_mode", "_path", "sha256", "size_bytes", "url")
-
-    def __init__(
-        self, url: str, mode: Mode | None = None, *, size_bytes: int | None = None, sha256: str | None = None
-    ) -> None:
-        scheme, separator, rest = url.partition("://")
-        if not separator or scheme not in SCHEMES:
-            hint = did_you_mean(scheme, SCHEMES) or f"Write one of {', '.join(f'{each}://' for each in SCHEMES)}"
-            raise ValueError(f"url: {url!r} has no scheme of a file. {hint}")
-        if len(url) > MAX_URL_CHARACTERS:
-            raise ValueError(f"url: it has {len(url):,} characters; at most {MAX_URL_CHARACTERS:,} are possible")
-        host, _, path = rest.partition("/")
-        if not path.strip("/") or url.endswith("/"):
-            raise ValueError(f"url: {url!r} names no file. Directories cannot be staged; name each file")
-        if scheme == "file" and host not in ("", "localhost"):
-            raise ValueError(f"url: {url!r} names the host {host!r}. Write file:///{host}/{path} for an absolute path")
-        if not host and scheme != "file":
-            raise ValueError(f"url: {url!r} names no bucket, host, collection or endpoint")
-        if mode not in (None, "r", "w"):
-            raise ValueError(f"mode: expected 'r' or 'w', got {mode!r}")
-        if mode == "w" and (sha256 or size_bytes is not None):
-            raise ValueError("size_bytes and sha256 belong to files that are read")
-        if mode == "w" and scheme in ("http", "https", "endpoint"):
-            raise ValueError(f"mode: {scheme}:// cannot be written")
-        if sha256 is not None and not _SHA256.fullmatch(sha256):
-            raise ValueError(f"sha256: expected 64 hexadecimal digits in lower case, got {sha256!r}")
-        if size_bytes is not None and size_bytes < 0:
-            raise ValueError(f"size_bytes: expected 0 or more, got {size_bytes}")
-        if scheme == "http" and not sha256:
-            raise ValueError("url: http:// needs sha256, because others on the way could change the file")
-        self.url = url
-        self.size_bytes = size_bytes
-        self.sha256 = sha256
-        self._mode = mode
-        self._path: str | None = None
-
-    @property
-    def mode(self) -> Mode:
-        """Whether the task reads (``r``) or writes (``w``) it."""
-        return self._mode or "r"
-
-    @property
-    def name(self) -> str:
-        """The last component of the URL's path, as the endpoint's copy is called."""
-        return local_name(self.url)
-
-    @property
-    def path(self) -> Path:
-        """Where the file is on the endpoint.
-
-        :raises ConfigurationError: outside of the task that reads or writes it.
-        """
-        return Path(self.__fspath__())
-
-    def open(self, mode: str = "", **options: Any) -> IO[Any]:
-        """As the built-in :func:`open`; ``mode`` is that of the file if it is not given."""
-        return open(self, mode or self.mode, **options)  # noqa: PTH123 - the caller closes it
-
-    def __fspath__(self) -> str:
-        if self._path is None:
-            raise ConfigurationError(
-                f"{self.url} has a path only in the task that it is an argument of.",
-                hint="Pass the File to executor.submit, and open it in the function.",
-            )
-        return self._path
-
-    def __repr__(self) -> str:
-        return f"File({self.url!r}{'' if self._mode is None else f', {self._mode!r}'})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, File):
-            return NotImplemented
-        return (self.use(), self._path) == (other.use(), other._path)
-
-    def __hash__(self) -> int:
-        return hash((self.url, self.mode))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        found = getattr(_collected, "files", None)
-        if found is not None and self._path is None:
-            found[self.use()] = None
-        return _restored, (self.url, self._mode, self.size_bytes, self.sha256, self._path)
-
-    def use(self) -> FileUse:
-        """The file as the list of a payload has it."""
-        return FileUse(self.url, self.mode, self.size_bytes, self.sha256 or "")
-
-    def as_output(self) -> File:
-        """This file, as one that the task writes if it has no mode of its own."""
-        return File(self.url, "w") if self._mode is None else self
+def place_of(directory: str, url: str, mode: Mode) -> str:
+    """The path of a file in the directory of a task's files. The URL alone decides it: a stage of a graph, and a call
+    of a running task, need no list."""
+    return f"{directory}/{mode}/{hashlib.sha256(url.encode(errors='replace')).hexdigest()[:32]}/{local_name(url)}"
 
 
-def local_name(url: str) -> str:
-    """The name of the local copy of a file: the last component of the URL's path, without what a directory entry cannot
-    have."""
-    path = urllib.parse.urlsplit(url).path if url.startswith("http") else url.partition("://")[2]
-    name = urllib.parse.unquote(PurePosixPath(path).name, errors="replace")
-    name = "".join([each if each.isprintable() and each != "/" else "_" for each in name])
-    while len(name.encode(errors="replace")) > _MOST_NAME_BYTES:
-        name = name[1:]  # the end has the suffix
-    return "file" if name in ("", ".", "..") else name
-
-
-def place_of(directory: str, number: int, use: FileUse) -> str:
-    """The path of a file in the directory of a task's files."""
-    return f"{directory}/{use.mode}/{number}/{local_name(use.url)}"
+def shown(url: str) -> str:
+    """A URL for messages and logs: without user, password and query, which may hold a signature."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):
+        path = path.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 # -- the submitter -----------------------------------------------------------------------------------------------------
 
-_collected = threading.local()
 
-
-@contextlib.contextmanager
-def collecting() -> Iterator[dict[FileUse, None]]:
-    """The files that this thread pickles meanwhile, in order, each once."""
-    found: dict[FileUse, None] = {}
-    former = getattr(_collected, "files", None)
-    _collected.files = found
-    try:
-        yield found
-    finally:
-        _collected.files = former
-
-
-def with_outputs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments in which the files of ``out`` and ``outputs`` are written: a file, or a list, tuple or
-    dictionary of files."""
-    return {name: _as_output(value) if name in OUTPUTS else value for name, value in kwargs.items()}
-
-
-def _as_output(value: Any) -> Any:
-    if isinstance(value, File):
-        return value.as_output()
-    if type(value) in (list, tuple):
-        return type(value)([_as_output(each) for each in value])
-    if type(value) is dict:
-        return {key: _as_output(each) for key, each in value.items()}
-    return value
+def uses(found: Iterable[Described]) -> tuple[FileUse, ...]:
+    """The files that :func:`farcall_common.file_arguments.collecting` has found, for the list."""
+    return tuple(FileUse(url, mode or "r", size_bytes, sha256 or "") for url, mode, size_bytes, sha256 in found)
 
 
 def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
     """A payload with the list of its files; without files the payload itself.
 
-    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`.
+    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`, or one of them with two
+        sizes or two SHA-256.
     """
     if not files:
         return bytes(payload)
@@ -229,7 +78,19 @@ def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
             f"The call has {len(files):,} files; a task has at most {MAX_FILES:,}.",
             hint="Pack small files into an archive, or split the call.",
         )
+    if twice := _twice(files):
+        raise InvalidRequest(f"{shown(twice)} is an argument with different size_bytes or sha256.")
     return PREFIX + base64.b64encode(zlib.compress(_encode(list(files)), 1)) + b"\n" + payload
+
+
+def _twice(files: Sequence[FileUse]) -> str:
+    """The URL of a file that is in a list twice with the same mode; empty if there is none."""
+    seen: set[tuple[str, Mode]] = set()
+    for use in files:
+        if (use.url, use.mode) in seen:
+            return use.url
+        seen.add((use.url, use.mode))
+    return ""
 
 
 # -- the endpoint ------------------------------------------------------------------------------------------------------
@@ -248,36 +109,26 @@ def unpack_files(payload: bytes | memoryview) -> tuple[Sequence[FileUse], memory
 
     :raises DeserializationError: if it is no such list.
     """
-    view = memoryview(payload)[len(PREFIX) :]
-    line, _, _ = bytes(view).partition(b"\n")
+    view = memoryview(payload)
+    rest = without_files(view)
     opener = zlib.decompressobj()
     try:
+        line = bytes(view[len(PREFIX) : len(view) - len(rest)]).removesuffix(b"\n")
         opened = opener.decompress(base64.b64decode(line, validate=True), MAX_LIST_BYTES)
         if not opener.eof:
             raise DeserializationError(f"The list of files is cut, or has more than {MAX_LIST_BYTES:,} bytes.")
         uses = _decode(opened)
     except (binascii.Error, zlib.error, msgspec.DecodeError) as error:
         raise DeserializationError(f"The list of files cannot be read: {error}.") from error
-    return uses, view[len(line) + 1 :]
+    if twice := _twice(uses):
+        raise DeserializationError(f"The list of files has {shown(twice)} twice.")
+    return uses, rest
 
 
-_places: Mapping[tuple[str, Mode], str] = {}
-"""Of the running task: the path of each file."""
-
-
-@contextlib.contextmanager
-def placed(places: Mapping[tuple[str, Mode], str]) -> Iterator[None]:
-    """Files that are read from a payload meanwhile have these paths, by URL and mode."""
-    global _places
-    former, _places = _places, places
-    try:
-        yield
-    finally:
-        _places = former
-
-
-def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str | None, path: str | None) -> File:
-    file = File.__new__(File)
-    file.url, file._mode, file.size_bytes, file.sha256 = url, mode, size_bytes, sha256
-    file._path = path if path is not None else _places.get((url, file.mode))
-    return file
+def without_files(payload: bytes | memoryview) -> memoryview:
+    """The call or graph in a payload, without the list in front of it, which is not read."""
+    view = memoryview(payload)
+    if not has_files(view):
+        return view
+    line = bytes(view[len(PREFIX) : len(PREFIX) + _MOST_LINE_BYTES]).partition(b"\n")[0]
+    return view[len(PREFIX) + len(line) + 1 :]

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from farcall_common.chains import chain
+    from farcall_common.file_arguments import File
     from farcall_common.graph_builder import Graph
     from farcall_endpoint.engine import Engine
 
-__all__ = ["Engine", "Graph", "chain"]
+__all__ = ["Engine", "File", "Graph", "chain"]
 
 #: Loaded at the first use: workers belong to this package too, and start without them.
 _PLACES: Final = {
     "Engine": "farcall_endpoint.engine",
+    "File": "farcall_common.file_arguments",
     "Graph": "farcall_common.graph_builder",
     "chain": "farcall_common.chains",
 }

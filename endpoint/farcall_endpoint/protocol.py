@@ -79,7 +79,7 @@ class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
     empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
     arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls
-    no functions but its callees. ``files_dir``: the directory of its files; empty if it has no list of files."""
+    no functions but its callees. ``files_dir``: the directory of its files; empty if it has none."""
 
     task_id: str
     attempt: int

@@ -42,6 +42,7 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
+from farcall_common.file_arguments import File
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.progress import Progress
@@ -58,6 +59,7 @@ __all__ = [
     "ErrorRecord",
     "Executor",
     "FarcallError",
+    "File",
     "Forbidden",
     "Function",
     "FunctionUnknown",

@@ -19,10 +19,11 @@ _RETRY_AFTER_S: Final = 30.0
 @dataclasses.dataclass(frozen=True)
 class EndpointRuntime:
     """What an endpoint reported when it connected. ``python`` is "3.12", empty if unknown; ``strategies`` is None if
-    unknown."""
+    unknown. ``knows_files``: None if nothing is known."""
 
     python: str = ""
     strategies: frozenset[str] | None = None
+    knows_files: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,4 +121,5 @@ def _runtime_of(endpoint: Mapping[str, Any]) -> EndpointRuntime:
     reported: Mapping[str, Any] = endpoint.get("runtime") or {}
     strategies = reported.get("serializers")
     version = ".".join(str(reported.get("python_version") or "").split(".")[:2])
-    return EndpointRuntime(version, frozenset(strategies) if strategies else None)
+    knows_files = reported.get("knows_files") is True if reported else None
+    return EndpointRuntime(version, frozenset(strategies) if strategies else None, knows_files)

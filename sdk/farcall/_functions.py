@@ -19,6 +19,7 @@ from farcall._binding import Accepts, accepts_of
 from farcall._decorated import Decorated
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
+from farcall_common import file_arguments
 from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
@@ -34,6 +35,7 @@ from farcall_common.payload import (
 from farcall_common.payload.data import named_classes
 from farcall_common.payload.functions import check_callable
 from farcall_common.payload.include import included, with_modules
+from farcall_common.staged_files import FileUse, pack_files, uses
 from farcall_common.task_options import TaskOptions
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -51,11 +53,12 @@ _REMEMBERED: Final = 1024
 @dataclasses.dataclass(frozen=True)
 class Requirements:
     """Strategies that the reader of a function or call must know. ``python`` is the only version that can run it, or
-    None. ``classes``: those whose byte code is in it, in brackets."""
+    None. ``classes``: those whose byte code is in it, in brackets. ``files``: those of a call."""
 
     strategies: frozenset[str]
     python: str | None
     classes: str = dataclasses.field(default="", compare=False)
+    files: tuple[FileUse, ...] = ()
 
 
 def requirements_of(buffers: Iterable[Sequence[Piece]]) -> Requirements | None:
@@ -97,13 +100,63 @@ def pack_call(
     serializer: Serializer = DEFAULT_SERIALIZER,
     reads_binary: Callable[[], bool] | None = None,
 ) -> PackedCall:
-    """The payload of a call, and its requirements.
+    """The payload of a call, and its requirements. See :func:`pack_arguments`.
+
+    :raises PayloadTooLarge: if it takes more than 10 MiB, too.
+    :raises InvalidRequest: for too many files.
+    """
+    packed = pack_arguments(args, kwargs, function_name=function_name, serializer=serializer, reads_binary=reads_binary)
+    return with_files(packed, function_name)
+
+
+def with_files(packed: PackedCall, name: str) -> PackedCall:
+    """A payload with the list of its files.
+
+    :param name: of the function or graph, for messages.
+    :raises PayloadTooLarge: if it is too large with the list.
+    :raises InvalidRequest: for too many files.
+    """
+    if packed.requirements is None or not packed.requirements.files:
+        return packed
+    listed = packed.requirements.files
+    payload = pack_files(listed, packed.payload)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise _too_large(name, len(payload), {f"the list of {len(listed):,} files": len(payload) - len(packed.payload)})
+    return PackedCall(payload, packed.requirements)
+
+
+def pack_arguments(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    function_name: str,
+    serializer: Serializer = DEFAULT_SERIALIZER,
+    reads_binary: Callable[[], bool] | None = None,
+) -> PackedCall:
+    """The arguments of a call, and their requirements, among them its files; without the list of those.
 
     :param reads_binary: whether the endpoint reads large arguments as bytes; called when there are any. None: they are
         written as text.
     :raises SerializationError: if an argument cannot be serialized; the message names it.
     :raises PayloadTooLarge: if the arguments take more than 10 MiB; the message names the largest.
     """
+    if file_arguments.in_use():
+        with file_arguments.collecting() as found:
+            packed = _pack(args, file_arguments.with_outputs(kwargs), function_name, serializer, reads_binary)
+        if not found:
+            return packed
+        needed = packed.requirements or Requirements(frozenset(), None)
+        return PackedCall(packed.payload, dataclasses.replace(needed, files=uses(found)))
+    return _pack(args, kwargs, function_name, serializer, reads_binary)
+
+
+def _pack(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    function_name: str,
+    serializer: Serializer,
+    reads_binary: Callable[[], bool] | None,
+) -> PackedCall:
     is_default = serializer is DEFAULT_SERIALIZER
     if is_default and not args and not kwargs:
         return _EMPTY_CALL

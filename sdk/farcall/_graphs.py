@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from farcall._binding import check_arguments
-from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_call
+from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requirements, pack_arguments, with_files
 from farcall._future import inputs_of, resolved
 from farcall._shell import MPIFunction
 from farcall_common.errors import PayloadTooLarge, SerializationError
@@ -91,7 +91,7 @@ class GraphTask:
             pack_call=self._pack_call,
             spread=self._spread,
         )
-        return PackedCall(packed.payload, _all_of(packed.requirements))
+        return with_files(PackedCall(packed.payload, _all_of(packed.requirements)), "the graph")
 
     def _pack_call(self, stage: Stage, at: int) -> tuple[bytes, Requirements | None]:
         where = self._plan.where(at)
@@ -100,7 +100,7 @@ class GraphTask:
         if not stage.is_constant:
             args, kwargs = resolved(args, kwargs)
         try:
-            found = pack_call(args, kwargs, function_name=where, serializer=self._serializer, reads_binary=_yes)
+            found = pack_arguments(args, kwargs, function_name=where, serializer=self._serializer, reads_binary=_yes)
         except SerializationError as error:
             raise SerializationError(f"{where}: {error.record.message}", hint=error.hint) from error
         return found.payload, found.requirements
@@ -117,4 +117,5 @@ def _all_of(requirements: Sequence[Requirements]) -> Requirements | None:
         return None
     strategies = frozenset[str]().union(*(each.strategies for each in requirements))
     bound = next((each for each in requirements if each.python), requirements[0])
-    return Requirements(strategies, bound.python, bound.classes)
+    files = tuple(dict.fromkeys(file for each in requirements for file in each.files))
+    return Requirements(strategies, bound.python, bound.classes, files)

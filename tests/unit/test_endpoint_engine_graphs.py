@@ -33,7 +33,7 @@ def packed(graph: Graph, target: object, table: FunctionTable | None = None) -> 
 
 
 def test_the_package_has_what_builds_graphs() -> None:
-    assert sorted(farcall_endpoint.__all__) == ["Engine", "Graph", "chain"]
+    assert sorted(farcall_endpoint.__all__) == ["Engine", "File", "Graph", "chain"]
     assert (farcall_endpoint.Graph, farcall_endpoint.chain) == (Graph, chain)
     with pytest.raises(AttributeError):
         _ = farcall_endpoint.Graphs

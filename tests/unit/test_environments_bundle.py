@@ -36,6 +36,7 @@ packages.find()
 import cloudpickle, dill, dill.source
 import farcall_common.payload.by_value
 import farcall_endpoint.isolation.landlock
+import farcall_endpoint.worker.files
 import farcall_endpoint.worker.nested
 import farcall_common.progress
 new = sorted(set(sys.modules) - before)

@@ -161,7 +161,7 @@ def test_a_graph_is_packed_and_its_functions_are_serialised_once(
     graph = Graph()
     _, sum_ = word_count(graph)
     assert executor.submit(graph, sum_).result(WAIT_S) == 7
-    monkeypatch.setattr("farcall._graphs.pack_call", None)
+    monkeypatch.setattr("farcall._graphs.pack_arguments", None)
     monkeypatch.setattr("farcall._functions._pack_function", None)
     assert executor.submit(graph, sum_).result(WAIT_S) == 7
     assert submits.payloads[0] == submits.payloads[1]

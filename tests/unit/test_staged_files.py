@@ -5,35 +5,39 @@ from __future__ import annotations
 import base64
 import pickle
 import zlib
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
 
 from farcall_common.errors import ConfigurationError, DeserializationError, InvalidRequest
+from farcall_common.file_arguments import File, collecting, local_name, placed, returning, with_outputs
 from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS
+from farcall_common.payload import DATA_ONLY, Serializer
+from farcall_common.payload.data import JSONData
 from farcall_common.staged_files import (
     MAX_LIST_BYTES,
     PREFIX,
-    File,
     FileUse,
-    collecting,
     has_files,
-    local_name,
     pack_files,
     place_of,
-    placed,
+    shown,
     unpack_files,
-    with_outputs,
+    uses,
+    without_files,
 )
 
 SHA = "0" * 64
+JSON: Final = JSONData(lossless=True)
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("scan.h5", "has no scheme of a file"),
+        ("scan.h5", "Write file:///path for a file of the endpoint"),
+        ("/data/scan.h5", "Write file:///data/scan.h5 for a file of the endpoint"),
         ("s4://lab/scan.h5", "s3"),
         ("s3://lab", "names no file"),
         ("s3://lab/raw/", "Directories cannot be staged"),
@@ -73,11 +77,23 @@ def test_file_has_a_path_only_in_its_task() -> None:
     scan = File("s3://lab/raw/scan7.h5")
     with pytest.raises(ConfigurationError, match="only in the task"):
         scan.open()
-    with placed({("s3://lab/raw/scan7.h5", "r"): "/staged/r/0/scan7.h5"}):
+    with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
         restored = pickle.loads(pickle.dumps(scan))
-    assert (str(restored.path), restored.name, restored.mode) == ("/staged/r/0/scan7.h5", "scan7.h5", "r")
+    assert (str(restored.path), restored.name, restored.mode) == ("/staged/r/scan7.h5", "scan7.h5", "r")
     again = pickle.loads(pickle.dumps(restored))  # in a process that the task has started
     assert again == restored != scan
+
+
+@pytest.mark.parametrize(("paths", "path"), [(True, "/staged/w/mask.h5"), (False, None)])
+def test_file_that_is_returned_is_one_to_read(paths: bool, path: str | None) -> None:
+    with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
+        mask = pickle.loads(pickle.dumps(File("s3://lab/out/mask.h5", "w")))
+    with returning(paths=paths):
+        found = pickle.loads(pickle.dumps(mask))
+    assert (found.url, found.mode, found._path) == ("s3://lab/out/mask.h5", "r", path)
+    with collecting() as collected:  # a path is one of another endpoint
+        again = pickle.loads(pickle.dumps(mask))
+    assert (again._path, [*uses(collected)]) == (None, [FileUse("s3://lab/out/mask.h5", "w")])
 
 
 class _Holder:
@@ -89,7 +105,7 @@ def test_files_are_found_wherever_they_are_in_the_arguments() -> None:
     arguments = ([File("s3://a/1")], {"k": _Holder(File("s3://a/2", sha256=SHA))}, File("s3://a/1"))
     with collecting() as found:
         pickle.dumps((arguments, with_outputs({"out": File("s3://a/3"), "outputs": {"x": (File("s3://a/4"),)}})))
-    assert [(use.url, use.mode) for use in found] == [
+    assert [(use.url, use.mode) for use in uses(found)] == [
         ("s3://a/1", "r"),
         ("s3://a/2", "r"),
         ("s3://a/3", "w"),
@@ -123,6 +139,17 @@ def test_number_of_files_is_limited() -> None:
         pack_files([*uses, FileUse("s3://lab/more")], b"")
 
 
+def test_file_with_two_expectations_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="s3://lab/a is an argument with different"):
+        pack_files([FileUse("s3://lab/a"), FileUse("s3://lab/a", "w"), FileUse("s3://lab/a", "r", 3)], b"")
+
+
+def test_call_behind_the_list_needs_no_reading() -> None:
+    for payload in (b"01\nrest", pack_files([FileUse("s3://lab/a")], b"01\nrest"), PREFIX + b"damaged\n01\nrest"):
+        assert bytes(without_files(memoryview(payload))) == b"01\nrest"
+    assert bytes(without_files(PREFIX + b"damaged")) == b""
+
+
 def _packed(value: Any) -> bytes:
     return PREFIX + base64.b64encode(zlib.compress(msgspec.msgpack.encode(value))) + b"\n"
 
@@ -139,10 +166,11 @@ def _packed(value: Any) -> bytes:
         _packed([["s3://a/1", "r", -1]]),
         _packed([["s3://a/1", "r", None, "../../x"]]),
         _packed([["s3://a/" + MAX_URL_CHARACTERS * "x"]]),
-        _packed([["s3://a/1"]] * (MAX_FILES + 1)),
+        _packed([["s3://a/1"], ["s3://a/1", "w"], ["s3://a/1", "r", 3]]),
+        _packed([[f"s3://a/{number}"] for number in range(MAX_FILES + 1)]),
         PREFIX + base64.b64encode(zlib.compress(bytes(MAX_LIST_BYTES + 1))) + b"\n",
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_list_of_an_attacker_is_refused(payload: bytes) -> None:
     with pytest.raises(DeserializationError):
@@ -163,4 +191,59 @@ def test_list_of_an_attacker_is_refused(payload: bytes) -> None:
 def test_local_name_is_one_of_a_directory_entry(url: str, name: str) -> None:
     found = local_name(url)
     assert found == name
-    assert place_of("/staged", 3, FileUse(url, "w")) == f"/staged/w/3/{name}"
+    place = PurePosixPath(place_of("/staged", url, "w"))
+    assert (place.name, place.parent.parent) == (name, PurePosixPath("/staged/w"))
+
+
+def test_each_url_has_a_directory_of_its_own() -> None:
+    urls = ["s3://lab/a/scan.h5", "s3://lab/b/scan.h5", "https://lab/a/scan.h5"]
+    assert len({place_of("/staged", url, mode) for url in urls for mode in ("r", "w")}) == 6
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("s3://lab/raw/scan?7.h5", "s3://lab/raw/scan?7.h5"),
+        ("https://user:secret@host/a?X-Amz-Signature=1#x", "https://host/a"),
+        ("file:///data/x@y", "file:///data/x@y"),
+    ],
+)
+def test_shown_url_has_no_secret(url: str, text: str) -> None:
+    assert shown(url) == text
+
+
+def test_file_travels_in_json_without_code() -> None:
+    value = [1, {"files": [File("s3://lab/a", sha256=SHA), File("s3://lab/b", "w")]}]
+    with collecting() as found:
+        text = JSON.dump(value)
+    assert [use.url for use in uses(found)] == ["s3://lab/a", "s3://lab/b"]
+    with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
+        _, restored = cast("Any", JSON.load(text))
+    assert [str(each.path) for each in restored["files"]] == ["/staged/r/a", "/staged/w/b"]
+    assert restored["files"][0].sha256 == SHA
+    with pytest.raises(ValueError, match="with a path"):
+        JSON.dump(restored)
+
+
+@pytest.mark.parametrize("key", ["__farcall_file__", "x"])
+def test_text_that_looks_like_a_file_is_none(key: str) -> None:
+    value = {key: ["s3://lab/a", None, None, None], "text": '"__farcall_file__"'}
+    if key == "x":
+        assert JSON.load(JSON.dump(value)) == value
+    else:
+        with pytest.raises(ValueError, match="stands for a file"):
+            JSON.dump(value)
+
+
+@pytest.mark.parametrize(
+    "written", ["1", "[]", '["s3://lab/a"]', '["a",null,null,null]', '["s3://lab/a","x",null,null]', '{"a":1}']
+)
+def test_file_in_json_of_an_attacker_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        JSON.load(f'[{{"__farcall_file__":{written}}}]'.encode())
+
+
+def test_serializer_prefers_json_for_files() -> None:
+    buffer = Serializer().serialize([File("s3://lab/a")])
+    assert buffer.startswith(b"11\n")
+    assert Serializer(allowed=DATA_ONLY).deserialize(buffer) == [File("s3://lab/a")]

@@ -54,7 +54,10 @@ _MAX_NAMES_CHARACTERS = 200
 _MAX_FLOAT = sys.float_info.max
 _ALIGNMENT_BYTES: Final = 16
 """The largest alignment that processors require; every allocator provides it."""
-_encode = msgspec.json.Encoder().encode
+FILE_KEY: Final = "__farcall_file__"
+"""In JSON, the only key of an object that stands for a :class:`~farcall_common.file_arguments.File`."""
+_FILE_METHOD: Final = "__farcall_json__"
+_encode = msgspec.json.Encoder(enc_hook=lambda value: {FILE_KEY: value.__farcall_json__()}).encode
 _decode = msgspec.json.Decoder().decode
 
 
@@ -80,9 +83,10 @@ class JSONData(Strategy):
 
     def load(self, text: bytes) -> object:
         try:
-            return _decode(text)
+            value = _decode(text)
         except msgspec.DecodeError:  # Python's own JSON has more numbers than the standard
-            return json.loads(text.decode())
+            value = json.loads(text.decode())
+        return _with_files(value) if FILE_KEY.encode() in text else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,14 +165,30 @@ def _check_lossless(value: object) -> None:
             if kind is list:
                 nodes += node
             else:
+                if FILE_KEY in node:
+                    raise ValueError("a key that stands for a file")
                 for key in node:
                     if type(key) is not str:
                         raise TypeError("a key that is not a string")
                 nodes += node.values()
             if len(nodes) > _MAX_LOSSLESS_NODES:
                 raise ValueError("too large to be checked")
-        else:
+        elif not hasattr(kind, _FILE_METHOD):
             raise TypeError(f"a {kind.__name__}")
+
+
+def _with_files(value: object) -> object:
+    """A value from JSON with the files in it."""
+    # Here, not at the top: most programs have no files.
+    from farcall_common.file_arguments import File
+
+    if type(value) is list:
+        return [_with_files(each) for each in value]
+    if type(value) is not dict:
+        return value
+    if value.keys() == {FILE_KEY}:
+        return File.__farcall_load__(value[FILE_KEY])
+    return {key: _with_files(each) for key, each in value.items()}
 
 
 # -- pickles with byte code --------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ Piece = bytes | memoryview
 
 ALIGNMENT_BYTES: Final = 64
 """The alignment of the widest vector instructions."""
+FILES_PREFIX: Final = b"fl\n"
+"""Of a payload with a list of files in front; see :mod:`farcall_common.staged_files`."""
 _BINARY: Final = b"b"
 _MAX_HEAD_BYTES: Final = 1024
 
@@ -43,8 +45,9 @@ def pack_binary(buffers: Sequence[Sequence[Piece]]) -> bytes:
 
 
 def is_text(packed: bytes) -> bool:
-    """Whether this is the output of :func:`pack`, not of :func:`pack_binary`."""
-    return not packed.startswith(_BINARY)
+    """Whether this is the output of :func:`pack`, not of :func:`pack_binary`, behind a list of files or not."""
+    at = packed.find(b"\n", len(FILES_PREFIX)) + 1 if packed.startswith(FILES_PREFIX) else 0
+    return not packed.startswith(_BINARY, at)
 
 
 def join_aligned(blocks: Iterable[Sequence[Piece]]) -> list[Piece]:

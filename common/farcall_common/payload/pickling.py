@@ -31,6 +31,7 @@ THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: The attribute of a top-level module whose source travels with functions.
 INCLUDED_MARK = "__farcall_included__"
 
+_OWN_PACKAGE = __name__.partition(".")[0]
 _SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 _BEFORE_RESUME = frozenset(
     {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
@@ -47,6 +48,8 @@ def travels_by_value(module_name: str) -> bool:
     """
     if module_name in ("__main__", "__mp_main__"):
         return True
+    if module_name.partition(".")[0] == _OWN_PACKAGE:  # every worker has it, from wherever it is imported here
+        return False
     if hasattr(sys.modules.get(module_name.partition(".")[0]), INCLUDED_MARK):
         return False
     module = sys.modules.get(module_name)

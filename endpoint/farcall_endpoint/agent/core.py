@@ -361,7 +361,7 @@ class AgentCore:
         held = self._held
         if held.end_backoffs(no_nodes=self._admission.no_nodes, now=now):
             self._has_changed = True
-        if len(self._staging) or self._staging.orders:
+        if self._staging.is_busy:
             self._move_files(now)
         if not self._is_draining:
             self._dispatch(now)

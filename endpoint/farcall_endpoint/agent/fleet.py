@@ -34,6 +34,8 @@ _TICK_S: Final = 0.5
 """Period of the checks for silent managers and of scaling."""
 _LAST_MESSAGES_S: Final = 0.01
 """The last messages of a manager are read first; its end is detected a moment later."""
+_NOT_STAGED: Final = "/"
+"""The directory of files that the agent has not copied; those of the endpoint (``file://``) are where they are."""
 _QUIET_S: Final = 3.0
 """A manager on another machine that is silent for so long after its block has ended has ended, too."""
 _JOIN_LIMIT_S: Final = 600.0
@@ -127,7 +129,7 @@ class Fleet:
         is_restricted: bool = False,
         results_memory_bytes: int = _RESULTS_MEMORY_BYTES,
         batching: bool = True,
-        files_dir: Callable[[str, str], str] = lambda _task_id, _submitter: "",
+        files_dir: Callable[[str, str], str] = lambda _task_id, _submitter: _NOT_STAGED,
     ) -> None:
         self._links = Links(context, address=address, poller=poller, network=network)
         self._poller = poller

@@ -27,6 +27,7 @@ from farcall_common.graphs import (
     is_graph,
     unpack_graph,
 )
+from farcall_common.staged_files import without_files
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import Bytes
@@ -91,6 +92,7 @@ def read_graph(payload: Bytes, options: TaskOptions, *, is_restricted: bool = Fa
     :param is_restricted: whether the service has a list of functions for the endpoint. It has checked the environments
         of those, and cannot see one that a stage names: an image of the submitter's choice runs other code.
     """
+    payload = without_files(payload)
     if not is_graph(payload):
         return None
     try:

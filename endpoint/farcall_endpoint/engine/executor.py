@@ -21,13 +21,14 @@ from farcall_common.graph_builder import Graph, plan_of
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.graph_packing import task_options
 from farcall_common.payload.functions import Function, FunctionTable
-from farcall_common.payload.native import NATIVE, dump_call
+from farcall_common.payload.native import NATIVE
+from farcall_common.staged_files import pack_files
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.engine.graphs import pack_for_engine
+from farcall_endpoint.engine.graphs import pack_call, pack_for_engine
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
 
@@ -68,6 +69,7 @@ class _Submitter(concurrent.futures.Executor):
         or a list, tuple or dictionary of stages. A :func:`~farcall_endpoint.chain` is one task, too.
 
         :raises SerializationError: if the function or an argument cannot travel.
+        :raises InvalidRequest: for too many files.
         :raises RuntimeError: after ``shutdown``.
         :raises BrokenExecutor: if the engine ended because of a defect.
         :raises TypeError, ValueError: for a target that is not one of the graph's, and options that an engine does not
@@ -273,7 +275,10 @@ class Engine(_Submitter):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> EngineFuture[T]:
-        return self._start(options, raise_original, self._functions.get(fn), dump_call(args, kwargs))
+        payload, files = pack_call(args, kwargs)
+        if files:
+            payload = pack_files(files, payload)
+        return self._start(options, raise_original, self._functions.get(fn), payload)
 
     def _start(
         self,

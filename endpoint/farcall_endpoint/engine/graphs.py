@@ -1,16 +1,31 @@
-"""Graphs as tasks of an engine: their functions and their payload."""
+"""Payloads of an engine's tasks: calls, and graphs with their functions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from farcall_common import file_arguments
 from farcall_common.errors import SerializationError
 from farcall_common.graph_builder import Plan, Stage
 from farcall_common.graph_packing import check_callees, pack_plan
 from farcall_common.graphs import MAX_OPENED_BYTES
 from farcall_common.payload.functions import Function, FunctionTable
 from farcall_common.payload.native import dump_call
+from farcall_common.staged_files import FileUse, pack_files, uses
 from farcall_common.task_options import AttemptOptionsDict, Callee, TaskOptions, unknown_option
+
+
+def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bytes, tuple[FileUse, ...]]:
+    """The arguments of a call, and the files among them.
+
+    :raises SerializationError: if one of them cannot be pickled.
+    """
+    if not file_arguments.in_use():
+        return dump_call(args, kwargs), ()
+    with file_arguments.collecting() as found:
+        payload = dump_call(args, file_arguments.with_outputs(kwargs))
+    return payload, uses(found)
 
 
 class EngineGraph(NamedTuple):
@@ -33,6 +48,7 @@ def pack_for_engine(plan: Plan, table: FunctionTable, options: TaskOptions, *, s
     :raises TypeError: for an option that an engine does not know.
     :raises SerializationError: if a function or an argument cannot travel.
     :raises PayloadTooLarge: if the arguments together are too large for one task.
+    :raises InvalidRequest: for too many files.
     """
     known = AttemptOptionsDict.__optional_keys__
     for at, stage in enumerate(plan.stages):
@@ -46,7 +62,8 @@ def pack_for_engine(plan: Plan, table: FunctionTable, options: TaskOptions, *, s
 
     def pack(stage: Stage, at: int) -> tuple[bytes, Any]:
         try:
-            return dump_call(stage.args, stage.kwargs), None
+            payload, found = pack_call(stage.args, stage.kwargs)
+            return payload, found or None
         except SerializationError as error:
             raise SerializationError(f"{plan.where(at)}: {error.record.message}", hint=error.hint) from error
 
@@ -62,4 +79,6 @@ def pack_for_engine(plan: Plan, table: FunctionTable, options: TaskOptions, *, s
     )
     functions = tuple(by_hash.values())
     last = plan.stages[plan.output].function
-    return EngineGraph(packed.payload, functions, functions[0] if last is None else by_identity[id(last)])
+    found = tuple(dict.fromkeys(use for each in packed.requirements for use in each))
+    payload = pack_files(found, packed.payload) if found else packed.payload
+    return EngineGraph(payload, functions, functions[0] if last is None else by_identity[id(last)])

@@ -36,9 +36,11 @@ LIBRARY: Final = "lib"
 RUN: Final = "run"
 
 MODULES: Final = (
-    *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.futures"),
+    *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.file_arguments"),
+    "farcall_common.futures",
     *("farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
-    *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.task_options"),
+    *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.staged_files"),
+    "farcall_common.task_options",
     *("farcall_common.payload", "farcall_common.payload.arrays", "farcall_common.payload.by_value"),
     *("farcall_common.payload.code", "farcall_common.payload.data", "farcall_common.payload.framing"),
     *("farcall_common.payload.functions", "farcall_common.payload.native"),
@@ -51,7 +53,7 @@ MODULES: Final = (
     *("farcall_endpoint.worker.boot", "farcall_endpoint.worker.capture", "farcall_endpoint.worker.channel"),
     "farcall_endpoint.worker.current_task",
     *("farcall_endpoint.worker.directories", "farcall_endpoint.worker.edges", "farcall_endpoint.worker.environment"),
-    "farcall_endpoint.worker.fork_hazards",
+    *("farcall_endpoint.worker.files", "farcall_endpoint.worker.fork_hazards"),
     *("farcall_endpoint.worker.fork_protocol", "farcall_endpoint.worker.imports", "farcall_endpoint.worker.inbox"),
     *("farcall_endpoint.worker.inputs", "farcall_endpoint.worker.namespaces", "farcall_endpoint.worker.nested"),
     *("farcall_endpoint.worker.template", "farcall_endpoint.worker.mpi", "farcall_endpoint.worker.runner"),

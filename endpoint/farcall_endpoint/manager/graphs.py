@@ -24,6 +24,7 @@ from farcall_common.graphs import (
 )
 from farcall_common.limits import MAX_PAYLOAD_BYTES, OUTPUT_TAIL_BYTES
 from farcall_common.retries import WALLTIME_NAME
+from farcall_common.staged_files import has_files, without_files
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
@@ -223,6 +224,7 @@ class RunningGraph:
                 order.data_only,
                 retries,
                 order.restricted,
+                order.files_dir,
             ),
             body,
             payload,
@@ -526,7 +528,11 @@ def opened(
     :param limits: of the endpoint, for each call.
     :raises DeserializationError: if it cannot run.
     """
-    if not is_graph(piece_of(payload, 0, len(PREFIX)) if payload else b""):
+    start = piece_of(payload, 0, len(PREFIX)) if payload else b""
+    if has_files(start):
+        payload = without_files(bytes_of(payload))
+        start = bytes(payload[: len(PREFIX)])
+    if not is_graph(start):
         return None
     graph = unpack_graph(bytes_of(payload), callees=len(options.callees))
     if memory_bytes is None and limits is None:

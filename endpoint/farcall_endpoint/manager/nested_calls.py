@@ -382,6 +382,7 @@ class NestedCalls:
             parent.traceparent,
             parent.submitter,
             restricted=parent.restricted,
+            files_dir=parent.files_dir,
         )
         memory = self.memory
         edge = CallOrder(is_edge=True, room_bytes=memory.room_bytes, most_bytes=memory.most_bytes, is_nested=True)

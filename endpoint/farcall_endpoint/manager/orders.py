@@ -117,6 +117,7 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
                 o.data_only,
                 o.retry,
                 job.call,
+                o.files_dir,
             )
         )
         body.append(job.payload)

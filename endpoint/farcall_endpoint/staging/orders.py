@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.staged_files import FileUse
+from farcall_common.staged_files import shown as without_secrets
 
 MOST_SHOWN: Final = 200
 """Characters of a URL in a report or message."""
@@ -19,35 +20,24 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
-class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    pass
-
-
-class Place(_Part, frozen=True):
-    """Where a file belongs: its number in the list of a task's files."""
-
-    task_id: str
-    file: int
-
-
 # -- agent to process --------------------------------------------------------------------------------------------------
 
 
 class Make(_Message, frozen=True):
-    """Make the directory of a task's files, with one below it for each file that the task writes. Answered by Made."""
+    """Make the directory of a task's files, with one of these names for each file that it writes. Answered by Made."""
 
     task_id: str
     submitter: str
-    writes: tuple[int, ...]
+    writes: tuple[str, ...]
 
 
 class Fetch(_Message, frozen=True):
-    """Get a file, from the cache or from its storage, and link it to these places. Answered by Fetched or Failed."""
+    """Get a file, from the cache or from its storage, for these tasks. Answered by Fetched or Failed."""
 
     number: int
     submitter: str
     use: FileUse
-    places: tuple[Place, ...]
+    task_ids: tuple[str, ...]
 
 
 class Store(_Message, frozen=True):
@@ -56,7 +46,7 @@ class Store(_Message, frozen=True):
     number: int
     submitter: str
     use: FileUse
-    place: Place
+    task_id: str
 
 
 class Cancel(_Message, frozen=True):
@@ -107,7 +97,7 @@ class Tidied(_Message, frozen=True):
 
 
 class Fetched(_Message, frozen=True):
-    """A file is at its places. ``cached``: its content was there before."""
+    """The tasks have the file. ``cached``: its content was there before."""
 
     number: int
     size_bytes: int
@@ -144,10 +134,6 @@ Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive
 
 
 def shown(url: str) -> str:
-    """A URL for reports, messages and logs: without a query, which may be a signature, and without a password."""
-    scheme, separator, rest = url.partition("://")
-    host, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
-    clean = "".join(
-        [each if each.isprintable() else "?" for each in f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"]
-    )
+    """A URL for reports, messages and logs: short, on one line, without what may be a secret."""
+    clean = "".join([each if each.isprintable() else "?" for each in without_secrets(url)])
     return clean if len(clean) <= MOST_SHOWN else f"{clean[: MOST_SHOWN - 1]}…"

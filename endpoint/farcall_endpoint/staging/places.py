@@ -1,4 +1,4 @@
-"""Directories of tasks' files: ``WORKING_DIR[/submitters/ID]/staged/TASK/{r,w}/NUMBER/NAME``.
+"""Directories of tasks' files: ``WORKING_DIR[/submitters/ID]/staged/TASK/{r,w}/HASH/NAME``.
 
 Tasks of the same submitter may have made any name and any link there before, so each directory is opened below the one
 before, and no link is followed: else a task could let the agent write a file where only the agent may, or store one
@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from farcall_common.staged_files import FileUse, local_name
-from farcall_endpoint.staging.orders import Place
+from farcall_common.staged_files import place_of
 from farcall_endpoint.worker.directories import name_of, submitter_directory
 
 _STAGED: Final = "staged"
@@ -49,7 +48,7 @@ class TaskPlaces:
     def __init__(self, working_dir: Path) -> None:
         self._working_dir = working_dir
 
-    def make(self, task_id: str, submitter: str, writes: Collection[int]) -> None:
+    def make(self, task_id: str, submitter: str, writes: Collection[str]) -> None:
         """Make the directory of a task, with those of the files that it writes.
 
         :raises OSError: if it cannot be made.
@@ -60,24 +59,24 @@ class TaskPlaces:
             _below(directory, "r", make=True),
             _below(directory, "w", make=True) as written,
         ):
-            for number in writes:
-                with _below(written, str(number), make=True):
+            for name in writes:
+                with _below(written, name, make=True):
                     pass
 
-    def link(self, copy: Path, place: Place, submitter: str, use: FileUse) -> None:
+    def link(self, copy: Path, task_id: str, submitter: str, url: str) -> None:
         """Let a copy of the cache be the file of a task, unless the task has ended.
 
         :raises OSError: if that is not possible.
         """
-        name = local_name(use.url)
+        _, mode, key, name = place_of("", url, "r").split("/")
         with contextlib.ExitStack() as opened:
             try:
                 staged = opened.enter_context(self._staged(submitter))
-                task = opened.enter_context(_below(staged, name_of(place.task_id)))
+                task = opened.enter_context(_below(staged, name_of(task_id)))
             except FileNotFoundError:
                 return  # not needed any more
-            read = opened.enter_context(_below(task, "r", make=True))
-            directory = opened.enter_context(_below(read, str(place.file), make=True))
+            read = opened.enter_context(_below(task, mode, make=True))
+            directory = opened.enter_context(_below(read, key, make=True))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)  # of an earlier agent
             try:
@@ -87,18 +86,19 @@ class TaskPlaces:
                     raise
                 _copy(copy, name, directory)
 
-    def open_written(self, place: Place, submitter: str, use: FileUse) -> int:
+    def open_written(self, task_id: str, submitter: str, url: str) -> int:
         """Open what a task has written; a descriptor.
 
         :raises FileNotFoundError: if it is no regular file, or was reached by a link.
         """
+        _, mode, key, name = place_of("", url, "w").split("/")
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with contextlib.ExitStack() as opened:
             try:
                 directory = opened.enter_context(self._staged(submitter))
-                for name in (name_of(place.task_id), "w", str(place.file)):
-                    directory = opened.enter_context(_below(directory, name))
-                descriptor = os.open(local_name(use.url), flags, dir_fd=directory)
+                for each in (name_of(task_id), mode, key):
+                    directory = opened.enter_context(_below(directory, each))
+                descriptor = os.open(name, flags, dir_fd=directory)
             except OSError as error:
                 raise FileNotFoundError(str(error)) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -106,14 +106,9 @@ class TaskPlaces:
             raise FileNotFoundError("it is not a regular file")
         return descriptor
 
-    def path(self, place: Place, submitter: str, use: FileUse) -> Path:
-        """The path of a file of a task, for messages."""
-        return (
-            files_directory(self._working_dir, place.task_id, submitter)
-            / use.mode
-            / str(place.file)
-            / local_name(use.url)
-        )
+    def path(self, task_id: str, submitter: str, url: str) -> str:
+        """The path of a file that a task writes, for messages."""
+        return place_of(str(files_directory(self._working_dir, task_id, submitter)), url, "w")
 
     def remove(self, task_id: str, submitter: str, on_read: Callable[[int, str], None]) -> None:
         """Remove the directory of a task.

@@ -20,11 +20,11 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_common.fairness import FairQueue
-from farcall_common.staged_files import FileUse, has_files, unpack_files
+from farcall_common.staged_files import FileUse, place_of, unpack_files
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.orders import Order, Place, Report, shown
+from farcall_endpoint.staging.orders import Order, Report, shown
 
 MOST_ROWS: Final = 100
 """Of tasks in a report, and of files in the details of a result."""
@@ -100,16 +100,6 @@ def read_files(
     writes = sum(use.mode == "w" for _, use in staged)
     packed = zlib.compress(_encode(staged), 1) if staged else b""
     return TaskFiles(packed, len(staged) - writes, writes), rest
-
-
-def behind_list(payload: Bytes) -> Bytes:
-    """The call or graph of a payload, whether or not it has a list of files."""
-    if not has_files(payload):
-        return payload
-    try:
-        return unpack_files(payload)[1]
-    except DeserializationError:
-        return payload
 
 
 def with_rows(details: dict[str, Any] | None, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -236,9 +226,9 @@ class Staging:
         return len(self._tasks)
 
     @property
-    def staging_in(self) -> int:
-        """How many of these have not run."""
-        return sum([each.direction == "staging-in" for each in self._tasks.values()])
+    def is_busy(self) -> bool:
+        """Whether there is something for :meth:`tick`, or for the taker of what has changed."""
+        return bool(self._tasks or self.orders or self.outcomes or self.failures)
 
     def read(self, payload: Bytes) -> tuple[TaskFiles, memoryview] | ErrorRecord:
         """See :func:`read_files`."""
@@ -355,7 +345,9 @@ class Staging:
     def _make(self, task: _Staged) -> None:
         task.is_making = True
         self._places[task.task_id] = task.submitter
-        writes = [number for number, use in task.files.uses() if use.mode == "w"] if task.files.writes else []
+        uses = task.files.uses() if task.files.writes else []
+        # In that directory there is one for each file, named for its URL.
+        writes = [place_of("", use.url, "w").split("/")[2] for _, use in uses if use.mode == "w"]
         self.orders.append(orders.Make(task.task_id, task.submitter, tuple(writes)))
 
     def _move(self, task: _Staged) -> None:
@@ -432,11 +424,11 @@ class Staging:
     def _start(self, transfer: _Transfer, now: float) -> None:
         transfer.started_at = transfer.heard_at = now
         self._on_way[transfer.number] = transfer
-        places = tuple([Place(task.task_id, number) for task, number in transfer.tasks])
+        task_ids = tuple([task.task_id for task, _ in transfer.tasks])
         if transfer.use.mode == "r":
-            self.orders.append(orders.Fetch(transfer.number, transfer.submitter, transfer.use, places))
+            self.orders.append(orders.Fetch(transfer.number, transfer.submitter, transfer.use, task_ids))
         else:
-            self.orders.append(orders.Store(transfer.number, transfer.submitter, transfer.use, places[0]))
+            self.orders.append(orders.Store(transfer.number, transfer.submitter, transfer.use, task_ids[0]))
 
     def _stopped(self, transfer: _Transfer) -> None:
         """A transfer is not on its way any more. For those that wait for it, it continues under another number: of

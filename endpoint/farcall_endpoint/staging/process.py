@@ -215,7 +215,7 @@ class Transfers:
             return orders.Fetched(order.number, size_bytes, sha256, cached=False)
 
     def _copy(self, order: orders.Fetch, mover: Mover, found: Found, cancelled: threading.Event) -> tuple[str, int]:
-        """Copy a file from its storage to the cache and to its places; its SHA-256 and its size."""
+        """Copy a file from its storage to the cache and to its tasks; its SHA-256 and its size."""
         with self._cache.draft(order.submitter, order.number, found.size_bytes) as draft:
             progress = self._progress(order.number)
 
@@ -227,7 +227,7 @@ class Transfers:
             return sha256, self._keep(order, draft, found, sha256)
 
     def _keep(self, order: orders.Fetch, draft: Path, found: Found, sha256: str) -> int:
-        """A draft is complete: it becomes a copy, with links at its places; its size."""
+        """A draft is complete: it becomes a copy, with links at its tasks; its size."""
         use = order.use
         size_bytes = draft.stat().st_size
         _check_size(use, size_bytes)
@@ -246,8 +246,8 @@ class Transfers:
                 return None
             copy, size_bytes = found
             _check_size(order.use, size_bytes)
-            for place in order.places:
-                self._places.link(copy, place, order.submitter, order.use)
+            for task_id in order.task_ids:
+                self._places.link(copy, task_id, order.submitter, order.use.url)
         return size_bytes
 
     def _store(self, order: orders.Store, cancelled: threading.Event) -> Report:
@@ -260,10 +260,10 @@ class Transfers:
     def _written(self, order: orders.Store) -> Iterator[tuple[Path, int]]:
         """What a task has written: the path of the open file, and its size."""
         try:
-            descriptor = self._places.open_written(order.place, order.submitter, order.use)
+            descriptor = self._places.open_written(order.task_id, order.submitter, order.use.url)
         except FileNotFoundError as error:
-            path = self._places.path(order.place, order.submitter, order.use)
-            raise MoveError(outcomes.file_not_written(shown(order.use.url), str(path))) from error
+            path = self._places.path(order.task_id, order.submitter, order.use.url)
+            raise MoveError(outcomes.file_not_written(shown(order.use.url), path)) from error
         try:
             yield Path(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size
         finally:

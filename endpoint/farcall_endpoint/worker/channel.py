@@ -129,7 +129,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to run. ``payload_bytes`` of the packet's body are its arguments, ``traceparent`` is the span above it.
     ``submitter``: whose working directory it gets; empty for the endpoint's owner. ``data_only``: its arguments must be
     data, which runs no code when it is read. ``retry``: how many runs before this one raised and were retried.
-    ``call``: of a graph, or of a running task; ``function_hash`` is empty if it collects its inputs in a list."""
+    ``call``: of a graph, or of a running task; ``function_hash`` is empty if it collects its inputs in a list.
+    ``files_dir``: the directory of the task's files; empty if it has none."""
 
     task_id: str
     attempt: int
@@ -141,6 +142,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data_only: bool = False
     retry: int = 0
     call: CallOrder | None = None
+    files_dir: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):

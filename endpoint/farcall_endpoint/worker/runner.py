@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -45,6 +45,9 @@ from farcall_endpoint.worker.inputs import Inputs, Recalled, bound, collected
 from farcall_endpoint.worker.settings import WorkerSettings
 from farcall_endpoint.worker.usage import Usage
 from farcall_endpoint.worker.values import ValueRefused, elements_of, stored, write
+
+if TYPE_CHECKING:
+    from farcall_endpoint.worker.files import TaskFiles
 
 _GUARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE)
 _get_handler: Final = _signal.getsignal
@@ -190,8 +193,21 @@ class Runner:
             return self._unreadable(order, error, started_at)
 
     def _call(
-        self, function: Callable[..., Any], order: Order, payload: Piece, inputs: Inputs | None, started_at: float
+        self,
+        function: Callable[..., Any],
+        order: Order,
+        payload: Piece,
+        inputs: Inputs | None,
+        started_at: float,
+        files: TaskFiles | None = None,
     ) -> tuple[Done, Sequence[Frame]]:
+        if order.files_dir and files is None:
+            # Here, because most tasks have no files.
+            from farcall_common.staged_files import without_files
+            from farcall_endpoint.worker.files import TaskFiles
+
+            with TaskFiles(order) as files:
+                return self._call(function, order, without_files(payload), inputs, started_at, files)
         args: Sequence[Any] = ()
         kwargs: Mapping[str, Any] = {}
         try:
@@ -212,6 +228,9 @@ class Runner:
             raise
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
             return self._unreadable(order, error, started_at)
+        is_edge = order.call is not None and order.call.is_edge
+        if files is not None and (problem := files.check()) is not None:
+            return self._failed(order, problem, started_at, time.time())
         started_at = time.time()
         try:
             value = function(*args, **kwargs)
@@ -219,16 +238,22 @@ class Runner:
                 value = elements_of(value, function)
         except BaseException as error:  # noqa: BLE001 - sys.exit and the like end the task, not the worker
             ended_at = time.time()
+            if files is not None:
+                files.end_call(paths=is_edge)
             record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(order, error))
             done, _ = self._failed(order, record, started_at, ended_at)
             if order.options.retries and is_retried(error, order.options.retry_on):
                 done = msgspec.structs.replace(done, is_retried=True)
             return done, (_pickled(error),) if self._is_native(order) else ()
         ended_at = time.time()
+        if files is not None:
+            files.end_call(paths=is_edge)
+            if (problem := files.publish()) is not None:
+                return self._failed(order, problem, started_at, ended_at)
         given: Done | None = None
         result: Sequence[Frame]
         try:
-            if order.call is not None and order.call.is_edge:
+            if is_edge and order.call is not None:
                 values = [value]
                 del value  # what is in place must not be referred to any more
                 given, result = self._given(values, Done(order.task_id, started_at, ended_at), order.call)

@@ -1,0 +1,276 @@
+"""Files in storage as arguments of calls. For their list in a payload see :mod:`.staged_files`.
+
+::
+
+    executor.submit(reconstruct, File("s3://lab/raw/scan7.h5"), out=File("s3://lab/out/scan7.h5"))
+
+The endpoint stages the files: it copies those that are read to its own storage before the task gets a worker, and those
+that are written from there after the function has returned. The function gets :class:`File` objects too, which are
+paths there: ``open(scan)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from types import NoneType
+from typing import IO, Any, Final, Literal
+
+from farcall_common.errors import ConfigurationError, did_you_mean
+from farcall_common.limits import MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
+
+SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
+"""Those that a client knows. What an endpoint can reach is its own matter."""
+OUTPUTS: Final = ("out", "outputs")
+"""Keyword arguments that hold files which the task writes."""
+_MOST_NAME_BYTES: Final = 200
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+
+Mode = Literal["r", "w"]
+Described = tuple[str, Mode | None, int | None, str | None]
+"""A file as it is written: URL, mode, size in bytes, SHA-256; the last three may be None."""
+
+
+class File(os.PathLike[str]):
+    """A file in storage that a task reads or writes.
+
+    In the function it is the path of the endpoint's copy: ``open(file)``, ``file.path``, any library that takes a path.
+    Elsewhere it has none. Files in lists, dictionaries and objects are found, too.
+
+    :param url: ``s3://bucket/key``, ``https://host/path``, ``globus://COLLECTION/path``, ``file:///path`` (at the
+        endpoint), ``endpoint://ENDPOINT/path``. ``http://`` only with ``sha256``: others on the way could change it.
+    :param mode: ``r``: the task reads the file; ``w``: it writes the file, which is then stored under the URL. Files in
+        the keyword arguments ``out`` and ``outputs`` are written if no mode is given.
+    :param size_bytes, sha256: of a file that is read: what it must have (SHA-256 in hexadecimal). A file with a
+        SHA-256 that the endpoint has already is not looked up again.
+    :raises ValueError: for a URL without a scheme or a path, an unknown scheme, or another invalid value.
+    """
+
+    __slots__ = ("_mode", "_path", "sha256", "size_bytes", "url")
+
+    def __init__(
+        self, url: str, mode: Mode | None = None, *, size_bytes: int | None = None, sha256: str | None = None
+    ) -> None:
+        scheme, separator, rest = url.partition("://")
+        if not separator:
+            at_endpoint = f"file://{url}" if url.startswith("/") else "file:///path"
+            raise ValueError(
+                f"url: {url!r} has no scheme of a file. Write {at_endpoint} for a file of the endpoint. A file of this "
+                f"computer must be in an object store first (s3://bucket/key), or be read and passed as bytes, up to "
+                f"{MAX_PAYLOAD_BYTES // MIB} MiB"
+            )
+        if scheme not in SCHEMES:
+            hint = did_you_mean(scheme, SCHEMES) or f"Write one of {', '.join(f'{each}://' for each in SCHEMES)}"
+            raise ValueError(f"url: {url!r} has no scheme of a file. {hint}")
+        if len(url) > MAX_URL_CHARACTERS:
+            raise ValueError(f"url: it has {len(url):,} characters; at most {MAX_URL_CHARACTERS:,} are possible")
+        host, _, path = rest.partition("/")
+        if not path.strip("/") or url.endswith("/"):
+            raise ValueError(f"url: {url!r} names no file. Directories cannot be staged; name each file")
+        if scheme == "file" and host not in ("", "localhost"):
+            raise ValueError(f"url: {url!r} names the host {host!r}. Write file:///{host}/{path} for an absolute path")
+        if not host and scheme != "file":
+            raise ValueError(f"url: {url!r} names no bucket, host, collection or endpoint")
+        if mode not in (None, "r", "w"):
+            raise ValueError(f"mode: expected 'r' or 'w', got {mode!r}")
+        if mode == "w" and (sha256 or size_bytes is not None):
+            raise ValueError("size_bytes and sha256 belong to files that are read")
+        if mode == "w" and scheme in ("http", "https", "endpoint"):
+            raise ValueError(f"mode: {scheme}:// cannot be written")
+        if sha256 is not None and not _SHA256.fullmatch(sha256):
+            raise ValueError(f"sha256: expected 64 hexadecimal digits in lower case, got {sha256!r}")
+        if size_bytes is not None and size_bytes < 0:
+            raise ValueError(f"size_bytes: expected 0 or more, got {size_bytes}")
+        if scheme == "http" and not sha256:
+            raise ValueError("url: http:// needs sha256, because others on the way could change the file")
+        global _in_use
+        _in_use = True
+        self.url: str = url
+        self.size_bytes: int | None = size_bytes
+        self.sha256: str | None = sha256
+        self._mode: Mode | None = mode
+        self._path: str | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the task reads (``r``) or writes (``w``) it."""
+        return self._mode or "r"
+
+    @property
+    def name(self) -> str:
+        """The last component of the URL's path, as the endpoint's copy is called."""
+        return local_name(self.url)
+
+    @property
+    def path(self) -> Path:
+        """Where the file is on the endpoint.
+
+        :raises ConfigurationError: outside of the task that reads or writes it.
+        """
+        return Path(self.__fspath__())
+
+    def open(self, mode: str = "", **options: Any) -> IO[Any]:
+        """As the built-in :func:`open`; ``mode`` is that of the file if it is not given."""
+        return open(self, mode or self.mode, **options)  # noqa: PTH123 - the caller closes it
+
+    def __fspath__(self) -> str:
+        if self._path is None:
+            raise ConfigurationError(
+                f"{self.url} has a path only in the task that it is an argument of.",
+                hint="Pass the File to executor.submit, and open it in the function.",
+            )
+        return self._path
+
+    def __str__(self) -> str:
+        """The path in the task, for commands of a shell for instance; elsewhere the URL."""
+        return self.url if self._path is None else self._path
+
+    def __repr__(self) -> str:
+        return f"File({self.url!r}{'' if self._mode is None else f', {self._mode!r}'})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, File):
+            return NotImplemented
+        return (self.described(), self._path) == (other.described(), other._path)
+
+    def __hash__(self) -> int:
+        return hash((self.url, self.mode))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        found = getattr(_collected, "files", None)
+        if found is not None:
+            found[self.described()] = None
+        mode, path = self._mode, None if found is not None else self._path
+        if _returning is not None and path is not None:
+            mode, path = None, path if _returning == "path" else None
+        return _restored, (self.url, mode, self.size_bytes, self.sha256, path)
+
+    def __farcall_json__(self) -> Described:
+        """The file as JSON has it (:mod:`farcall_common.payload.data`).
+
+        :raises ValueError: if it has a path: whoever writes JSON could make readers open any file.
+        """
+        _, (url, mode, size_bytes, sha256, path) = self.__reduce__()
+        if path is not None:
+            raise ValueError("a file with a path")
+        return url, mode, size_bytes, sha256
+
+    @classmethod
+    def __farcall_load__(cls, written: Any) -> File:
+        """The file that a JSON writer has written, who may be hostile.
+
+        :raises ValueError: if it is none.
+        """
+        types = [type(each) for each in written] if type(written) is list else []
+        if len(types) != 4 or types[0] is not str or types[2] not in (int, NoneType) or types[3] not in (str, NoneType):
+            raise ValueError(f"no file: {written!r:.100}")
+        url, mode, size_bytes, sha256 = written
+        cls(url, mode, size_bytes=size_bytes, sha256=sha256)  # checks it
+        return _restored(url, mode, size_bytes, sha256, None)
+
+    def described(self) -> Described:
+        """What the file is, with its mode."""
+        return self.url, self.mode, self.size_bytes, self.sha256
+
+    def as_output(self) -> File:
+        """This file, as one that the task writes if it has no mode of its own."""
+        return File(self.url, "w") if self._mode is None else self
+
+
+def local_name(url: str) -> str:
+    """The name of the local copy of a file: the last component of the URL's path, without what a directory entry cannot
+    have."""
+    path = urllib.parse.urlsplit(url).path if url.startswith("http") else url.partition("://")[2]
+    name = urllib.parse.unquote(PurePosixPath(path).name, errors="replace")
+    name = "".join([each if each.isprintable() and each != "/" else "_" for each in name])
+    while len(name.encode(errors="replace")) > _MOST_NAME_BYTES:
+        name = name[1:]  # the end has the suffix
+    return "file" if name in ("", ".", "..") else name
+
+
+# -- the submitter -----------------------------------------------------------------------------------------------------
+
+_in_use = False
+_collected = threading.local()
+
+
+def in_use() -> bool:
+    """Whether this process has files: if not, nothing is to be looked for in arguments."""
+    return _in_use
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[dict[Described, None]]:
+    """The files that this thread writes meanwhile, in order, each once."""
+    found: dict[Described, None] = {}
+    former = getattr(_collected, "files", None)
+    _collected.files = found
+    try:
+        yield found
+    finally:
+        _collected.files = former
+
+
+def with_outputs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in which the files of ``out`` and ``outputs`` are written: a file, or a list, tuple or
+    dictionary of files."""
+    return {name: _as_output(value) if name in OUTPUTS else value for name, value in kwargs.items()}
+
+
+def _as_output(value: Any) -> Any:
+    if isinstance(value, File):
+        return value.as_output()
+    if type(value) in (list, tuple):
+        return type(value)([_as_output(each) for each in value])
+    if type(value) is dict:
+        return {key: _as_output(each) for key, each in value.items()}
+    return value
+
+
+# -- the worker --------------------------------------------------------------------------------------------------------
+
+_place: Callable[[File], str] | None = None
+"""Of the running task: gives a file that is read from its arguments its path."""
+_returning: Literal["path", "url"] | None = None
+"""What is written of a file in a value that a task has returned."""
+
+
+@contextlib.contextmanager
+def placed(place: Callable[[File], str]) -> Iterator[None]:
+    """Files that are read meanwhile get the paths that ``place`` gives them, unless they have one."""
+    global _place
+    former, _place = _place, place
+    try:
+        yield
+    finally:
+        _place = former
+
+
+@contextlib.contextmanager
+def returning(*, paths: bool) -> Iterator[None]:
+    """Files with a path that are written meanwhile are results: their reader reads them.
+
+    :param paths: whether it is a task of the same endpoint that finds them under their paths. For others they have none
+        any more, and are files of storage.
+    """
+    global _returning
+    former, _returning = _returning, "path" if paths else "url"
+    try:
+        yield
+    finally:
+        _returning = former
+
+
+def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str | None, path: str | None) -> File:
+    global _in_use
+    _in_use = True
+    file = File.__new__(File)
+    file.url, file._mode, file.size_bytes, file.sha256, file._path = url, mode, size_bytes, sha256, path
+    if path is None and _place is not None:
+        file._path = _place(file)
+    return file
