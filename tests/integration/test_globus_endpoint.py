@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 import stat
 import urllib.request
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ import yaml
 import zmq
 from typer.testing import CliRunner, Result
 
+from farcall_common.file_arguments import File, Mode, collecting, with_outputs
 from farcall_common.login import Login, keep, read
-from farcall_common.staged_files import FileUse
+from farcall_common.staged_files import FileUse, pack_files, place_of, uses
 from farcall_endpoint.agent.launch import transfer_settings
 from farcall_endpoint.cli import app
 from farcall_endpoint.config import read_config
@@ -27,10 +29,11 @@ from farcall_endpoint.diagnose import gather
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.client import TransferClient
-from farcall_endpoint.staging.orders import Order, Place, Report
+from farcall_endpoint.staging.orders import Order, Report
 from farcall_endpoint.staging.places import files_directory
 from tests.integration.identity_provider import IdentityProvider
 from tests.integration.identity_provider import serving as serving_logins
+from tests.support.endpoint import FakeCloud, running_endpoint
 from tests.support.globus_service import Collection, GlobusService, serving
 from tests.waiting import WAIT_S, wait_until
 
@@ -251,14 +254,15 @@ class Process:
         wait_until(lambda: len(found()) >= count)
         return found()
 
-    def make(self, task_id: str, submitter: str = "", writes: tuple[int, ...] = ()) -> None:
-        """Make the directory of a task."""
-        self.order(orders.Make(task_id, submitter, writes))
+    def make(self, task_id: str, submitter: str = "", *, writes: str = "") -> None:
+        """Make the directory of a task, which may write a file."""
+        names = (Path(place_of("", writes, "w")).parts[-2],) if writes else ()
+        self.order(orders.Make(task_id, submitter, names))
         wait_until(lambda: orders.Made(task_id) in self.receive())
 
-    def place(self, task_id: str, mode: str, number: int) -> Path:
-        """The directory of a file of a task of the owner."""
-        return files_directory(self.work, task_id, "") / mode / str(number)
+    def place(self, task_id: str, url: str, mode: Mode = "r") -> Path:
+        """The path of a file of a task of the owner."""
+        return Path(place_of(str(files_directory(self.work, task_id, "")), url, mode))
 
 
 @pytest.fixture
@@ -274,20 +278,16 @@ def test_files_of_tasks_come_and_go(lab: Lab, process: Process) -> None:
     for name in ("1", "2"):
         (lab.remote.root / "raw" / name).write_text(name)
     base = f"globus://{lab.remote.id}"
-    process.make("a-task", writes=(2,))
-    process.order(
-        orders.Fetch(1, "", FileUse(f"{base}/raw/1"), (Place("a-task", 0),)),
-        orders.Fetch(2, "", FileUse(f"{base}/raw/2"), (Place("a-task", 1),)),
-        orders.Fetch(3, "", FileUse(f"{base}/raw/3"), (Place("a-task", 3),)),
-    )
+    process.make("a-task", writes=f"{base}/out/result")
+    process.order(*(orders.Fetch(number, "", FileUse(f"{base}/raw/{number}"), ("a-task",)) for number in (1, 2, 3)))
     results = process.results(3)
     assert isinstance(results[1], orders.Fetched)
     assert isinstance(results[3], orders.Failed)
     assert results[3].error["code"] == "FILE_NOT_FOUND"
-    assert (process.place("a-task", "r", 1) / "2").read_text() == "2"
-    assert (process.place("a-task", "r", 1) / "2").stat().st_mode & 0o222 == 0
-    (process.place("a-task", "w", 2) / "result").write_text("result")
-    process.order(orders.Store(4, "", FileUse(f"{base}/out/result", "w"), Place("a-task", 2)))
+    assert process.place("a-task", f"{base}/raw/2").read_text() == "2"
+    assert process.place("a-task", f"{base}/raw/2").stat().st_mode & 0o222 == 0
+    process.place("a-task", f"{base}/out/result", "w").write_text("result")
+    process.order(orders.Store(4, "", FileUse(f"{base}/out/result", "w"), "a-task"))
     assert isinstance(process.results(4)[4], orders.Stored)
     assert (lab.remote.root / "out" / "result").read_text() == "result"
     assert len(lab.service.tasks) == 2
@@ -299,28 +299,41 @@ def test_a_file_that_is_known_is_not_transferred_again(lab: Lab, process: Proces
     use = FileUse(f"globus://{lab.remote.id}/a")
     for number in (1, 2):
         process.make(f"task-{number}")
-        process.order(orders.Fetch(number, "", use, (Place(f"task-{number}", 0),)))
+        process.order(orders.Fetch(number, "", use, (f"task-{number}",)))
         process.results(number)
     cached = [each.cached for each in process.heard if isinstance(each, orders.Fetched)]
     assert cached == [False, True]
     assert len(lab.service.copied) == 1
 
 
+def test_the_cache_knows_a_copy_after_the_directory_for_globus_is_cleared(lab: Lab, process: Process) -> None:
+    (lab.remote.root / "a").write_text("a")
+    use = FileUse(f"globus://{lab.remote.id}/a")
+    process.make("a-task")
+    process.order(orders.Fetch(1, "", use, ("a-task",)))
+    process.results(1)
+    wait_until(lambda: list((lab.own.root / "exchange").iterdir()) == [])
+    process.client.close()
+    with contextlib.closing(sqlite3.connect(lab.directory.path / "files" / "index.sqlite")) as index:
+        ((changed_at,),) = index.execute("SELECT ctime_ns FROM copies").fetchall()
+    assert process.place("a-task", use.url).stat().st_ctime_ns == changed_at  # so it need not be read again
+
+
 def test_a_transfer_process_that_is_killed_transfers_nothing_twice(lab: Lab, process: Process) -> None:
     (lab.remote.root / "a").write_bytes(b"a" * 100)
     lab.service.bytes_each_time = 60
-    fetch = orders.Fetch(1, "", FileUse(f"globus://{lab.remote.id}/a"), (Place("a-task", 0),))
+    fetch = orders.Fetch(1, "", FileUse(f"globus://{lab.remote.id}/a"), ("a-task",))
     process.make("a-task")
     process.order(fetch)
     wait_until(lambda: process.receive() and lab.service.tasks and lab.service.task.bytes_transferred)
     assert process.client.pid is not None
     psutil.Process(process.client.pid).kill()
     wait_until(lambda: process.receive() is not None and process.lost)
-    process.order(orders.Fetch(2, "", fetch.use, fetch.places))
+    process.order(orders.Fetch(2, "", fetch.use, fetch.task_ids))
     assert isinstance(process.results(1)[2], orders.Fetched)
     assert len(lab.service.tasks) == 1
     assert len(lab.service.copied) == 1
-    assert (process.place("a-task", "r", 0) / "a").read_bytes() == b"a" * 100
+    assert process.place("a-task", fetch.use.url).read_bytes() == b"a" * 100
 
 
 def test_tasks_of_others_reach_what_is_open_to_them(lab: Lab) -> None:
@@ -334,7 +347,7 @@ def test_tasks_of_others_reach_what_is_open_to_them(lab: Lab) -> None:
     lab.configure(collection=lab.own.id, storages=(storage,), **exchange)
     process = Process(lab)
     with contextlib.closing(process.client):
-        uses = [
+        cases = [
             ("bob", FileUse(f"{base}/open/a")),
             ("bob", FileUse(f"{base}/secret")),
             ("bob", FileUse(f"{base}/open/../secret")),
@@ -343,17 +356,61 @@ def test_tasks_of_others_reach_what_is_open_to_them(lab: Lab) -> None:
             ("bob", FileUse(f"{base}/open/b", "w")),
             ("eve", FileUse(f"{base}/open/a")),
         ]
-        process.make("bobs", "bob", writes=(5,))
+        process.make("bobs", "bob", writes=f"{base}/open/b")
         process.make("eves", "eve")
-        for number, (submitter, use) in enumerate(uses):
-            place = Place(f"{submitter}s", number)
+        for number, (submitter, use) in enumerate(cases):
+            task_id = f"{submitter}s"
             process.order(
-                orders.Fetch(number, submitter, use, (place,))
+                orders.Fetch(number, submitter, use, (task_id,))
                 if use.mode == "r"
-                else orders.Store(number, submitter, use, place)
+                else orders.Store(number, submitter, use, task_id)
             )
-        results = process.results(len(uses))
+        results = process.results(len(cases))
     codes = [each.error["code"] if isinstance(each, orders.Failed) else "" for _, each in sorted(results.items())]
     assert codes[0] == ""
     assert set(codes[1:]) <= {"FILE_DENIED", "FILE_UNSUPPORTED"}
     assert [source for source, _ in lab.service.copied] == ["/open/a"]
+
+
+# -- an agent ----------------------------------------------------------------------------------------------------------
+
+
+def upper(source: File, *, out: File) -> int:
+    text = source.path.read_text()
+    out.path.write_text(text.upper())
+    return len(text)
+
+
+def submit(cloud: FakeCloud, source: str, target: str) -> str:
+    """A call with a file that it reads and one that it writes."""
+    with collecting() as found:
+        call = cloud.serializer.pack_call((File(source),), with_outputs({"out": File(target)}))
+    return cloud.submit_raw(cloud.serializer.pack_function(upper), [pack_files(uses(found), call)])[0]
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["", "killed"])
+def test_a_task_reads_and_writes_files_of_a_collection(lab: Lab, tmp_path: Path, kills: bool) -> None:
+    lab.log_in()
+    (lab.remote.root / "a").write_text("some text" * 10)
+    lab.service.bytes_each_time = 40 if kills else None
+    with running_endpoint(tmp_path / "agent", start=False) as endpoint:
+        file = endpoint.directory.config_file
+        lab.configure(collection=lab.own.id, directory=str(lab.own.root / "exchange"), path="/exchange")
+        file.write_text(file.read_text() + lab.directory.config_file.read_text())
+        keep(endpoint.directory.globus_login_file, lab.login)
+        endpoint.start()
+        base = f"globus://{lab.remote.id}"
+        task_id = submit(endpoint.cloud, f"{base}/a", f"{base}/out/a")
+        if kills:
+            wait_until(lambda: lab.service.tasks and lab.service.task.bytes_transferred)
+            endpoint.kill_agent()
+            endpoint.start()
+            wait_until(lambda: len(lab.service.tasks) > 1)  # the function has returned
+            endpoint.kill_agent()
+            endpoint.start()
+        ended = endpoint.cloud.end(task_id)
+        assert (ended.error, ended.value) == ({}, 90)
+        assert (lab.remote.root / "out" / "a").read_text() == "SOME TEXT" * 10
+        assert len(lab.service.tasks) == 2
+        assert len(lab.service.copied) == 2  # each once, though the agent was killed
+        wait_until(lambda: list((lab.own.root / "exchange").iterdir()) == [])
