@@ -16,6 +16,7 @@ import errno
 import hashlib
 import os
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -383,6 +384,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # also if it is stopped then
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the agent gets them too, and ends this process
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all files of a batch that tasks have written are open
     threading.excepthook = _end_process
     lock = threading.Lock()
     with socket.socket(fileno=os.dup(0)) as agent:

@@ -116,7 +116,7 @@ def place_of_url(url: str) -> Place:
 
 @dataclasses.dataclass
 class _Active:
-    """A transfer that this process looks after. Times are of the monotonic clock.
+    """A transfer that this process looks after. Times are those of the monotonic clock.
 
     :param left: items that were not handed on yet.
     :param moves: by the number of their item.
