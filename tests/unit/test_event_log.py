@@ -41,6 +41,8 @@ from farcall_endpoint.protocol import (
     Started,
     TaskOrder,
 )
+from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.plan import TaskFiles
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, spec
 
 SECRET = b"the user's own bytes"
@@ -177,12 +179,17 @@ def story() -> list[tuple[float, list[ev.Event]]]:
     grant = wire.BlobGrant(task_id="c", attempt=1, blob_key="r", upload_url=URL, headers={"x": "y"})
     died = Died("d", "signal 9", SECRET.decode(), SECRET.decode(), Printed(0, len(SECRET), 0, 99), SECRET)
     stored = StoredResult(TaskState.FAILED, error, 0, "", None, None)
-    spooled = [SpooledTask(1, spec("old"), 1, 0.0, 1), SpooledTask(2, spec("r"), 1, 0.0, result=stored)]
+    spooled = [
+        SpooledTask(1, spec("old"), 1, 0.0, 1),
+        SpooledTask(2, spec("r"), 1, 0.0, result=stored),
+        SpooledTask(3, spec("writes"), 1, 0.0, files=TaskFiles(b"", writes=1)),
+    ]
     progress = Progress(finished=done, workers=2)
     calls = tuple(GivenCall(TaskOrder(f"g/{number}", 1, HASH, number - 1), b"") for number in (1, 2))
     return [
         (0.0, [ev.Restored(spooled, [HASH], [SIGNED])]),
         (0.1, [ev.SpoolWritten()]),
+        (0.15, [ev.TransfersLost("it was killed"), ev.TransfersReported([orders.Made("writes", "the disk is full")])]),
         (0.2, [ev.SessionOpened(), ev.ManagerRegistered("m", 2), ev.ManagerRegistered("n", 2, 500.0)]),
         (0.3, [ev.ManagerProgress(name, Progress(workers=2)) for name in "mn"]),
         (0.32, [ev.ManagerRegistered("b", 1, None, "n1", {"apptainer": ""}), ev.ManagersDraining(["n"])]),

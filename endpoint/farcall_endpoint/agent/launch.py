@@ -44,12 +44,12 @@ from farcall_endpoint.environments.technologies import find_installed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
-from farcall_endpoint.staging.access import Storage, TransferSettings
 from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.movers import BATCH_SCHEMES
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.staging.places import files_directory, has_leftovers
 from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.staging.settings import Storage, TransferSettings
 
 if TYPE_CHECKING:
     from farcall_endpoint.agent.signatures import SignatureCheck
@@ -121,6 +121,7 @@ def run_agent(
     """
     check_default_environment(config.engine)
     check_binds(config, directory.config_file)
+    check_storages(config)
     slots = expect_workers(config.engine.provider, config.engine.sharing, environment=environment)
     with (
         directory.lock(),
@@ -201,6 +202,29 @@ def run_agent(
         _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
         agent.run()
         _logger.info("endpoint %s has ended", directory.name)
+
+
+def check_storages(config: Config) -> None:
+    """Make sure that the storages for files of tasks have the options that they need.
+
+    :raises ConfigurationError: if one has not.
+    """
+    if not any(each.options for each in config.files.storages):
+        return
+    # Here, because it takes a while to load.
+    from farcall_endpoint.staging.movers.objects import open_store
+
+    for number, each in enumerate(config.files.storages):
+        scheme, _, rest = each.url.partition("://")
+        if not each.options:
+            continue
+        try:
+            open_store(f"{scheme}://{rest.partition('/')[0]}", each.options)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"files.storages[{number}].options: {error}",
+                hint="The options are those of obstore: region, endpoint, access_key_id, secret_access_key, ...",
+            ) from error
 
 
 def transfer_settings(config: Config, directory: EndpointDirectory) -> TransferSettings:

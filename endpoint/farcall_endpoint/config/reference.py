@@ -44,8 +44,10 @@ def _page() -> Iterator[str]:
     yield from _section(engine, "`engine`")
     files = _field(root, "files")
     yield from _section(files, "`files`")
-    yield from _section(_item(_field_type(files, "storages")), "`files.storages`")
-    yield from _section(_options(_field_type(files, "globus"))[0], "`files.globus`")
+    [storages] = without_none(_field_type(files, "storages"))
+    assert isinstance(storages, inspect.VarTupleType)
+    yield from _section(_options(storages.item_type)[0], "`files.storages`, each of them")
+    yield from _section(_field(files, "globus"), "`files.globus`")
     yield from _section(_field(engine, "limits"), "`engine.limits`")
     yield from _section(_field(engine, "environments"), "`engine.environments`")
     providers = _options(_field_type(engine, "provider"))
@@ -95,12 +97,6 @@ def _shared(kinds: list[inspect.StructType]) -> list[inspect.Field]:
 
 def _options(kind: inspect.Type) -> list[inspect.StructType]:
     return [option for option in without_none(kind) if isinstance(option, inspect.StructType)]
-
-
-def _item(kind: inspect.Type) -> inspect.StructType:
-    """What a list has."""
-    (found,) = [each for each in without_none(kind) if isinstance(each, inspect.VarTupleType)]
-    return _options(found.item_type)[0]
 
 
 def _field_type(kind: inspect.StructType, name: str) -> inspect.Type:

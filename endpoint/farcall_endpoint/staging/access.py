@@ -12,57 +12,17 @@ import os
 import threading
 import urllib.parse
 from collections.abc import Callable
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import BatchMover, MoveError, Mover
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.staging.movers.objects import ObjectMover
 from farcall_endpoint.staging.movers.web import WebMover
 from farcall_endpoint.staging.orders import shown
+from farcall_endpoint.staging.settings import Storage, TransferSettings
 
 _WEB: Final = ("http", "https")
-
-
-class Storage(msgspec.Struct, frozen=True, kw_only=True):
-    """A storage of the configuration: the beginning of its URLs, options, and the submitters that it is open to (``*``:
-    all), for reading or also for writing."""
-
-    url: str
-    options: dict[str, str] = {}
-    submitters: tuple[str, ...] | Literal["*"] = ()
-    write: bool = False
-
-    def has(self, url: str) -> bool:
-        """Whether a URL is below this one."""
-        return url == self.url or url.startswith(self.url.rstrip("/") + "/")
-
-    def is_open_to(self, submitter: str, *, write: bool) -> bool:
-        """Whether tasks of a submitter may use it; the owner's always may."""
-        if not submitter:
-            return True
-        return (self.write or not write) and (self.submitters == "*" or submitter in self.submitters)
-
-
-class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a transfer process needs to know.
-
-    :param directory: of the cache.
-    :param working_dir: of tasks.
-    :param cache_bytes: budget of the cache; None: its default.
-    :param is_restricted: whether tasks of the owner have no more rights than those of others.
-    :param globus: None: the endpoint has no collection.
-    """
-
-    directory: str
-    working_dir: str
-    cache_bytes: int | None = None
-    storages: tuple[Storage, ...] = ()
-    is_restricted: bool = False
-    globus: GlobusSettings | None = None
 
 
 class Access:
@@ -80,7 +40,12 @@ class Access:
         self._batch_mover: BatchMover | None = None
         # The longest, which says most, comes first.
         self._storages = sorted(settings.storages, key=lambda each: -len(each.url))
-        self._movers: dict[tuple[str, Storage | None], Mover] = {}
+        self._object_mover = functools.cache(
+            lambda index: ObjectMover({} if index < 0 else self._storages[index].options)
+        )
+        self._web_mover = functools.lru_cache(maxsize=64)(
+            lambda submitter: WebMover(may_reach=functools.partial(self.may_reach, submitter))
+        )
 
     def mover(self, submitter: str, url: str, *, write: bool) -> Mover:
         """What moves a file for a submitter; empty: the owner.
@@ -90,13 +55,10 @@ class Access:
         scheme = url.partition("://")[0]
         storage = self._storage(submitter, url, write=write)
         if scheme in _WEB:
-            return WebMover(may_reach=functools.partial(self.may_reach, submitter))
+            return self._web_mover(submitter)
         if storage is None and not self._is_owner(submitter):
             raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
-        mover = self._movers.get((scheme, storage))
-        if mover is None:
-            mover = self._movers[scheme, storage] = ObjectMover({} if storage is None else storage.options)
-        return mover
+        return self._object_mover(-1 if storage is None else self._storages.index(storage))
 
     def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:
         """The same for the URLs of :data:`~farcall_endpoint.staging.movers.BATCH_SCHEMES`."""

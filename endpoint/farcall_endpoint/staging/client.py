@@ -20,13 +20,14 @@ import zmq
 
 from farcall_common.backoff import Backoff
 from farcall_endpoint import process_reaper
-from farcall_endpoint.staging import orders, process
-from farcall_endpoint.staging.access import TransferSettings
-from farcall_endpoint.staging.orders import Order, Report
-from farcall_endpoint.staging.process import frame, frames_of
+from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.orders import Order, Report, frame, frames_of
+from farcall_endpoint.staging.settings import TransferSettings
 
 _logger = logging.getLogger(__name__)
 
+_PROCESS: Final = "farcall_endpoint.staging.process"
+"""Not imported here: an agent without files needs no library that moves them."""
 _IDLE_S: Final = 60.0
 _FIRST_WORD_S: Final = 120.0
 """So long a process may take to start: its Python may lie on a file system under load."""
@@ -109,7 +110,7 @@ class TransferClient:
 
     def _start(self) -> None:
         here, there = socket.socketpair()
-        command = [sys.executable, "-P", "-m", process.__name__]
+        command = [sys.executable, "-P", "-m", _PROCESS]
         with there:
             self._process = subprocess.Popen(
                 command, stdin=there.fileno(), stdout=subprocess.DEVNULL, env=self._environment, start_new_session=True

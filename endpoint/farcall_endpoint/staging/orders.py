@@ -5,6 +5,7 @@ The agent sends orders, the process reports. ``number`` is that of a transfer; t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from farcall_common.staged_files import FileUse
 from farcall_common.staged_files import shown as without_secrets
 
+_LENGTH_BYTES: Final = 4
 MOST_SHOWN: Final = 200
 """Characters of a URL in a report or message."""
 
@@ -131,6 +133,27 @@ class Alive(_Message, frozen=True):
 
 
 Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: object) -> bytes:
+    """A message on the socket: its length, then MessagePack."""
+    encoded = _encode(message)
+    return len(encoded).to_bytes(_LENGTH_BYTES) + encoded
+
+
+def frames_of(data: bytearray) -> Iterator[bytes]:
+    """The whole messages in front of what has come; they are taken out."""
+    start = 0
+    while len(data) >= start + _LENGTH_BYTES:
+        end = start + _LENGTH_BYTES + int.from_bytes(data[start : start + _LENGTH_BYTES])
+        if len(data) < end:
+            break
+        yield bytes(data[start + _LENGTH_BYTES : end])
+        start = end
+    del data[:start]
 
 
 def shown(url: str) -> str:

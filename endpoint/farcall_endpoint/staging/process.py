@@ -33,7 +33,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.staged_files import FileUse
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.access import Access, TransferSettings
+from farcall_endpoint.staging.access import Access
 from farcall_endpoint.staging.cache import Cache
 from farcall_endpoint.staging.movers import (
     BATCH_SCHEMES,
@@ -44,35 +44,16 @@ from farcall_endpoint.staging.movers import (
     MoveError,
     Mover,
 )
-from farcall_endpoint.staging.orders import Order, Report, shown
+from farcall_endpoint.staging.orders import Order, Report, frame, frames_of, shown
 from farcall_endpoint.staging.places import TaskPlaces
+from farcall_endpoint.staging.settings import TransferSettings
 
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
 _MOST_THREADS: Final = 200
 _PROGRESS_S: Final = 0.2
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_LENGTH_BYTES: Final = 4
-_encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Order).decode
-
-
-def frame(message: object) -> bytes:
-    """A message on the socket: its length, then MessagePack."""
-    encoded = _encode(message)
-    return len(encoded).to_bytes(_LENGTH_BYTES) + encoded
-
-
-def frames_of(data: bytearray) -> Iterator[bytes]:
-    """The whole messages in front of what has come; they are taken out."""
-    start = 0
-    while len(data) >= start + _LENGTH_BYTES:
-        end = start + _LENGTH_BYTES + int.from_bytes(data[start : start + _LENGTH_BYTES])
-        if len(data) < end:
-            break
-        yield bytes(data[start + _LENGTH_BYTES : end])
-        start = end
-    del data[:start]
 
 
 class Transfers:

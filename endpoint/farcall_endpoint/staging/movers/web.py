@@ -8,13 +8,15 @@ address is checked, and the connection goes to the one that was checked, also be
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import ipaddress
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -25,6 +27,7 @@ from farcall_endpoint.staging.orders import shown
 SCHEMES: Final = frozenset({"http", "https"})
 _READ_BYTES: Final = 2**20
 _MOST_REDIRECTS: Final = 10
+_CONNECTIONS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=15.0)
 _GONE: Final = frozenset({404, 410})
 _DENIED: Final = frozenset({401, 403, 407})
@@ -41,6 +44,8 @@ class WebMover:
 
     def __init__(self, *, may_reach: Callable[[str], bool]) -> None:
         self._may_reach = may_reach
+        self._client: httpx.Client | None = None
+        self._lock = threading.Lock()
 
     def stat(self, url: str) -> Found:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
@@ -84,40 +89,57 @@ class WebMover:
     @contextlib.contextmanager
     def _requested(self, method: str, url: str) -> Iterator[httpx.Response]:
         """The answer behind all redirects."""
-        # A client for each file: connections to checked addresses are not for others.
         try:
-            with httpx.Client(timeout=_TIMEOUT, verify=ssl.create_default_context()) as client:
-                target, is_first = httpx.URL(url), True
-                for _ in range(_MOST_REDIRECTS):
-                    if not is_first and target.scheme != "https" and url.startswith("https:"):
-                        raise MoveError(outcomes.file_denied(shown(url), "its server redirects to http://"))
-                    request = self._request(client, method, target, url)
-                    response = client.send(request, stream=True)
-                    try:
-                        location = response.headers.get("location", "")
-                        if response.status_code not in _REDIRECTS or not location:
-                            yield response
-                            return
-                        target, is_first = target.join(location), False
-                    finally:
-                        response.close()
-                raise MoveError(outcomes.file_unreachable(shown(url), f"more than {_MOST_REDIRECTS} redirects"))
+            target = httpx.URL(url)
+            for _ in range(_MOST_REDIRECTS):
+                if target.scheme != "https" and url.startswith("https:"):
+                    raise MoveError(outcomes.file_denied(shown(url), "its server redirects to http://"))
+                with self._sent(method, target, url) as response:
+                    location = response.headers.get("location", "")
+                    if response.status_code not in _REDIRECTS or not location:
+                        yield response
+                        return
+                target = target.join(location)
+            raise MoveError(outcomes.file_unreachable(shown(url), f"more than {_MOST_REDIRECTS} redirects"))
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise MoveError(outcomes.file_unsupported(shown(url), str(error))) from error
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise MoveError(outcomes.file_unreachable(shown(url), reason)) from error
 
-    def _request(self, client: httpx.Client, method: str, target: httpx.URL, url: str) -> httpx.Request:
+    @contextlib.contextmanager
+    def _sent(self, method: str, target: httpx.URL, url: str) -> Iterator[httpx.Response]:
+        """The answer of one server."""
         headers = {"accept-encoding": "identity"}
-        extensions: dict[str, Any] = {}
-        if not self._may_reach(str(target)):
-            if target.scheme != "https":
+        with contextlib.ExitStack() as opened:
+            if self._may_reach(str(target)):
+                with self._lock:
+                    self._client = self._client or _make_client()
+                request = self._client.build_request(method, target, headers=headers)
+                response = self._client.send(request, stream=True)
+            elif target.scheme != "https":
                 raise MoveError(outcomes.file_denied(shown(url), "only https:// is open to the task's submitter"))
-            headers["host"] = target.netloc.decode()
-            extensions["sni_hostname"] = target.host
-            target = target.copy_with(host=_public_address(target, url))
-        return client.build_request(method, target, headers=headers, extensions=extensions)
+            else:
+                # A client of its own: connections to one address are not for other names.
+                client = opened.enter_context(_make_client())
+                headers["host"] = target.netloc.decode()
+                address = target.copy_with(host=_public_address(target, url))
+                names = {"sni_hostname": target.host}
+                response = client.send(
+                    client.build_request(method, address, headers=headers, extensions=names), stream=True
+                )
+            opened.callback(response.close)
+            yield response
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """The certificates that this system trusts; to read them takes a while."""
+    return ssl.create_default_context()
+
+
+def _make_client() -> httpx.Client:
+    return httpx.Client(timeout=_TIMEOUT, verify=_trusted(), limits=_CONNECTIONS)
 
 
 def _public_address(target: httpx.URL, url: str) -> str:

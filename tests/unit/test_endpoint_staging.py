@@ -1,0 +1,449 @@
+"""Which files of tasks move when, as values: no process, no clock, no disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from farcall_common.errors import ErrorRecord
+from farcall_common.staged_files import FileUse, pack_files, place_of
+from farcall_endpoint import outcomes
+from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.plan import MOST_ROWS, Outcome, Staging, TaskFiles, read_files
+
+IN, OUT = FileUse("s3://lab/raw/a"), FileUse("s3://lab/out/a", "w")
+AWAY = outcomes.file_unreachable("s3://lab/raw/a", "it is away").to_json()
+MISSING = outcomes.file_not_found("s3://lab/raw/a").to_json()
+FULL = outcomes.files_no_room("the disk is full").to_json()
+
+
+def files_of(*uses: FileUse) -> TaskFiles:
+    found = read_files(pack_files(uses, b"call"))
+    assert not isinstance(found, ErrorRecord)
+    return found[0]
+
+
+class Driver:
+    """A plan, and a transfer process that the test plays."""
+
+    def __init__(self, **options: Any) -> None:
+        self.plan = Staging(**options)
+        self.now = 0.0
+
+    def stage_in(self, task_id: str, *uses: FileUse, submitter: str = "", is_sealed: bool = False) -> None:
+        self.plan.stage_in(task_id, submitter, files_of(*uses), is_sealed=is_sealed, now=self.now)
+
+    def stage_out(self, task_id: str, *uses: FileUse) -> None:
+        self.plan.stage_out(task_id, "", files_of(*uses), is_sealed=False, now=self.now)
+
+    def given(self) -> list[orders.Order]:
+        """The orders of one turn."""
+        self.plan.tick(self.now)
+        given, self.plan.orders = self.plan.orders, []
+        return given
+
+    def fetches(self) -> list[orders.Fetch]:
+        """Let all directories be made; the transfers that are ordered then."""
+        found: list[orders.Fetch] = []
+        while given := self.given():
+            for each in given:
+                if isinstance(each, orders.Make):
+                    self.hear(orders.Made(each.task_id))
+                elif isinstance(each, orders.Fetch):
+                    found.append(each)
+        return found
+
+    def hear(self, *reports: orders.Report) -> None:
+        for report in reports:
+            self.plan.handle(report, self.now)
+
+    def fetched(self, fetch: orders.Fetch, size_bytes: int = 3) -> None:
+        self.hear(orders.Fetched(fetch.number, size_bytes, "ab" * 32, cached=False))
+
+    def outcomes(self) -> list[Outcome]:
+        found, self.plan.outcomes = self.plan.outcomes, []
+        return found
+
+    def ready(self) -> list[str]:
+        """Tasks whose files have moved; none has failed."""
+        found = self.outcomes()
+        assert [each.error for each in found] == [None] * len(found)
+        return [each.task_id for each in found]
+
+    def errors(self) -> dict[str, str]:
+        return {each.task_id: each.error.code for each in self.outcomes() if each.error is not None}
+
+
+# -- one task ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_gets_a_directory_then_its_files_and_is_ready_when_all_are_there() -> None:
+    driver = Driver()
+    driver.stage_in("t", IN, FileUse("s3://lab/raw/b"), OUT, submitter="alice")
+    name = place_of("", OUT.url, "w").split("/")[2]
+    assert driver.given() == [orders.Make("t", "alice", (name,))]
+    assert driver.given() == []
+    driver.hear(orders.Made("t"))
+    first, second = driver.fetches()
+    assert (first.use, first.task_ids, first.submitter) == (IN, ("t",), "alice")
+    driver.fetched(first)
+    assert driver.outcomes() == []
+    driver.fetched(second)
+    assert driver.ready() == ["t"]
+    assert len(driver.plan) == 0
+
+
+def test_a_task_that_only_writes_is_ready_with_its_directory() -> None:
+    driver = Driver()
+    driver.stage_in("t", OUT)
+    assert driver.fetches() == []
+    assert driver.ready() == ["t"]
+
+
+def test_what_a_task_has_written_is_stored_and_its_directory_removed() -> None:
+    driver = Driver()
+    driver.stage_in("t", OUT)
+    driver.fetches()
+    assert driver.ready() == ["t"]
+    driver.stage_out("t", IN, OUT)
+    [store] = driver.given()
+    assert store == orders.Store(1, "", OUT, "t")
+    driver.hear(orders.Stored(1, 7, "cd" * 32))
+    [outcome] = driver.outcomes()
+    assert outcome.rows == ({"url": OUT.url, "mode": "w", "size_bytes": 7, "sha256": "cd" * 32},)
+    driver.plan.end("t")
+    assert driver.given() == [orders.Remove("t", "")]
+
+
+def test_two_tasks_that_write_one_url_both_store_it() -> None:
+    driver = Driver()
+    for task_id in ("t", "u"):
+        driver.stage_out(task_id, OUT)
+    assert [each.task_id for each in driver.given() if isinstance(each, orders.Store)] == ["t", "u"]
+
+
+def test_a_directory_that_cannot_be_made_fails_its_task() -> None:
+    driver = Driver()
+    driver.stage_in("t", IN)
+    driver.given()
+    driver.hear(orders.Made("t", "the disk is full"))
+    assert driver.errors() == {"t": "FILES_NO_ROOM"}
+
+
+def test_ten_thousand_files_move_a_few_at_a_time_and_the_details_have_a_hundred() -> None:
+    driver = Driver(max_transfers=8)
+    driver.stage_in("t", *[FileUse(f"s3://lab/raw/{number}") for number in range(10_000)])
+    waiting, seen = driver.fetches(), 0
+    while waiting:
+        assert len(waiting) <= 8
+        for each in waiting:
+            seen += 1
+            driver.fetched(each)
+        waiting = driver.fetches()
+    [outcome] = driver.outcomes()
+    assert (seen, outcome.task_id, outcome.error, len(outcome.rows)) == (10_000, "t", None, MOST_ROWS)
+
+
+def test_lists_of_many_tasks_stay_packed_until_their_turn() -> None:
+    driver = Driver()
+    many = [FileUse(f"s3://lab/raw/{number}") for number in range(9_000)]
+    for task_id in ("a", "b", "c"):
+        driver.stage_in(task_id, *many, submitter=task_id)
+    made = [each.task_id for each in driver.given() if isinstance(each, orders.Make)]
+    assert made == ["a", "b"]
+    driver.plan.end("a")
+    assert [each for each in driver.given() if isinstance(each, orders.Make)] == [orders.Make("c", "c", ())]
+
+
+# -- many tasks --------------------------------------------------------------------------------------------------------
+
+
+def test_many_tasks_that_wait_for_one_file_share_one_transfer() -> None:
+    driver = Driver()
+    for number in range(100):
+        driver.stage_in(f"t{number}", IN)
+    [fetch] = driver.fetches()
+    assert len(fetch.task_ids) == 100
+    driver.fetched(fetch)
+    assert len(driver.ready()) == 100
+
+
+def test_a_task_that_comes_after_a_look_up_began_waits_for_the_next_one() -> None:
+    driver = Driver()
+    driver.stage_in("early", IN)
+    [first] = driver.fetches()
+    driver.stage_in("late", IN)
+    assert driver.fetches() == []
+    driver.fetched(first)
+    assert driver.ready() == ["early"]
+    [second] = driver.fetches()
+    assert second.task_ids == ("late",)
+    assert second.number != first.number
+    driver.fetched(second)
+    assert driver.ready() == ["late"]
+
+
+def test_submitters_share_no_transfer_and_take_turns() -> None:
+    driver = Driver(max_transfers=2)
+    for number in range(5):
+        driver.stage_in(f"a{number}", FileUse(f"s3://lab/raw/{number}"), submitter="alice")
+    driver.stage_in("b0", FileUse("s3://lab/raw/0"), submitter="bob")
+    assert [each.submitter for each in driver.fetches()] == ["alice", "bob"]
+
+
+def test_a_service_that_takes_many_files_at_once_gets_all_of_them() -> None:
+    driver = Driver(max_transfers=1, batch_schemes=frozenset({"globus"}))
+    found = read_files(
+        pack_files([FileUse(f"globus://c/{number}") for number in range(50)], b""), schemes=frozenset({"globus"})
+    )
+    assert not isinstance(found, ErrorRecord)
+    driver.plan.stage_in("t", "", found[0], is_sealed=False, now=0.0)
+    assert len(driver.fetches()) == 50
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_that_may_pass_is_tried_again_five_times_in_all() -> None:
+    driver = Driver(jitter=lambda: 0.0)
+    driver.stage_in("t", IN)
+    waits = []
+    for _ in range(5):
+        [fetch] = driver.fetches()
+        driver.hear(orders.Failed(fetch.number, AWAY))
+        if (at := driver.plan.next_deadline()) is not None:
+            assert driver.fetches() == []
+            waits.append(at - driver.now)
+            driver.now = at
+    assert waits == [0.5, 1.0, 2.0, 4.0]
+    assert driver.errors() == {"t": "FILE_UNREACHABLE"}
+    assert len(driver.plan.failures) == 5
+    assert driver.plan.next_deadline() is None
+
+
+def test_a_failure_that_stays_fails_the_tasks_that_wait_and_not_those_that_came_later() -> None:
+    driver = Driver()
+    driver.stage_in("early", IN, FileUse("s3://lab/raw/b"))
+    first, other = driver.fetches()
+    driver.stage_in("late", IN)
+    driver.fetches()
+    driver.hear(orders.Failed(first.number, MISSING))
+    assert driver.errors() == {"early": "FILE_NOT_FOUND"}
+    given = driver.given()
+    assert orders.Cancel(other.number) in given
+    assert [each.task_ids for each in given if isinstance(each, orders.Fetch)] == [("late",)]
+
+
+def test_a_transfer_without_progress_is_stopped_and_one_with_progress_is_not() -> None:
+    driver = Driver(silence_s=10.0)
+    driver.stage_in("t", IN)
+    [fetch] = driver.fetches()
+    driver.now = 9.0
+    driver.hear(orders.Progress(((fetch.number, 100),)))
+    driver.now = 18.0
+    driver.hear(orders.Progress(((fetch.number, 100),)))  # nothing more has come
+    assert driver.given() == []
+    driver.now = 19.0
+    assert driver.given() == [orders.Cancel(fetch.number)]
+    assert driver.errors() == {"t": "FILE_TIMEOUT"}
+
+
+def test_a_transfer_that_never_ends_is_stopped_at_the_limit_in_all() -> None:
+    driver = Driver(silence_s=10.0, limit_s=25.0)
+    driver.stage_in("t", IN)
+    [fetch] = driver.fetches()
+    for driver.now in (5.0, 10.0, 15.0, 20.0):
+        driver.hear(orders.Progress(((fetch.number, int(driver.now)),)))
+        assert driver.given() == []
+    driver.now = 25.0
+    assert driver.given() == [orders.Cancel(fetch.number)]
+    [outcome] = driver.outcomes()
+    assert outcome.error is not None
+    assert "25 s" in outcome.error.message
+
+
+def test_a_task_that_is_not_needed_stops_its_transfers_and_keeps_those_of_others() -> None:
+    driver = Driver()
+    driver.stage_in("t", IN, FileUse("s3://lab/raw/b"))
+    driver.stage_in("u", IN)
+    shared, own = driver.fetches()
+    assert shared.task_ids == ("t", "u")
+    driver.plan.end("t")
+    assert driver.given() == [orders.Cancel(own.number), orders.Remove("t", "")]
+    driver.fetched(shared)
+    assert driver.ready() == ["u"]
+    driver.fetched(own)  # it won the race
+    assert driver.outcomes() == []
+
+
+def test_a_lost_process_gets_its_orders_again() -> None:
+    driver = Driver()
+    driver.plan.restore(["old"])
+    driver.stage_in("t", IN)
+    [fetch] = driver.fetches()
+    driver.plan.end("gone")  # it has no directory
+    driver.stage_in("making", FileUse("s3://lab/raw/b"))
+    driver.stage_in("removed", OUT)
+    assert [type(each) for each in driver.given()] == [orders.Make, orders.Make]
+    driver.hear(orders.Made("removed"))
+    driver.plan.end("removed")
+    driver.given()
+    driver.plan.process_lost("it was killed", driver.now)
+    again = driver.given()
+    assert orders.Tidy(("old",)) in again
+    assert orders.Make("making", "", ()) in again
+    assert orders.Remove("removed", "") in again
+    driver.now = 1.0
+    [second] = [each for each in driver.given() if isinstance(each, orders.Fetch)]
+    assert second.number > fetch.number
+    driver.fetched(fetch)  # of the process that is gone
+    driver.fetched(second)
+    assert driver.ready() == ["removed", "t"]
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+def test_while_others_have_files_the_youngest_gives_its_place_up_and_comes_back_when_one_has_ended() -> None:
+    driver = Driver()
+    driver.stage_in("runs", FileUse("s3://lab/raw/r"))
+    [fetch] = driver.fetches()
+    driver.fetched(fetch)
+    assert driver.ready() == ["runs"]
+    driver.stage_in("old", IN)
+    driver.stage_in("young", FileUse("s3://lab/raw/y"))
+    old, young = driver.fetches()
+    driver.hear(orders.Failed(old.number, FULL))
+    given = driver.given()
+    assert orders.Cancel(young.number) in given
+    assert orders.Remove("young", "") in given
+    driver.hear(orders.Removed("young"))
+    driver.now = 1.0
+    [again] = driver.fetches()
+    assert again.task_ids == ("old",)
+    driver.fetched(again)
+    assert driver.ready() == ["old"]
+    driver.plan.end("runs")
+    driver.given()
+    driver.hear(orders.Removed("runs"))
+    [last] = driver.fetches()
+    assert last.task_ids == ("young",)
+    assert driver.errors() == {}
+
+
+def test_a_task_for_which_alone_there_is_no_room_fails() -> None:
+    driver = Driver()
+    driver.stage_in("t", IN)
+    for _ in range(5):
+        [fetch] = driver.fetches()
+        driver.hear(orders.Failed(fetch.number, FULL))
+        driver.now = driver.plan.next_deadline() or driver.now
+    assert driver.errors() == {"t": "FILES_NO_ROOM"}
+
+
+def test_without_room_it_is_tried_again_after_a_while_although_nothing_has_ended() -> None:
+    driver = Driver()
+    driver.stage_in("runs", OUT)
+    driver.fetches()
+    driver.stage_in("t", IN)
+    [fetch] = driver.fetches()
+    driver.hear(orders.Failed(fetch.number, FULL))
+    driver.given()
+    driver.hear(orders.Removed("t"))
+    assert driver.fetches() == []
+    at = driver.plan.next_deadline()
+    assert at is not None
+    driver.now = at
+    [again] = driver.fetches()
+    driver.fetched(again)
+    assert driver.ready() == ["runs", "t"]
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_how_far_each_task_is() -> None:
+    driver = Driver(max_transfers=1)
+    url = "https://me:secret@host/data.h5?X-Amz-Signature=secret"
+    driver.stage_in("t", FileUse(url, size_bytes=100), FileUse("s3://lab/raw/b", size_bytes=50))
+    first, _ = driver.fetches(), None
+    driver.hear(orders.Progress(((first[0].number, 40),)))
+    assert driver.plan.report() == [
+        {
+            "task_id": "t",
+            "state": "staging-in",
+            "bytes": 40,
+            "total": 150,
+            "files": 2,
+            "files_done": 0,
+            "since": 0.0,
+            "url": "https://host/data.h5",
+        }
+    ]
+    driver.hear(orders.Failed(first[0].number, AWAY))
+    assert "it is away" in driver.plan.report()[0]["problem"]
+
+
+def test_the_report_of_a_sealed_call_has_no_url() -> None:
+    driver = Driver()
+    driver.stage_in("t", IN, is_sealed=True)
+    [fetch] = driver.fetches()
+    driver.hear(orders.Failed(fetch.number, AWAY))
+    [row] = driver.plan.report()
+    assert not row.keys() & {"url", "problem"}
+
+
+def test_the_report_has_a_hundred_tasks_at_most() -> None:
+    driver = Driver()
+    for number in range(MOST_ROWS + 1):
+        driver.stage_in(f"t{number}", IN)
+    driver.fetches()
+    assert [row["task_id"] for row in driver.plan.report()] == [f"t{number}" for number in range(MOST_ROWS)]
+
+
+def test_a_url_is_shown_on_one_short_line() -> None:
+    assert orders.shown("s3://lab/a\nb") == "s3://lab/a?b"
+    assert len(orders.shown("s3://lab/" + "x" * 500)) == orders.MOST_SHOWN
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_endpoint_itself_are_not_staged() -> None:
+    uses = [FileUse("file:///data/a"), IN, FileUse("file:///data/b", "w")]
+    found = read_files(pack_files(uses, b"call"))
+    assert not isinstance(found, ErrorRecord)
+    files, rest = found
+    assert bytes(rest) == b"call"
+    assert (files.reads, files.writes, [use for _, use in files.uses()]) == (1, 0, [IN])
+
+
+@pytest.mark.parametrize(
+    ("uses", "options", "code"),
+    [
+        ([FileUse("ftp://host/a")], {}, "FILE_UNSUPPORTED"),
+        ([FileUse("http://host/a")], {}, "FILE_UNSUPPORTED"),
+        ([FileUse("https://host/a", "w")], {}, "FILE_UNSUPPORTED"),
+        ([IN], {"refusal": "its owner has switched files off"}, "FILE_UNSUPPORTED"),
+        ([FileUse("s3://lab/a", size_bytes=11)], {"most_bytes": 10}, "FILES_TOO_LARGE"),
+    ],
+)
+def test_a_list_that_cannot_be_staged_is_refused(uses: Sequence[FileUse], options: dict[str, Any], code: str) -> None:
+    found = read_files(pack_files(uses, b""), **options)
+    assert isinstance(found, ErrorRecord)
+    assert found.code == code
+
+
+@pytest.mark.parametrize("payload", [b"fl\nx\n", b"fl\n", b"fl\n!!!\n", pack_files([IN], b"")[:-9]])
+def test_a_list_that_is_none_is_refused(payload: bytes) -> None:
+    found = read_files(payload)
+    assert isinstance(found, ErrorRecord)
+    assert found.code == "FILES_INVALID"
+
+
+def test_http_is_staged_with_a_checksum() -> None:
+    use = FileUse("http://host/a", sha256=hashlib.sha256(b"").hexdigest())
+    assert not isinstance(read_files(pack_files([use], b"")), ErrorRecord)
