@@ -457,6 +457,21 @@ def test_a_service_that_is_down_is_tried_again_later(scene: Scene, service: Glob
     assert len(service.copied) == 1
 
 
+def test_an_answer_of_a_portal_is_none_of_globus(scene: Scene, service: GlobusService) -> None:
+    mover = scene.mover(limit_s=20)
+    urls = [scene.put("a", b"a"), scene.put("b", b"b")]
+    moves = scene.reads(mover, urls)
+    service.is_portal = True
+    results = run(mover, moves)
+    assert results.codes == {0: "FILE_UNREACHABLE", 1: "FILE_UNREACHABLE"}
+    assert all(record.retryable for record in results.errors.values())
+    for some in (urls, urls[:1]):
+        found = mover.stat_many(some).values()
+        assert {each.record.code for each in found if isinstance(each, MoveError)} == {"FILE_UNREACHABLE"}
+    service.is_portal = False
+    assert run(mover, moves).errors == {}
+
+
 def test_a_transfer_goes_on_while_globus_does_not_answer_for_long(scene: Scene, service: GlobusService) -> None:
     service.bytes_each_time = 1
     mover = scene.mover(limit_s=20)

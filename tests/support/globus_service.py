@@ -115,6 +115,8 @@ class GlobusService:
     #: The next so many requests are answered with 429 and Retry-After.
     too_many: int = 0
     is_down: bool = False
+    #: Something else answers, such as the portal of a network.
+    is_portal: bool = False
     is_paused: bool = False
     is_inactive: bool = False
     #: The next submitted transfer is accepted, and its answer is lost.
@@ -480,6 +482,8 @@ def serving() -> Iterator[GlobusService]:
                 service.tokens.append(token)
                 if service.is_down:
                     return self._answer(503, {"code": "ServiceUnavailable", "message": "down for maintenance"})
+                if service.is_portal:
+                    return self._answer(200, {"welcome": "accept the terms of this network"})
                 if not token or token in service.refused_tokens:
                     return self._answer(401, {"code": "AuthenticationFailed", "message": "Token is not active"})
                 if service.too_many > 0:

@@ -31,12 +31,13 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from farcall_common.credentials import GLOBUS_CLIENT_VARIABLES
-from farcall_common.errors import ConfigurationError, ErrorRecord, FarcallError, Unauthenticated
+from farcall_common.errors import ConfigurationError, ErrorRecord, FarcallError, Unauthenticated, Unavailable
 from farcall_common.login import KeptLogin
 from farcall_common.plain_text import plain
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Found, Move, MoveError
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Item, Journal, Transfer
+from farcall_endpoint.staging.orders import shown
 
 try:
     import globus_sdk
@@ -99,18 +100,19 @@ def place_of_url(url: str) -> Place:
 
     :raises MoveError: if it names none. ``..`` is refused: it would leave the directory that a submitter may use.
     """
+    name = shown(url)
     host, _, rest = url.partition("://")[2].partition("/")
     try:
         collection = str(uuid.UUID(host))
     except ValueError:
         raise MoveError(
-            outcomes.file_unsupported(url, "a URL of Globus names the UUID of a collection: globus://UUID/path")
+            outcomes.file_unsupported(name, "a URL of Globus names the UUID of a collection: globus://UUID/path")
         ) from None
     path = urllib.parse.unquote(rest, errors="replace")
     if "?" in rest or "#" in rest:
-        raise MoveError(outcomes.file_unsupported(url, "? and # of its path are written as %3F and %23"))
+        raise MoveError(outcomes.file_unsupported(name, "? and # of its path are written as %3F and %23"))
     if any(part in ("", ".", "..") for part in path.split("/")):
-        raise MoveError(outcomes.file_unsupported(url, "its path has an empty component, . or .."))
+        raise MoveError(outcomes.file_unsupported(name, "its path has an empty component, . or .."))
     return Place(collection, f"/{path}")
 
 
@@ -218,11 +220,13 @@ class GlobusMover:
         collection, path = directory
         wanted, documents = set(names.values()), dict[str, Mapping[str, Any]]()
         if len(wanted) > 1:
-            listed = self._client.operation_ls(collection, path)["DATA"]
+            listed = _value(self._client.operation_ls(collection, path), "DATA")
             documents = {each["name"]: each for each in listed if each["name"] in wanted}
             wanted = wanted - documents.keys() if len(listed) >= _MOST_LISTED else set()
         for name in wanted:
-            documents[name] = dict(self._client.operation_stat(collection, posixpath.join(path, name)).data)
+            answer = self._client.operation_stat(collection, posixpath.join(path, name))
+            _value(answer, "type")
+            documents[name] = dict(answer.data)
         return {url: _found(url, documents.get(name)) for url, name in names.items()}
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -298,7 +302,7 @@ class GlobusMover:
         return found
 
     def _begin(self, mode: Literal["r", "w"], collection: str, part: Sequence[tuple[Move, Place]]) -> _Active:
-        submission_id = str(self._client.get_submission_id()["value"])
+        submission_id = str(_value(self._client.get_submission_id(), "value"))
         transfer = Transfer(
             submission_id=submission_id,
             mode=mode,
@@ -334,6 +338,7 @@ class GlobusMover:
             if not active.transfer.task_id:
                 self._submit(active)
             task = self._client.get_task(active.transfer.task_id)
+            _value(task, "status")
             if self._has_ended(active, task, report):
                 self._settle(active, task, done)
                 self._finish(active)
@@ -353,8 +358,8 @@ class GlobusMover:
         directory.mkdir(exist_ok=True, mode=0o700)
         for number, move in active.moves.items() if transfer.mode == "w" else ():
             _place(move.path, directory / str(number))
-        answer = self._client.submit_transfer(_document(transfer))
-        active.transfer = msgspec.structs.replace(transfer, task_id=str(answer["task_id"]))
+        task_id = _value(self._client.submit_transfer(_document(transfer)), "task_id")
+        active.transfer = msgspec.structs.replace(transfer, task_id=str(task_id))
         _logger.info(
             "Globus transfer %s: %d files %s collection %s",
             active.transfer.task_id,
@@ -424,7 +429,7 @@ class GlobusMover:
                     self._failed(transfer, number, move, dataclasses.replace(ending, code=code, words=words))
                 )
             else:
-                record = outcomes.file_unreachable(move.url, "other files of its transfer failed")
+                record = outcomes.file_unreachable(shown(move.url), "other files of its transfer failed")
                 outcome = MoveError(_with_words(record, ending.words, transfer))
             done(move.number, outcome)
             self._hand_on(active, number)
@@ -437,8 +442,8 @@ class GlobusMover:
             _place(path, move.path)
         except FileNotFoundError:
             if active.is_resumed:  # handed on before the former process was killed
-                return MoveError(outcomes.file_unreachable(move.url, "its transfer was interrupted"))
-            return MoveError(self._elsewhere(move.url))
+                return MoveError(outcomes.file_unreachable(shown(move.url), "its transfer was interrupted"))
+            return MoveError(self._elsewhere(shown(move.url)))
         except OSError as error:
             return MoveError(self._record(move.url, error))
         return Found(size_bytes, move.found.version)
@@ -446,17 +451,17 @@ class GlobusMover:
     def _skipped(self, transfer: Transfer, move: Move, document: Mapping[str, Any]) -> ErrorRecord:
         words = str(document.get("error_details") or document.get("error_code"))
         if transfer.mode == "w":  # its source is on this machine
-            return self._elsewhere(move.url)
+            return self._elsewhere(shown(move.url))
         record = (
-            outcomes.file_not_found(move.url)
+            outcomes.file_not_found(shown(move.url))
             if document.get("error_code") == "FILE_NOT_FOUND"
-            else outcomes.file_denied(move.url, "its collection refuses it")
+            else outcomes.file_denied(shown(move.url), "its collection refuses it")
         )
         return _with_words(record, words, transfer)
 
     def _failed(self, transfer: Transfer, number: int, move: Move, ending: _Ending) -> ErrorRecord:
         """Why a file of a failed transfer did not come."""
-        url, code, words = move.url, ending.code, ending.words
+        url, code, words = shown(move.url), ending.code, ending.words
         if _is_in(f"{transfer.submission_id}/{number}", words):  # it is the file on this machine
             return _with_words(self._elsewhere(url), words, transfer)
         if code in ("FILE_NOT_FOUND", "PATH_NOT_FOUND") and transfer.mode == "r":
@@ -482,7 +487,7 @@ class GlobusMover:
     def _ending(self, active: _Active, task: Any) -> _Ending:
         """What Globus says of a transfer that fails, or makes no progress."""
         task_id = active.transfer.task_id
-        events = list(self._client.task_event_list(task_id, limit=100)["DATA"])
+        events = list(_value(self._client.task_event_list(task_id, limit=100), "DATA"))
         errors = [each for each in events if each.get("is_error")]
         texts = tuple((str(each.get("code")), f"{each.get('description')}: {each.get('details')}") for each in errors)
         fatal = task.get("fatal_error") or {}
@@ -511,7 +516,7 @@ class GlobusMover:
         """Cancel a transfer at Globus; its deadline ends one that cannot be cancelled."""
         try:
             # Its task is known by submitting it once more, if the answer to the submission was lost.
-            task_id = transfer.task_id or self._client.submit_transfer(_document(transfer))["task_id"]
+            task_id = transfer.task_id or _value(self._client.submit_transfer(_document(transfer)), "task_id")
             self._client.cancel_task(task_id)
         except _ERRORS as error:
             _logger.warning("Globus transfer %s cannot be cancelled: %s", transfer.task_id, error)
@@ -589,6 +594,7 @@ class GlobusMover:
 
     def _record(self, url: str, error: Exception, transfer: Transfer | None = None) -> ErrorRecord:
         """The record of a file that an error of the service or of this machine concerns."""
+        url = shown(url)
         if isinstance(error, OSError):
             reason = str(error.strerror or error)
             if error.errno in _NO_ROOM:
@@ -630,6 +636,17 @@ class GlobusMover:
             f"files.globus of config.yaml is wrong: {settings.path} of collection {settings.collection} is not "
             f"{settings.directory} of the endpoint",
         )
+
+
+def _value(answer: globus_sdk.GlobusHTTPResponse, name: str) -> Any:
+    """A field of an answer.
+
+    :raises Unavailable: if the answer is not one of Globus, but of something between.
+    """
+    try:
+        return answer[name]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unavailable("Something else than Globus has answered: a proxy or a portal?") from error
 
 
 def _document(transfer: Transfer) -> globus_sdk.TransferData:
@@ -681,9 +698,9 @@ def _identity(move: Move) -> tuple[int | None, str]:
 
 def _found(url: str, document: Mapping[str, Any] | None) -> Found | MoveError:
     if document is None:
-        return MoveError(outcomes.file_not_found(url))
+        return MoveError(outcomes.file_not_found(shown(url)))
     if document.get("type") == "dir":
-        return MoveError(outcomes.file_unsupported(url, "it is a directory; name each file"))
+        return MoveError(outcomes.file_unsupported(shown(url), "it is a directory; name each file"))
     size_bytes = document.get("size")
     return Found(size_bytes, f"{size_bytes} {document.get('last_modified')}")
 
